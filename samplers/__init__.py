@@ -1,0 +1,66 @@
+"""Decide which records make the next batch: pure, seekable numpy functions.
+
+A batch sampler gives ``batch(epoch, step)``, an array of ids, and is a torch batch sampler too:
+iterating yields the rest of the current epoch. ``BatchStream`` says what all of them share: ranks,
+state, seeds. An order gives ids by position, and ``BatchSampler`` cuts it into batches.
+
+======================================================  ==========================================
+for                                                     take
+======================================================  ==========================================
+metric learning: P classes by K records                 ``PKBatchSampler(labels, p=, k=, seed=)``
+evaluation: every record once, over any ranks           ``ExactOnceBatchSampler(n, batch_size=)``
+training from memory or fast random reads               ``BatchSampler(RandomSampler(n, seed=), …)``
+training from shards larger than memory                 ``BatchSampler(ShardShuffleSampler(…), …)``
+crops of large images: decode once, use many times      ``ReuseBatchSampler(n, reuse=, live=, …)``
+one image, many captions                                ``ViewSampler(order, counts, …)``
+rare records more often                                 ``WeightedSampler(weights, seed=)``
+several data sets in fixed proportion                   ``MixtureSampler(orders, weights=, …)``
+part of the data; a stable train/validation split       ``SubsetSampler(ids)``, ``split(keys, …)``
+stored order                                            ``BatchSampler(SequentialSampler(n), …)``
+======================================================  ==========================================
+
+To look at a stream: ``repr``, ``sampler.explain()``, and ``diagnose(sampler, …)`` for numbers.
+"""
+
+from twinfeed.samplers._state import StateMismatchError
+from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch import BatchSampler
+from twinfeed.samplers.diagnostics import (
+    Diagnosis,
+    Measure,
+    compare_shuffles,
+    diagnose,
+    simulate_shuffle_buffer,
+)
+from twinfeed.samplers.exact_once import ExactOnceBatchSampler
+from twinfeed.samplers.mixture import MixtureSampler
+from twinfeed.samplers.orders import Order, RandomSampler, SequentialSampler
+from twinfeed.samplers.pk import PKBatchSampler
+from twinfeed.samplers.reuse import ReuseBatchSampler
+from twinfeed.samplers.shard_shuffle import ShardShuffleSampler
+from twinfeed.samplers.subset import SubsetSampler, split
+from twinfeed.samplers.views import ViewSampler
+from twinfeed.samplers.weighted import WeightedSampler
+
+__all__ = [
+    "BatchSampler",
+    "BatchStream",
+    "Diagnosis",
+    "ExactOnceBatchSampler",
+    "Measure",
+    "MixtureSampler",
+    "Order",
+    "PKBatchSampler",
+    "RandomSampler",
+    "ReuseBatchSampler",
+    "SequentialSampler",
+    "ShardShuffleSampler",
+    "StateMismatchError",
+    "SubsetSampler",
+    "ViewSampler",
+    "WeightedSampler",
+    "compare_shuffles",
+    "diagnose",
+    "simulate_shuffle_buffer",
+    "split",
+]

@@ -1,0 +1,88 @@
+"""P x K epochs that cover: every chunk of a class once, or every record at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twinfeed.samplers._bits import Int64, derive, root_key
+from twinfeed.samplers._classes import Classes
+from twinfeed.samplers._fair import FairGroups
+from twinfeed.samplers._memo import Recent
+from twinfeed.samplers._permutation import permute
+
+
+class CoverageDraw:
+    """Fill a grid of B batches by P places with chunks of K records, classes distinct in a batch.
+
+    Chunks are laid out class by class along the places, wrapping from one to the next, so
+    that a class with at most B chunks never comes twice in a batch (McNaughton, "Scheduling
+    with deadlines and loss functions", 1959). ``once`` takes the largest B that can be filled with
+    whole chunks; ``all`` the smallest that holds every record, remainders topped up.
+    """
+
+    def __init__(self, classes: Classes, p: int, k: int, *, once: bool, seed: int) -> None:
+        self._classes, self._p, self._k, self._once = classes, p, k, once
+        self._key = root_key(seed, f"pk coverage {'once' if once else 'all'}")
+        plan = _once if once else _all
+        self.steps, self._chunks, self._adjustable = plan(classes.sizes, p, k)
+        self._surplus = int(self._chunks.sum()) - p * self.steps
+        self._pools = self._chunks * k if once else classes.sizes
+        self._recent: Recent[tuple[FairGroups, Int64, Int64]] = Recent(2)
+
+    def ids(self, epoch: int, start: int, stop: int) -> Int64:
+        """Return the batches of steps of an epoch, end to end."""
+        groups, order, bounds = self._recent.get(epoch, lambda: self._table(epoch))
+        column = permute(self.steps, derive(self._key, epoch, 1), np.arange(start, stop))
+        cell = (column[:, None] + np.arange(self._p) * self.steps).reshape(-1)
+        turn = np.searchsorted(bounds, cell, side="right") - 1
+        number = order[turn]
+        member = groups.groups(number, cell - bounds[turn])
+        return self._classes.ids(number[:, None], self._rotated(epoch, number, member)).reshape(-1)
+
+    def _rotated(self, epoch: int, number: Int64, member: Int64) -> Int64:
+        """Move the records left out in an epoch on from those left out in the one before."""
+        size = self._classes.sizes[number]
+        left_out = size - self._pools[number]
+        return (member + (epoch * left_out)[:, None]) % size[:, None]
+
+    def _table(self, epoch: int) -> tuple[FairGroups, Int64, Int64]:
+        """Return the record groups of an epoch, the order of its classes, and their cells."""
+        chunks = self._chunks + self._adjustment(epoch)
+        order = permute(len(chunks), derive(self._key, epoch, 0), np.arange(len(chunks)))
+        bounds = np.concatenate([[0], np.cumsum(chunks[order])])
+        return FairGroups(self._pools, self._k, derive(self._key, epoch, 2)), order, bounds
+
+    def _adjustment(self, epoch: int) -> Int64:
+        """Take chunks from some classes, or give them to some; other ones in each epoch."""
+        count = abs(self._surplus)
+        window = epoch * count + np.arange(count)
+        classes = self._adjustable[window % max(1, len(self._adjustable))]
+        change = np.bincount(classes, minlength=len(self._chunks))
+        return -change if self._once else change
+
+
+def _once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
+    """Return B, the chunks of each class, and the class of each chunk that may be left out."""
+    whole = sizes // k
+    steps = _largest(lambda b: int(np.minimum(whole, b).sum()) >= p * b, int(whole.sum()) // p)
+    chunks = np.minimum(whole, steps)
+    return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
+
+
+def _all(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
+    """Return B, the chunks of each class, and the classes that may be given another."""
+    needed = -(-sizes // k)
+    steps = max(-(-int(needed.sum()) // p), int(needed.max()))
+    level = _largest(lambda h: int(np.maximum(needed, h).sum()) <= p * steps, steps)
+    return steps, np.maximum(needed, level), np.flatnonzero(needed <= level)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to ``most`` for which a rule that holds for 0 still holds."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,81 @@
+"""Fair groups: m distinct items out of n, again and again, every item used equally often.
+
+An item stream is a concatenation of laps, each a permutation of the n items, and group t is
+its entries ``t * m`` to ``t * m + m``. So counts differ by at most one after any number of
+groups. What is left is to keep a group distinct where it straddles two laps:
+
+* ``n >= 2m - 1``: the entries at the head of the new lap that clash with the tail of the old
+  one move, stably, behind the next entries that do not. Only the first m entries of a lap
+  can change and the last m - 1 never do, so nothing chains from lap to lap.
+* ``n < 2m - 1``: one permutation is walked cyclically for ``n / gcd(n, m)`` groups, then
+  renewed. This covers m > n too: all n items first, then again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._table_cache import TableCache
+
+
+class FairGroups:
+    """Fair groups of m over many populations (classes) at once, each of its own size."""
+
+    def __init__(self, sizes: Int64, m: int, key: int) -> None:
+        self._sizes, self._m = sizes, m
+        self._laps = TableCache(sizes, key)
+
+    def groups(self, population: Int64, number: Int64) -> Int64:
+        """Return the groups of these numbers, int64[rows, m], items counted from 0."""
+        n, m = self._sizes[population], self._m
+        start = number * m
+        lap = start // n
+        offset = start - lap * n
+        cyclic = n < 2 * m - 1
+        position = offset[:, None] + np.arange(m)
+        renewal = np.where(cyclic, lap // (m // np.gcd(n, m)), lap)
+        out = self._laps.entries(population, renewal, position % n[:, None])
+        self._patch(out, ~cyclic & (offset < m) & (lap > 0), population, lap, position)
+        straddling = ~cyclic & (offset + m > n)
+        self._patch(out, straddling, population, lap + 1, position - n[:, None])
+        return out
+
+    def _patch(
+        self, out: Int64, rows: NDArray[np.bool_], population: Int64, lap: Int64, position: Int64
+    ) -> None:
+        """Overwrite what lies within the first m places of a lap by its adjusted head."""
+        if not rows.any():
+            return
+        head = self._head(population[rows], lap[rows])
+        place = position[rows]
+        inside = (place >= 0) & (place < self._m)
+        entries = np.take_along_axis(head, place.clip(0, self._m - 1), axis=1)
+        out[rows] = np.where(inside, entries, out[rows])
+
+    def _head(self, population: Int64, lap: Int64) -> Int64:
+        """Return the first m entries of laps, clashes with the lap before moved back."""
+        n, m = self._sizes[population], self._m
+        taken = lap * n % m  # entries of the straddling group that the old lap gave
+        last = n[:, None] - 1 - np.arange(m - 1)
+        tail = self._laps.entries(population, lap - 1, last)
+        first = np.broadcast_to(np.arange(m), (len(n), m))
+        head = self._laps.entries(population, lap, first)
+        tail[np.arange(m - 1) >= taken[:, None]] = -1
+        free = np.ones(head.shape, bool)
+        for column in tail.T:
+            free &= head != column[:, None]
+        chosen = free & (np.cumsum(free, axis=1) <= (m - taken)[:, None])
+        return np.take_along_axis(head, np.argsort(~chosen, axis=1, kind="stable"), axis=1)
+
+
+class StoredGroups:
+    """Groups of m in stored order: each population is walked in a circle, m items at a time."""
+
+    def __init__(self, sizes: Int64, m: int) -> None:
+        self._sizes, self._m = sizes, m
+
+    def groups(self, population: Int64, number: Int64) -> Int64:
+        """Return the groups of these numbers, int64[rows, m], items counted from 0."""
+        return (number[:, None] * self._m + np.arange(self._m)) % self._sizes[population][:, None]

@@ -1,0 +1,70 @@
+"""Lanes: a sequence cut into W stretches that are emitted side by side, exact and seekable.
+
+A round emits the next entry of every lane that has one left. So at most W places of the
+sequence are open at a time, and any output is found by arithmetic over a table of W rows.
+
+A lane may begin its stretch at a later round, cyclically: then what lies at its two ends meets
+in time, and what is open when the epoch begins is the same as what is open when it ends.
+
+The order of lanes within a round is keyed: one for each round, or one for all of them. Then any
+W consecutive outputs come from W different lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinfeed.samplers._bits import Int64, words
+
+_LANE_BITS = 24
+MAX_LANES = 1 << _LANE_BITS
+
+
+class Lanes:
+    """Map output positions to places of a sequence of ``bounds[-1]`` entries."""
+
+    def __init__(self, bounds: Int64, starts: Int64, *, key: int, renew: bool) -> None:
+        """Take bounds int64[W + 1] from 0, and the round in which each lane begins, int64[W].
+
+        With ``renew`` every round has an order of its own.
+        """
+        self._begins, self._lengths = bounds[:-1], np.diff(bounds)
+        self._starts, self._key, self._renew = starts, key, renew
+        # Rounds between two neighbouring lengths have the same lanes: one linear piece each.
+        self._ends = np.unique(self._lengths)
+        sorted_lengths = np.sort(self._lengths)
+        shorter = np.searchsorted(sorted_lengths, self._ends, side="right")
+        sums = np.concatenate([[0], np.cumsum(sorted_lengths)])[shorter]
+        width = len(self._lengths)
+        self._first_round = np.concatenate([[0], self._ends])
+        self._first_output = np.concatenate([[0], sums + self._ends * (width - shorter)])
+        self._active = np.concatenate([[width], width - shorter])
+
+    def places(self, positions: Int64) -> Int64:
+        """Return the places of the sequence that these outputs take, int64 as ``positions``."""
+        piece = np.searchsorted(self._first_output, positions, side="right") - 1
+        turn, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
+        turn += self._first_round[piece]
+        rounds, row = np.unique(turn, return_inverse=True)
+        lane = self._lane_order(rounds)[row, slot]
+        offset = (turn - self._starts[lane]) % self._lengths[lane]
+        return self._begins[lane] + offset
+
+    def _lane_order(self, rounds: Int64) -> Int64:
+        """Return the lanes of each round in their order of emission; those used up come last."""
+        lane = np.arange(len(self._lengths))
+        keys = words(self._key, rounds if self._renew else np.zeros_like(rounds))
+        packed = words(keys[:, None], lane) >> np.uint64(1)
+        packed &= ~np.uint64(MAX_LANES - 1)
+        packed |= lane.astype(np.uint64)
+        packed[rounds[:, None] >= self._lengths] |= np.uint64(1 << 63)
+        packed.sort(axis=1)
+        packed &= np.uint64(MAX_LANES - 1)
+        return packed.astype(np.int64)
+
+
+def equal_bounds(size: int, lanes: int) -> Int64:
+    """Return the bounds of lanes whose lengths differ by at most one, the shorter first."""
+    share, longer = divmod(size, lanes)
+    lane = np.arange(lanes + 1)
+    return lane * share + np.maximum(lane - (lanes - longer), 0)

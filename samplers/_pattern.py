@@ -1,0 +1,33 @@
+"""A periodic pattern of streams in exact proportion."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinfeed.samplers._bits import Int64, spread
+from twinfeed.samplers._permutation import permute
+
+
+class Pattern:
+    """Give stream i ``weights[i]`` of every ``sum(weights)`` consecutive turns, for ever."""
+
+    def __init__(self, weights: Int64, key: int) -> None:
+        """Take positive integers; the turns of one period are in keyed order."""
+        self._weights = weights
+        period = int(weights.sum())
+        slots, places = spread(weights)
+        self._stream = slots[permute(period, key, np.arange(period))]
+        self._place = np.empty(period, np.int64)
+        self._place[np.argsort(self._stream, kind="stable")] = places
+
+    def turns(self, number: Int64) -> tuple[Int64, Int64]:
+        """Return the stream of each turn, and how many turns that stream had before."""
+        lap, slot = np.divmod(number, len(self._stream))
+        stream = self._stream[slot]
+        return stream, lap * self._weights[stream] + self._place[slot]
+
+    def given(self, number: int) -> Int64:
+        """Return how many of the first ``number`` turns each stream has, int64[streams]."""
+        lap, rest = divmod(number, len(self._stream))
+        partial = np.bincount(self._stream[:rest], minlength=len(self._weights))
+        return lap * self._weights + partial

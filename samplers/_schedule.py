@@ -1,0 +1,81 @@
+"""What P and K are at each training step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, below, root_key, words
+
+PerStep = SupportsIndex | Mapping[int, SupportsIndex]
+
+
+class Stretch(NamedTuple):
+    """Global steps over which p and k stay the same, and where that p began."""
+
+    start: int
+    p: int
+    k: int
+    p_start: int
+
+
+class Schedule:
+    """What p and k are at each global step."""
+
+    def __init__(
+        self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
+    ) -> None:
+        self.lowest_k: int | None = None
+        if isinstance(k, tuple):
+            self.lowest_k, k = _range(k)
+        ps, ks = (
+            _validate.schedule(name, v)
+            if isinstance(v, Mapping)
+            else {0: _validate.integer(name, v, minimum=1)}
+            for name, v in (("p", p), ("k", k))
+        )
+        p_starts, k_starts = list(ps), list(ks)
+        self.stretches = []
+        for start in sorted({*ps, *ks}):
+            p_start = p_starts[bisect_right(p_starts, start) - 1]
+            k_start = k_starts[bisect_right(k_starts, start) - 1]
+            self.stretches.append(Stretch(start, ps[p_start], ks[k_start], p_start))
+        self.p_text = _schedule_text(ps)
+        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(ks)
+        self.fixed = len(self.stretches) == 1 and not self.lowest_k
+        self._key = root_key(seed, "pk k")
+        self.largest_batch = max(stretch.p * stretch.k for stretch in self.stretches)
+        self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
+
+    def sizes(self, steps: Int64) -> Int64:
+        """Return the batch sizes at consecutive global steps."""
+        return np.concatenate([s.p * self.ks(s, run) for s, run in self.runs(steps)])
+
+    def ks(self, stretch: Stretch, steps: Int64) -> Int64:
+        """Return K at each of these global steps, drawn anew for each where it is a range."""
+        low = self.lowest_k or stretch.k
+        return low + below(words(self._key, steps), stretch.k - low + 1)
+
+    def runs(self, steps: Int64) -> list[tuple[Stretch, Int64]]:
+        """Divide consecutive global steps by stretch."""
+        cuts = np.searchsorted(steps, [s.start for s in self.stretches[1:]])
+        runs = zip(self.stretches, np.split(steps, cuts), strict=True)
+        return [(stretch, run) for stretch, run in runs if len(run)]
+
+
+def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
+    """Return the ends of a range that K is drawn from."""
+    ends = [_validate.integer("k", end, minimum=1) for end in k]
+    if len(ends) != 2 or ends[0] > ends[1]:
+        raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
+    return ends[0], ends[1]
+
+
+def _schedule_text(values: dict[int, int]) -> str:
+    """Write a schedule on one line: ``2, 3 from step 1000``."""
+    first, *later = values.items()
+    return ", ".join([str(first[1]), *(f"{v} from step {step}" for step, v in later)])

@@ -1,0 +1,96 @@
+"""Argument checks, each rule worded once; constructors call them and then only assign."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers._bits import Int64
+
+
+def integer(name: str, value: SupportsIndex, *, minimum: int, below: int | None = None) -> int:
+    """Return ``value`` as an int within ``[minimum, below)``."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    if below is not None and number >= below:
+        raise ValueError(f"{name} must be below {below}, got {number}")
+    return number
+
+
+def seed(value: SupportsIndex) -> int:
+    """Return a seed: any integer that fits 64 unsigned bits."""
+    if value is None:
+        raise TypeError("seed must be an integer, got None: a shuffle needs one to be repeatable")
+    return integer("seed", value, minimum=0, below=1 << 64)
+
+
+def flag(name: str, value: bool) -> bool:
+    """Return a bool that is one."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return a string out of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+    """Return a new int64[n] array of integers of at least ``minimum``."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
+    if array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit int64, got {array.max()}")
+    if array.size and array.min() < minimum:
+        worst = int(array.argmin())
+        raise ValueError(f"{name} must be at least {minimum}, got {array[worst]} at {worst}")
+    return array.astype(np.int64)
+
+
+def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
+    """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
+    if values is None:
+        raise TypeError(
+            f"{name} must be one label a record, got None: was the index built with one?"
+        )
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if array.dtype.kind == "O" and all(isinstance(v, str) for v in array):
+        return array.astype(np.str_)
+    if array.dtype.kind == "U":
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
+    """Return a schedule {first global step: value}, from step 0, changes only."""
+    steps = {
+        integer(f"a step of {name}", step, minimum=0): integer(name, v, minimum=1)
+        for step, v in value.items()
+    }
+    if 0 not in steps:
+        raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
+    changes: dict[int, int] = {}
+    for step in sorted(steps):
+        if not changes or steps[step] != next(reversed(changes.values())):
+            changes[step] = steps[step]
+    return changes

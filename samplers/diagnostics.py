@@ -1,0 +1,306 @@
+"""How well a stream is shuffled, in numbers, against what a uniform shuffle would give."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, below, root_key, words
+from twinfeed.samplers._stream import BatchStream
+
+_ENOUGH = 0.5  # share of the uniform value below which a measure is flagged
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Hold a number, and what a uniform shuffle gives on average.
+
+    >>> Measure(25.0, 100.0).ratio
+    0.25
+    """
+
+    value: float
+    uniform: float
+
+    @property
+    def ratio(self) -> float:
+        """The value as a share of the uniform one: 1 is as good as uniform."""
+        return self.value / self.uniform if self.uniform else 1.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Hold what ``diagnose`` found about one epoch of a stream.
+
+    ``displacement`` is the mean distance between a record's place in the stream and in storage,
+    in records; ``most_early`` the farthest that any record moved ahead. ``rank_correlation`` is
+    Spearman's, of place and record id: 1 for stored order, near 0 when uniform. ``distinct`` has
+    the mean number of distinct classes, shards or blocks in a full batch, ``fewest`` the worst
+    one. ``head_reach`` is the highest record id in the first tenth of the stream, as a share of
+    all, ``head_distinct`` the classes, shards or blocks met there.
+
+    >>> import numpy as np
+    >>> diagnose(np.arange(100), batch_size=10).flags[0]
+    'records move 0% as far as in a uniform shuffle'
+    """
+
+    records: int
+    samples: int
+    batch_size: int
+    covered: int
+    most_repeats: int
+    displacement: Measure
+    most_early: int
+    rank_correlation: float
+    head_reach: float
+    head_distinct: Mapping[str, Measure]
+    distinct: Mapping[str, Measure]
+    fewest: Mapping[str, int]
+
+    @property
+    def flags(self) -> list[str]:
+        """What is far from a uniform shuffle, one sentence each; empty for a good stream."""
+        found = []
+        if self.displacement.ratio < _ENOUGH:
+            found.append(
+                f"records move {self.displacement.ratio:.0%} as far as in a uniform shuffle"
+            )
+        if abs(self.rank_correlation) > _ENOUGH:
+            found.append(f"place and record number correlate by {self.rank_correlation:.2f}")
+        if self.head_reach < _ENOUGH:
+            found.append(
+                f"the first tenth holds only records below {self.head_reach:.0%} of the data"
+            )
+        found += [
+            f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} in a uniform shuffle"
+            for name, m in self.head_distinct.items()
+            if m.ratio < _ENOUGH
+        ]
+        found += [
+            f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} in a uniform shuffle"
+            for name, m in self.distinct.items()
+            if m.ratio < _ENOUGH
+        ]
+        if self.covered < self.records:
+            found.append(f"{self.records - self.covered:,} records do not come")
+        return found
+
+    def __str__(self) -> str:
+        """Return the numbers as lines, then the flags."""
+        lines = [
+            f"{self.samples:,} samples of {self.records:,} records, batches of {self.batch_size:,}",
+            f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
+            _line("mean displacement", self.displacement),
+            f"farthest ahead              {self.most_early:,} places",
+            f"rank correlation            {self.rank_correlation:.3f}",
+            *(
+                f"{_line(f'{name} per batch', m)}, fewest {self.fewest[name]:,}"
+                for name, m in self.distinct.items()
+            ),
+            *(f"! {flag}" for flag in self.flags),
+        ]
+        return "\n".join(lines)
+
+
+def _line(name: str, measure: Measure) -> str:
+    """Write a measure on one line."""
+    return f"{name:27} {measure.value:,.1f} of {measure.uniform:,.1f} ({measure.ratio:.0%})"
+
+
+def diagnose(
+    stream: BatchStream | ArrayLike,
+    /,
+    *,
+    epoch: SupportsIndex = 0,
+    batch_size: SupportsIndex | None = None,
+    num_records: SupportsIndex | None = None,
+    labels: ArrayLike | None = None,
+    shard_lengths: ArrayLike | None = None,
+    block: SupportsIndex | None = None,
+) -> Diagnosis:
+    """Measure one epoch of a sampler, or any stream of record ids, int [samples].
+
+    Give ``labels`` (one a record), ``shard_lengths`` or ``block`` (records) to count the distinct
+    ones in a batch. An array needs ``batch_size``; its ``num_records`` is by default the highest
+    id and one. Padding (-1) is left out. ValueError for a stream without a record.
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> import numpy as np
+    >>> good = diagnose(BatchSampler(RandomSampler(1000, seed=0), batch_size=50))
+    >>> good.displacement.uniform, good.flags
+    (333.333, [])
+    """
+    if isinstance(stream, BatchStream):
+        batches = stream.batches(_validate.integer("epoch", epoch, minimum=0), 0, len(stream))
+        ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
+        ends = np.cumsum([len(b) for b in batches])
+        records = stream.num_records
+    else:
+        ids = _validate.integers("stream", stream, minimum=-1)
+        if batch_size is None:
+            raise ValueError("batch_size must be given with a stream of ids, got None")
+        size = _validate.integer("batch_size", batch_size, minimum=1)
+        ends = np.minimum(np.arange(size, len(ids) + size, size), len(ids))
+        highest = int(ids.max(initial=-1)) + 1
+        records = highest if num_records is None else operator.index(num_records)
+    real = ids >= 0
+    batch = np.searchsorted(ends, np.flatnonzero(real), side="right")
+    ids = ids[real]
+    if not ids.size:
+        raise ValueError("stream must hold a record at least, got none")
+    if ids.max() >= records:
+        raise ValueError(
+            f"stream must hold records below num_records={records}, got {int(ids.max())}"
+        )
+    groups = _groups(records, labels, shard_lengths, block)
+    return _measure(ids, batch, records, groups)
+
+
+def _groups(
+    records: int,
+    labels: ArrayLike | None,
+    shard_lengths: ArrayLike | None,
+    block: SupportsIndex | None,
+) -> dict[str, Int64]:
+    """Return what each record belongs to, int64[records] each."""
+    count = _validate.integer("num_records", records, minimum=1)
+    groups = {}
+    if labels is not None:
+        groups["classes"] = np.unique(_validate.labels(labels), return_inverse=True)[1]
+    if shard_lengths is not None:
+        lengths = _validate.integers("shard_lengths", shard_lengths, minimum=0)
+        groups["shards"] = np.repeat(np.arange(len(lengths)), lengths)
+    if block is not None:
+        groups["blocks"] = np.arange(count) // _validate.integer("block", block, minimum=1)
+    for name, group in groups.items():
+        if len(group) != count:
+            raise ValueError(f"{name} must be given for {count} records, got {len(group)}")
+    return groups
+
+
+def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]) -> Diagnosis:
+    """Compute the numbers of a diagnosis."""
+    place = np.arange(len(ids))
+    home = ids * len(ids) // records  # where stored order would have it
+    counts = np.bincount(ids, minlength=records)
+    sizes = np.bincount(batch)
+    per_batch = {name: _distinct(batch, group[ids]) for name, group in groups.items()}
+
+    def full(name: str) -> Int64:
+        """Return the counts of the batches of full size."""
+        counts: Int64 = per_batch[name][sizes == sizes.max()]
+        return counts
+
+    head = -(-len(ids) // 10)
+    return Diagnosis(
+        records=records,
+        samples=len(ids),
+        batch_size=int(sizes.max()),
+        covered=int(np.count_nonzero(counts)),
+        most_repeats=int(counts.max()),
+        displacement=Measure(
+            float(np.abs(place - home).mean()), (len(ids) ** 2 - 1) / (3 * len(ids))
+        ),
+        most_early=int((home - place).max()),
+        rank_correlation=_correlation(place, ids),
+        head_reach=float((ids[:head].max() + 1) / records),
+        head_distinct={
+            name: Measure(len(np.unique(group[ids[:head]])), _uniform_distinct(group, head))
+            for name, group in groups.items()
+        },
+        distinct={
+            name: Measure(float(full(name).mean()), _uniform_distinct(group, int(sizes.max())))
+            for name, group in groups.items()
+        },
+        fewest={name: int(full(name).min()) for name in groups},
+    )
+
+
+def _distinct(batch: Int64, group: Int64) -> Int64:
+    """Count the distinct groups of each batch."""
+    width = int(group.max()) + 1
+    return np.bincount(np.unique(batch * width + group) // width)
+
+
+def _uniform_distinct(group: Int64, size: int) -> float:
+    """Return the expected distinct groups of a batch drawn at random, with replacement."""
+    share = np.bincount(group) / len(group)
+    return float((1 - (1 - share) ** size).sum())
+
+
+def _correlation(place: Int64, ids: Int64) -> float:
+    """Return Spearman's rank correlation; equal ids share their mean rank."""
+    _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+    if len(counts) < 2:
+        return 0.0
+    x, y = place - place.mean(), rank - rank.mean()
+    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+
+
+def simulate_shuffle_buffer(
+    n: SupportsIndex, /, *, buffer_size: SupportsIndex, seed: SupportsIndex
+) -> Int64:
+    """Return the order in which ``shuffle(buffer_size)`` sends n stored records, int64[n].
+
+    The buffer is filled, then each step takes one of its records at random and puts the next
+    one in its place; at the end it is drained at random. This is what tf.data and webdataset do.
+
+    No record leaves more than ``buffer_size - 1`` places early:
+
+    >>> simulate_shuffle_buffer(10, buffer_size=3, seed=0).tolist()
+    [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]
+    """
+    total = _validate.integer("n", n, minimum=0)
+    held = list(range(min(total, _validate.integer("buffer_size", buffer_size, minimum=1))))
+    left = np.minimum(len(held), total - np.arange(total))
+    key = root_key(_validate.seed(seed), "shuffle buffer")
+    out = np.empty(total, np.int64)
+    for place, pick in enumerate(below(words(key, np.arange(total)), left).tolist()):
+        out[place] = held[pick]
+        following = place + int(left[0])
+        if following < total:
+            held[pick] = following
+        else:
+            held[pick] = held[-1]
+            held.pop()
+    return out
+
+
+def compare_shuffles(diagnoses: Mapping[str, Diagnosis], /) -> str:
+    """Return a table of diagnoses by name: each measure as a share of a uniform shuffle's.
+
+    >>> import numpy as np
+    >>> stored = diagnose(np.arange(1000), batch_size=50)
+    >>> buffered = diagnose(simulate_shuffle_buffer(1000, buffer_size=100, seed=0), batch_size=50)
+    >>> print(compare_shuffles({"stored": stored, "buffer of 100": buffered}))
+                   displacement  rank correlation  first tenth reaches
+    stored         0%            1.00              10%
+    buffer of 100  21%           0.95              18%
+    """
+    names = list(dict.fromkeys(name for d in diagnoses.values() for name in d.distinct))
+    rows = [["", "displacement", "rank correlation", "first tenth reaches", *names]]
+    for title, found in diagnoses.items():
+        shares = [
+            f"{found.distinct[name].ratio:.0%}" if name in found.distinct else "" for name in names
+        ]
+        rows.append(
+            [
+                title,
+                f"{found.displacement.ratio:.0%}",
+                f"{found.rank_correlation:.2f}",
+                f"{found.head_reach:.0%}",
+                *shares,
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

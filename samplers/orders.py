@@ -1,0 +1,133 @@
+"""Orders: pure functions from (epoch, positions) to ids, without state or cursor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, derive, root_key
+from twinfeed.samplers._permutation import permute
+
+
+class Order(ABC):
+    """Map positions of an epoch to sample ids; a batch sampler cuts an order into batches.
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> len(BatchSampler(RandomSampler(10, seed=0), batch_size=4))
+    3
+    """
+
+    seed: int = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch."""
+
+    @property
+    @abstractmethod
+    def num_records(self) -> int:
+        """Size of the record id space."""
+
+    @property
+    def num_ids(self) -> int:
+        """Size of the sample id space; the records', unless samples are something else."""
+        return self.num_records
+
+    @abstractmethod
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the sample ids at these positions of an epoch, int64 as ``positions``."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """Return what the order is a function of, as JSON can hold it."""
+
+    def for_batches(self, batch_size: int) -> Order:
+        """Return the order to use for batches of this size; itself, unless it has parts."""
+        return self
+
+    def records(self, ids: Int64) -> Int64:
+        """Return the record id of each sample id, int64 as ``ids``."""
+        return np.array(ids, dtype=np.int64)
+
+    def views(self, ids: Int64) -> Int64:
+        """Return the view number of each sample id, int64 as ``ids``."""
+        return np.zeros(np.shape(ids), dtype=np.int64)
+
+
+class SequentialSampler(Order):
+    """Give the ids ``0 … n - 1`` in stored order, in every epoch.
+
+    >>> import numpy as np
+    >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, n: SupportsIndex, /) -> None:
+        """Take the number of records; ValueError when negative."""
+        self._n = _validate.integer("n", n, minimum=0)
+
+    def __len__(self) -> int:
+        """Return n."""
+        return self._n
+
+    def __repr__(self) -> str:
+        """Say how many records there are."""
+        return f"SequentialSampler({self._n:,} records)"
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space, n."""
+        return self._n
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the positions themselves."""
+        return np.array(positions, dtype=np.int64)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return n."""
+        return {"order": "SequentialSampler", "n": self._n}
+
+
+class RandomSampler(Order):
+    """Give the ids ``0 … n - 1`` in a new keyed random order every epoch.
+
+    Random access in constant time and memory, whatever n: nothing of length n is ever held
+    above 2^15 records.
+
+    >>> import numpy as np
+    >>> order = RandomSampler(5, seed=0)
+    >>> [order.ids(epoch, np.arange(5)).tolist() for epoch in range(2)]
+    [[4, 0, 2, 1, 3], [4, 3, 1, 2, 0]]
+    >>> RandomSampler(10**12, seed=0).ids(0, np.array([10**12 - 1])).tolist()
+    [240864868365]
+    """
+
+    def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
+        """Take the number of records, up to 2^62, and the seed."""
+        self._n = _validate.integer("n", n, minimum=0, below=(1 << 62) + 1)
+        self.seed = _validate.seed(seed)
+        self._key = root_key(self.seed, "random order")
+
+    def __len__(self) -> int:
+        """Return n."""
+        return self._n
+
+    def __repr__(self) -> str:
+        """Say how many records there are, and the seed."""
+        return f"RandomSampler({self._n:,} records, seed={self.seed})"
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space, n."""
+        return self._n
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the entries of the epoch's permutation at these positions."""
+        return permute(self._n, derive(self._key, epoch), np.asarray(positions, dtype=np.int64))
+
+    def parameters(self) -> dict[str, Any]:
+        """Return n; the seed is the batch sampler's own field."""
+        return {"order": "RandomSampler", "n": self._n}

@@ -1,0 +1,213 @@
+"""P classes by K records: batches for metric learning."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._classes import Classes, super_of_class
+from twinfeed.samplers._coverage import CoverageDraw
+from twinfeed.samplers._fair_draw import FairDraw
+from twinfeed.samplers._schedule import PerStep, Schedule
+from twinfeed.samplers._stream import BatchStream
+
+
+class PKBatchSampler(BatchStream):
+    """Draw P distinct classes and K records of each, every class and record equally often.
+
+    A batch holds P blocks of K records of one class. Classes are drawn in fair groups: after
+    any step their counts differ by at most one, and so do the counts of the records of a class.
+    No record comes twice in a batch while its class has K.
+
+    ``k`` and ``p`` may change at given global steps (``epoch * len + step``):
+    ``k={0: 2, 1000: 3}``; then ``batches_per_epoch`` must be given. A change of k restarts the
+    walks over records, not the class stream; a change of p restarts both. Fairness holds
+    between changes. ``k=(2, 5)`` draws K anew for each batch; record counts are then not fair.
+
+    ``coverage="once"``: an epoch in which no record comes twice, in as many batches as chunks of
+    K can fill; what is left out rotates over epochs. ``"all"``: every record at least once, in the
+    fewest batches, remainders topped up from their own class. Both set ``batches_per_epoch``,
+    make a table of the classes for each epoch, and do not keep classes fair.
+
+    ``super_labels`` (one a record) puts the P classes of a batch into one super-class; these
+    take turns in proportion to their classes, and classes are fair within each.
+
+    ``order_within="stored"`` walks the records of a class in a circle in stored order, for
+    sources that are read from front to back.
+
+    Classes with fewer than K records: ``small="raise"``, ``"repeat"`` (all its records, then
+    again) or ``"drop"``; those below ``min_class_size`` are left out before. The default
+    ``batches_per_epoch`` is ``max(1, records // (P * K))``; ``ceil(classes / P)`` meets every
+    class once. Ranks take whole classes: world_size must divide P.
+
+    Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
+    steps, and record 4 comes again once 2 was used::
+
+        step      0            1            2
+        classes   b    a       c    b       c    a
+        global    3 4  0 1     5 6  2 4     5 6  1 0
+        rank 0    3 4          5 6          5 6
+        rank 1         0 1          2 4          1 0
+
+    >>> stream = PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, batches_per_epoch=3)
+    >>> [ids.tolist() for ids in stream]
+    [[3, 4, 0, 1], [5, 6, 2, 4], [5, 6, 1, 0]]
+    >>> stream.shard(1, 2).batch(0, 1).tolist()
+    [2, 4]
+    """
+
+    drop_last = True
+
+    def __init__(
+        self,
+        labels: ArrayLike,
+        /,
+        *,
+        p: PerStep,
+        k: PerStep | tuple[SupportsIndex, SupportsIndex],
+        seed: SupportsIndex,
+        batches_per_epoch: SupportsIndex | None = None,
+        small: str = "raise",
+        min_class_size: SupportsIndex = 1,
+        coverage: str | None = None,
+        super_labels: ArrayLike | None = None,
+        order_within: str = "random",
+    ) -> None:
+        """Take one label a record (int or str); ValueError names the numbers that do not fit."""
+        self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
+        self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
+        seed = _validate.seed(seed)
+        schedule = self._schedule = Schedule(p, k, seed)
+        self.batch_size = schedule.largest_batch
+        self._coverage = coverage
+        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
+        self._classes = Classes(labels)
+        parents = super_of_class(self._classes, super_labels)
+        kept = self._kept_classes()
+        self._classes.keep(kept)
+        supers = Classes(parents[kept])
+        self._super_digest = None if super_labels is None else supers.digest
+        self._check_enough(supers)
+        if coverage is None:
+            stored = self._within == "stored"
+            self._draws: FairDraw | CoverageDraw = FairDraw(
+                self._classes, supers, schedule, seed=seed, stored=stored
+            )
+            steps = self._batches_per_epoch(batches_per_epoch)
+        else:
+            self._check_coverage(batches_per_epoch)
+            covering = CoverageDraw(
+                self._classes,
+                schedule.largest_p,
+                schedule.largest_k,
+                once=coverage == "once",
+                seed=seed,
+            )
+            self._draws, steps = covering, covering.steps
+        super().__init__(steps=steps, seed=seed)
+
+    def _kept_classes(self) -> NDArray[np.bool_]:
+        """Apply the rules for small classes."""
+        sizes, k = self._classes.sizes, self._schedule.largest_k
+        kept, short = sizes >= self._min_size, sizes < k
+        if self._small == "drop":
+            return kept & ~short
+        if self._small == "raise" and (kept & short).any():
+            raise ValueError(
+                f"{int((kept & short).sum())} of {int(kept.sum())} classes have fewer than k={k} "
+                f"records (the smallest has {int(sizes[kept].min())}): pass small='repeat' to use "
+                f"their records again, small='drop' or min_class_size={k} to leave them out"
+            )
+        return kept
+
+    def _check_enough(self, supers: Classes) -> None:
+        """Check that there are P classes, and P in every super-class."""
+        p = self._schedule.largest_p
+        if not len(self._classes) or supers.sizes.min() < p:
+            where = "every super-class" if self._super_digest else "the data"
+            raise ValueError(
+                f"p must be at most the number of classes in {where}, "
+                f"{int(supers.sizes.min(initial=len(self._classes)))} of those kept "
+                f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
+            )
+
+    def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
+        """Refuse what would contradict an epoch made for coverage."""
+        coverage = _validate.choice("coverage", str(self._coverage), ("once", "all"))
+        rules = {
+            "p and k must be plain integers": self._schedule.fixed,
+            "batches_per_epoch must not be given": batches_per_epoch is None,
+            "super_labels must not be given": self._super_digest is None,
+            "order_within must be 'random'": self._within == "random",
+        }
+        if coverage == "once":
+            rules["small must be 'raise' or 'drop'"] = self._small != "repeat"
+        for rule, holds in rules.items():
+            if not holds:
+                raise ValueError(f"{rule} with coverage={coverage!r}")
+
+    def _batches_per_epoch(self, given: SupportsIndex | None) -> int:
+        """Return the number given, or as many batches as the records fill."""
+        schedule = self._schedule
+        if given is not None:
+            return _validate.integer("batches_per_epoch", given, minimum=1)
+        if not schedule.fixed:
+            raise ValueError("batches_per_epoch must be given when p or k changes, got None")
+        return max(1, int(self._classes.sizes.sum()) // self.batch_size)
+
+    def __repr__(self) -> str:
+        """Say what an epoch is."""
+        schedule = self._schedule
+        most = "" if schedule.fixed else "at most "
+        coverage = f", coverage={self._coverage!r}" if self._coverage else ""
+        return (
+            f"PKBatchSampler({self.num_records:,} records, {self.num_classes:,} classes, "
+            f"{len(self):,} batches of p={schedule.p_text} x k={schedule.k_text}, "
+            f"{most}{self.batch_size:,} ids{coverage})"
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space: the number of labels."""
+        return self._classes.num_records
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that batches are drawn from."""
+        return len(self._classes)
+
+    def _check_world(self, world_size: int) -> None:
+        for p in sorted({stretch.p for stretch in self._schedule.stretches}):
+            if p % world_size:
+                raise ValueError(
+                    f"world_size must divide p, so that a rank gets whole classes: "
+                    f"got world_size={world_size}, p={p}"
+                )
+
+    def _global_steps(self, epoch: int, start: int, stop: int) -> Int64:
+        """Return the training steps that these are."""
+        return epoch * self._steps + np.arange(start, stop)
+
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+        return self._schedule.sizes(self._global_steps(epoch, start, stop))
+
+    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
+        if isinstance(self._draws, CoverageDraw):
+            return self._draws.ids(epoch, start, stop)
+        return self._draws.ids(self._global_steps(epoch, start, stop))
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "labels": self._classes.digest,
+            "super_labels": self._super_digest,
+            "p": self._schedule.p_text,
+            "k": self._schedule.k_text,
+            "small": self._small,
+            "min_class_size": self._min_size,
+            "coverage": self._coverage,
+            "order_within": self._within,
+        }

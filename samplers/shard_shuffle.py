@@ -1,0 +1,193 @@
+"""A shuffle that reads shards in large pieces, is a permutation, and has no seam."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, below, derive, root_key, spread, words
+from twinfeed.samplers._lanes import MAX_LANES, Lanes
+from twinfeed.samplers._memo import Recent
+from twinfeed.samplers._permutation import permute, permute_rows
+from twinfeed.samplers._state import digest
+from twinfeed.samplers.orders import Order
+
+
+class ShardShuffleSampler(Order):
+    """Shuffle blocks of consecutive records over all shards, ``window`` of them open at once.
+
+    The blocks of an epoch are permuted, the records of a block are permuted within it, and the
+    sequence is cut into ``window`` lanes that are emitted side by side. Every record comes exactly
+    once; a block is read once, except at most ``window - 1`` that a lane boundary cuts. From
+    sequential (``block`` as long as the data) to uniform (``block=1``) by one knob. An epoch's
+    table takes memory in proportion to the number of blocks.
+
+    ``order_within="stored"`` keeps the records of a block in stored order. With ``parts=G`` a
+    batch is the concatenation of G such shuffles of disjoint blocks with ``window / G`` lanes each,
+    so that where world_size divides G no two ranks read the same block; only what is left when
+    the shortest part runs out (two blocks a part at most) is dealt out without that promise.
+
+    Shards of 6 and 4 records, blocks of 2, two lanes; block 8 9 is cut by the lane boundary::
+
+        blocks    5 4 | 2 3 | 9 8 | 6 7 | 1 0
+        lane 0    5   4   2   3   9
+        lane 1      8   6   7   1   0
+        stream    5 8 4 6 2 7 3 1 9 0
+
+    >>> import numpy as np
+    >>> order = ShardShuffleSampler([6, 4], block=2, window=2, seed=0)
+    >>> order.ids(0, np.arange(10)).tolist()
+    [5, 8, 4, 6, 2, 7, 3, 1, 9, 0]
+    """
+
+    def __init__(
+        self,
+        shard_lengths: ArrayLike,
+        /,
+        *,
+        seed: SupportsIndex,
+        block: SupportsIndex = 1024,
+        window: SupportsIndex = 64,
+        parts: SupportsIndex = 1,
+        order_within: str = "random",
+    ) -> None:
+        """Take the records in each shard, int [shards]; block and window count records, blocks."""
+        self._lengths = _validate.integers("shard_lengths", shard_lengths, minimum=0)
+        self._block = _validate.integer("block", block, minimum=1)
+        self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
+        self._parts = _validate.integer("parts", parts, minimum=1)
+        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
+        self.seed = _validate.seed(seed)
+        if self._window % self._parts:
+            raise ValueError(
+                f"window must be divisible by parts, got window={self._window}, parts={self._parts}"
+            )
+        self._n = int(self._lengths.sum())
+        self._begins, self._sizes = _blocks(self._lengths, self._block)
+        if len(self._sizes) < self._parts > 1:
+            raise ValueError(
+                f"parts must be at most the number of blocks, {len(self._sizes)}, "
+                f"got {self._parts}: take smaller blocks"
+            )
+        self._key = root_key(self.seed, "shard shuffle")
+        self._batch_size = self._parts
+        self._recent: Recent[_Table] = Recent(2)
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return self._n
+
+    def __repr__(self) -> str:
+        """Say what is shuffled, and how far."""
+        return (
+            f"ShardShuffleSampler({self._n:,} records in {len(self._lengths):,} shards, "
+            f"{len(self._sizes):,} blocks of {self._block:,}, window={self._window:,}, "
+            f"parts={self._parts}, order_within={self._within!r}, seed={self.seed})"
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space."""
+        return self._n
+
+    def for_batches(self, batch_size: int) -> ShardShuffleSampler:
+        """Return this order with batches of this size divided into its parts."""
+        if batch_size % self._parts:
+            raise ValueError(
+                f"batch_size must be divisible by the order's parts={self._parts}, got {batch_size}"
+            )
+        other = copy.copy(self)
+        other._batch_size = batch_size
+        return other
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the record ids at these positions of an epoch, int64 as ``positions``."""
+        if not positions.size:
+            return positions.astype(np.int64)
+        table = self._recent.get(epoch, lambda: self._table(epoch))
+        place = self._places(table, positions)
+        turn = np.searchsorted(table.bounds, place, side="right") - 1
+        block, member = table.blocks[turn], place - table.bounds[turn]
+        if self._within == "random":
+            keys = words(derive(self._key, epoch, 1), block)
+            member = permute_rows(self._sizes[block], keys, member[:, None])[:, 0]
+        return self._begins[block] + member
+
+    def _places(self, table: _Table, positions: Int64) -> Int64:
+        """Return the places in the permuted sequence of blocks that these outputs take."""
+        part, index = self._part_positions(np.diff(table.parts), positions)
+        out = np.empty_like(index)
+        for number, lanes in enumerate(table.lanes):
+            mine = part == number
+            out[mine] = table.parts[number] + lanes.places(index[mine])
+        return out
+
+    def _part_positions(self, sizes: Int64, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the part of each output and its position in that part's own shuffle."""
+        share = self._batch_size // self._parts
+        full = int(sizes.min()) // share
+        step, slot = np.divmod(positions, self._batch_size)
+        left = np.cumsum(sizes - full * share)
+        rest = positions - full * self._batch_size
+        last = np.searchsorted(left, rest, side="right")
+        last_index = full * share + rest - np.concatenate([[0], left])[last]
+        whole = step < full
+        return (
+            np.where(whole, slot // share, last),
+            np.where(whole, step * share + slot % share, last_index),
+        )
+
+    def _table(self, epoch: int) -> _Table:
+        """Permute the blocks of an epoch, and divide them into parts and lanes."""
+        key = derive(self._key, epoch)
+        blocks = permute(len(self._sizes), derive(key, 0), np.arange(len(self._sizes)))
+        bounds = np.concatenate([[0], np.cumsum(self._sizes[blocks])])
+        goals = np.arange(self._parts + 1) * self._n // self._parts
+        first = np.searchsorted(bounds, goals - self._block // 2)  # the nearest block bound
+        first[[0, -1]] = 0, len(blocks)
+        lanes = [
+            self._lanes(int(bounds[b] - bounds[a]), b - a, derive(key, 2, number))
+            for number, (a, b) in enumerate(pairwise(first.tolist()))
+        ]
+        return _Table(blocks, bounds, bounds[first], lanes)
+
+    def _lanes(self, size: int, blocks: int, key: int) -> Lanes:
+        """Cut a part into lanes at jittered places, so that they change blocks one by one."""
+        width = max(1, min(self._window // self._parts, blocks))
+        jitter = min(self._block, size // width // 4 + 1)
+        bounds = np.arange(width + 1) * size // width
+        bounds[1:-1] += below(words(derive(key, 0), np.arange(1, width)), jitter) - jitter // 2
+        return Lanes(bounds, np.zeros(width, np.int64), key=derive(key, 1), renew=False)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the numbers given, and a digest of the shard lengths."""
+        return {
+            "order": "ShardShuffleSampler",
+            "shard_lengths": digest(self._lengths),
+            "block": self._block,
+            "window": self._window,
+            "parts": self._parts,
+            "order_within": self._within,
+        }
+
+
+class _Table(NamedTuple):
+    """The permuted blocks of an epoch: their bounds, the bounds of the parts, their lanes."""
+
+    blocks: Int64
+    bounds: Int64
+    parts: Int64
+    lanes: list[Lanes]
+
+
+def _blocks(shard_lengths: Int64, block: int) -> tuple[Int64, Int64]:
+    """Return the first record and the length of every block, shard by shard."""
+    shard, number = spread(-(-shard_lengths // block))
+    within = number * block
+    begins = (np.cumsum(shard_lengths) - shard_lengths)[shard] + within
+    return begins, np.minimum(shard_lengths[shard] - within, block)

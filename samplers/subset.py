@@ -1,0 +1,134 @@
+"""Some of the records, and a split into training and validation that stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, UInt64, root_key, words
+from twinfeed.samplers._state import digest
+from twinfeed.samplers.orders import Order, SequentialSampler
+
+
+class SubsetSampler(Order):
+    """Give the records of a table of ids, in the order that another order gives its places.
+
+    The table is kept whole (n int64). Ids must differ from each other.
+
+    Records 2, 3, 5, 7 in stored order, and in a random order of their own::
+
+        place        0 1 2 3
+        stored       2 3 5 7
+        random       2 5 3 7
+
+    >>> import numpy as np
+    >>> from twinfeed.samplers import RandomSampler
+    >>> SubsetSampler([2, 3, 5, 7]).ids(0, np.arange(4)).tolist()
+    [2, 3, 5, 7]
+    >>> SubsetSampler([2, 3, 5, 7], order=RandomSampler(4, seed=1)).ids(0, np.arange(4)).tolist()
+    [2, 5, 3, 7]
+    """
+
+    def __init__(
+        self,
+        ids: ArrayLike,
+        /,
+        *,
+        order: Order | None = None,
+        num_records: SupportsIndex | None = None,
+    ) -> None:
+        """Take the ids, an order over ``len(ids)`` places, and the size of the id space."""
+        self._ids = _validate.integers("ids", ids, minimum=0)
+        values, counts = np.unique(self._ids, return_counts=True)
+        if len(values) < len(self._ids):
+            raise ValueError(
+                f"ids must differ from each other, got {values[counts > 1][0]} more than once"
+            )
+        least = int(values[-1]) + 1 if len(values) else 0
+        self._num_records = (
+            least
+            if num_records is None
+            else _validate.integer("num_records", num_records, minimum=least)
+        )
+        self._order = SequentialSampler(len(self._ids)) if order is None else order
+        if self._order.num_records != len(self._ids):
+            raise ValueError(
+                f"order must be over len(ids)={len(self._ids)} places, got {self._order!r}"
+            )
+        self.seed = self._order.seed
+
+    def __len__(self) -> int:
+        """Return the samples of an epoch of the inner order."""
+        return len(self._order)
+
+    def __repr__(self) -> str:
+        """Say how many of how many, and in which order."""
+        of = f"{len(self._ids):,} of {self._num_records:,} records"
+        return f"SubsetSampler({of}, {self._order!r})"
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space."""
+        return self._num_records
+
+    def for_batches(self, batch_size: int) -> Order:
+        """Return the same subset over the inner order's own answer."""
+        return SubsetSampler(
+            self._ids, order=self._order.for_batches(batch_size), num_records=self._num_records
+        )
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the table's ids at the places that the inner order gives."""
+        return self._ids[self._order.ids(epoch, positions)]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return a digest of the ids, and what the inner order depends on."""
+        return {
+            "subset": digest(self._ids),
+            "num_records": self._num_records,
+            **self._order.parameters(),
+        }
+
+
+def split(
+    records: SupportsIndex | Sequence[str],
+    /,
+    *,
+    fraction: float,
+    seed: SupportsIndex,
+) -> tuple[Int64, Int64]:
+    """Divide records into training and validation by a hash of each, stable as data grows.
+
+    ``records`` is their number, or one key each: by keys, a record stays on its side wherever
+    it is stored. Each record falls into validation with probability ``fraction``, so the
+    sizes are near, not equal to, the fraction. Returns two sorted int64 arrays of ids.
+
+    Adding records moves none of those before:
+
+    >>> train, validation = split(10, fraction=0.3, seed=0)
+    >>> validation.tolist()
+    [1, 6, 7]
+    >>> split(20, fraction=0.3, seed=0)[1].tolist()
+    [1, 6, 7, 10, 11, 12, 17]
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
+    key = root_key(_validate.seed(seed), "split")
+    hashes = words(key, _identities(records)) >> np.uint64(11)
+    chosen = hashes < np.uint64(int(fraction * 2.0**53))
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _identities(records: SupportsIndex | Sequence[str]) -> Int64 | UInt64:
+    """Return one number for each record: its id, or a hash of its key."""
+    if isinstance(records, SupportsIndex):
+        return np.arange(_validate.integer("records", records, minimum=0))
+    if isinstance(records, str) or not all(isinstance(key, str) for key in records):
+        raise TypeError("records must be their number, or a sequence of keys (str)")
+    digests = b"".join(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in records)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -1,0 +1,112 @@
+"""Many views (captions, annotations) of a record that is stored once."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, root_key, words
+from twinfeed.samplers._permutation import permute_rows
+from twinfeed.samplers._state import digest
+from twinfeed.samplers.orders import Order
+
+
+class ViewSampler(Order):
+    """Give samples that are (record, view) pairs, numbered record by record.
+
+    ``per_epoch="one"``: the inner order is over records, and each record comes with one of its
+    views, in turn: after V epochs a record of V views has shown each of them. ``"all"``: the inner
+    order is over the pairs, and an epoch has them all. ``records`` and ``views`` take a sample
+    id apart; a side table (captions) is joined by sample id.
+
+    Two captions of record 0, none of record 1 (only with "all"), three of record 2::
+
+        sample id    0    1    2    3    4
+        record       0    0    2    2    2
+        view         0    1    0    1    2
+
+    >>> import numpy as np
+    >>> from twinfeed.samplers import SequentialSampler
+    >>> order = ViewSampler(SequentialSampler(5), [2, 0, 3], per_epoch="all", seed=0)
+    >>> order.records(np.arange(5)).tolist(), order.views(np.arange(5)).tolist()
+    ([0, 0, 2, 2, 2], [0, 1, 0, 1, 2])
+    >>> order = ViewSampler(SequentialSampler(2), [2, 3], per_epoch="one", seed=0)
+    >>> [order.ids(epoch, np.arange(2)).tolist() for epoch in range(3)]
+    [[1, 2], [0, 3], [0, 4]]
+    """
+
+    def __init__(
+        self, order: Order, views: ArrayLike, /, *, per_epoch: str, seed: SupportsIndex
+    ) -> None:
+        """Take the inner order, and the number of views of each record, int [records]."""
+        self._per_epoch = _validate.choice("per_epoch", per_epoch, ("one", "all"))
+        one = self._per_epoch == "one"
+        self._counts = _validate.integers("views", views, minimum=1 if one else 0)
+        self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
+        expected = len(self._counts) if one else int(self._bounds[-1])
+        if order.num_records != expected:
+            raise ValueError(
+                f"order must be over {expected} {'records' if one else '(record, view) pairs'} "
+                f"with per_epoch={per_epoch!r}, got {order!r}"
+            )
+        self._order = order
+        self.seed = _validate.seed(seed)
+        self._key = root_key(self.seed, "views")
+
+    def __len__(self) -> int:
+        """Return the samples of an epoch of the inner order."""
+        return len(self._order)
+
+    def __repr__(self) -> str:
+        """Say how many records and views there are, and which an epoch has."""
+        return (
+            f"ViewSampler({len(self._counts):,} records, {self._bounds[-1]:,} views, "
+            f"{self._per_epoch} per epoch, {self._order!r})"
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space."""
+        return len(self._counts)
+
+    @property
+    def num_ids(self) -> int:
+        """Size of the sample id space: the number of pairs."""
+        return int(self._bounds[-1])
+
+    def for_batches(self, batch_size: int) -> Order:
+        """Return the same views over the inner order's own answer."""
+        inner = self._order.for_batches(batch_size)
+        return ViewSampler(inner, self._counts, per_epoch=self._per_epoch, seed=self.seed)
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the sample ids at these positions of an epoch."""
+        inner = self._order.ids(epoch, positions)
+        if self._per_epoch == "all":
+            return inner
+        lap, turn = np.divmod(epoch, self._counts[inner])
+        keys = words(words(self._key, inner), lap)
+        view = permute_rows(self._counts[inner], keys, turn[:, None])[:, 0]
+        first: Int64 = self._bounds[inner]
+        return first + view
+
+    def records(self, ids: Int64) -> Int64:
+        """Return the record of each sample id."""
+        return np.searchsorted(self._bounds, ids, side="right") - 1
+
+    def views(self, ids: Int64) -> Int64:
+        """Return the view number of each sample id within its record."""
+        first: Int64 = self._bounds[self.records(ids)]
+        return ids - first
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the numbers given, a digest of the counts, and the inner order's own."""
+        return {
+            "views": digest(self._counts),
+            "per_epoch": self._per_epoch,
+            "order_seed": self._order.seed,
+            **self._order.parameters(),
+        }

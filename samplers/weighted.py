@@ -1,0 +1,159 @@
+"""Records drawn in proportion to weights."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64, below, derive, root_key, words
+from twinfeed.samplers._memo import Recent
+from twinfeed.samplers._state import digest
+from twinfeed.samplers.orders import Order
+
+_SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
+Float64 = NDArray[np.float64]
+
+
+class WeightedSampler(Order):
+    """Draw ``num_samples`` records an epoch, each in proportion to its weight.
+
+    Weights are used as they are where they are integers; others are scaled so that the largest
+    becomes 2^32 and rounded, a weight above zero never to zero. With replacement, draws are
+    independent and in constant time. Without, ``num_samples`` different records come, the first
+    ones likelier to be heavy, from a table of n numbers made for each epoch (Efraimidis and
+    Spirakis, "Weighted random sampling with a reservoir", 2006).
+
+    Weights 0, 1 and 3 over 4,000 draws: never, about 1,000 times, about 3,000 times.
+
+    >>> import numpy as np
+    >>> order = WeightedSampler([0, 1, 3], num_samples=4000, seed=0)
+    >>> np.bincount(order.ids(0, np.arange(4000))).tolist()
+    [0, 1002, 2998]
+    >>> WeightedSampler([0, 1, 3], num_samples=2, replacement=False, seed=0).ids(0, np.arange(2))
+    array([2, 1])
+    """
+
+    def __init__(
+        self,
+        weights: ArrayLike,
+        /,
+        *,
+        seed: SupportsIndex,
+        num_samples: SupportsIndex | None = None,
+        replacement: bool = True,
+    ) -> None:
+        """Take one weight a record, at least 0, and the samples of an epoch, by default n."""
+        self._weights = _quantised(weights)
+        self.seed = _validate.seed(seed)
+        self._replacement = _validate.flag("replacement", replacement)
+        drawable = int(np.count_nonzero(self._weights))
+        most = len(self._weights) if self._replacement else drawable
+        wanted = most if num_samples is None else num_samples
+        self._samples = _validate.integer("num_samples", wanted, minimum=0)
+        if self._samples > drawable and not self._replacement:
+            raise ValueError(
+                f"num_samples must be at most the number of weights above 0, {drawable}, "
+                f"without replacement, got {self._samples}"
+            )
+        self._bounds = np.cumsum(self._weights)
+        self._key = root_key(self.seed, "weighted")
+        self._recent: Recent[Int64] = Recent(2)
+
+    def __len__(self) -> int:
+        """Return num_samples."""
+        return self._samples
+
+    def __repr__(self) -> str:
+        """Say how much is drawn from how many."""
+        return (
+            f"WeightedSampler({self._samples:,} of {self.num_records:,} records, "
+            f"replacement={self._replacement}, seed={self.seed})"
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Size of the record id space: the number of weights."""
+        return len(self._weights)
+
+    def ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the records drawn at these positions of an epoch."""
+        if not self._replacement:
+            drawn: Int64 = self._recent.get(epoch, lambda: self._table(epoch))[positions]
+            return drawn
+        draw = below(words(derive(self._key, epoch), positions), int(self._bounds[-1]))
+        return np.searchsorted(self._bounds, draw, side="right")
+
+    def _table(self, epoch: int) -> Int64:
+        """Sort the records by exponential waiting times of rate weight."""
+        records = np.flatnonzero(self._weights)
+        word = words(derive(self._key, epoch), records) >> np.uint64(11)
+        uniform = (word.astype(np.float64) + 0.5) * 2.0**-53
+        waits = -_log(uniform) / self._weights[records]
+        first: Int64 = records[np.argsort(waits, kind="stable")[: self._samples]]
+        return first
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the numbers given, and a digest of the quantised weights."""
+        return {
+            "order": "WeightedSampler",
+            "weights": digest(self._weights),
+            "num_samples": self._samples,
+            "replacement": self._replacement,
+        }
+
+
+def _quantised(weights: ArrayLike) -> Int64:
+    """Return weights as integers whose sum fits int64."""
+    array = np.asarray(weights)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"weights must be one number a record, got shape {array.shape}")
+    if array.dtype.kind in "iu":
+        whole = _validate.integers("weights", array, minimum=0)
+        if float(whole.sum(dtype=np.float64)) >= 2.0**62:
+            raise ValueError("weights must sum to less than 2^62 where they are integers")
+    else:
+        whole = _scaled(array)
+    if not whole.any():
+        raise ValueError(f"weights must not all be 0, got {array.size} zeros")
+    return whole
+
+
+def _scaled(weights: NDArray[Any]) -> Int64:
+    """Scale numbers so that the largest becomes 2^32."""
+    if weights.dtype.kind != "f":
+        raise TypeError(f"weights must be numbers, got dtype {weights.dtype}")
+    numbers = weights.astype(np.float64)
+    bad = np.flatnonzero(~np.isfinite(numbers) | (numbers < 0))
+    if bad.size:
+        raise ValueError(
+            f"weights must be finite and at least 0, got {numbers[bad[0]]} at {bad[0]}"
+        )
+    largest = numbers.max()
+    if not largest:
+        return np.zeros(numbers.shape, np.int64)
+    whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)
+    whole[(whole == 0) & (numbers > 0)] = 1
+    return whole
+
+
+def _log(x: Float64) -> Float64:
+    """Return natural logarithms by correctly rounded operations alone.
+
+    ``np.log`` differs in its last bit between CPUs. Here x = m * 2^e with m near 1, and
+    log m is the series of 2 atanh((m - 1) / (m + 1)).
+    """
+    mantissa, exponent = np.frexp(x)
+    low = mantissa < 0.7071067811865476
+    mantissa = np.where(low, mantissa * 2, mantissa)
+    exponent = exponent - low
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = np.zeros_like(s)
+    for odd in range(21, 0, -2):
+        series = series * square
+        series = series + 1 / odd
+    log: Float64 = exponent * 0.6931471805599453 + 2 * s * series
+    return log

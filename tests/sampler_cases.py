@@ -1,0 +1,148 @@
+"""Every batch sampler with every option, small: one list for all who run them all.
+
+``CASES`` is a list of (name, factory). Record ids lie in ``range(factory().num_records)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    MixtureSampler,
+    Order,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseBatchSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    SubsetSampler,
+    ViewSampler,
+    WeightedSampler,
+)
+
+Case = tuple[str, Callable[[], BatchStream]]
+
+CLASS_SIZES = [3, 9, 14, 5, 40, 7, 8, 2, 22, 6]
+LABELS = np.repeat(np.arange(10), CLASS_SIZES)[np.argsort(np.arange(116) * 37 % 116)]
+NAMES = np.array(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibex", "jay"])[LABELS]
+SUPER = np.where(np.isin(LABELS, [0, 2, 4, 9]), "odd", "even")
+SHARDS = [37, 0, 5, 100, 41]
+
+
+def _pk(**options: Any) -> Callable[[], BatchStream]:
+    """Return a factory of P x K samplers over the labels."""
+    labels = options.pop("labels", LABELS)
+    defaults: dict[str, Any] = {"p": 4, "k": 2, "seed": 5}
+    return lambda: PKBatchSampler(labels, **{**defaults, **options})
+
+
+def _plain(order: Callable[[], Order], **options: Any) -> Callable[[], BatchStream]:
+    """Return a factory of batches of an order."""
+    defaults: dict[str, Any] = {"batch_size": 8}
+    return lambda: BatchSampler(order(), **{**defaults, **options})
+
+
+def _shards(**options: Any) -> Callable[[], Order]:
+    """Return a factory of shard-aware shuffles."""
+    defaults: dict[str, Any] = {"seed": 3, "block": 7, "window": 8}
+    return lambda: ShardShuffleSampler(SHARDS, **{**defaults, **options})
+
+
+def _mixture() -> BatchStream:
+    """Return a mixture of an order, a subset and views."""
+    orders = [
+        RandomSampler(11, seed=0),
+        SubsetSampler([1, 5, 8], order=RandomSampler(3, seed=1)),
+        ViewSampler(RandomSampler(4, seed=2), [1, 2, 1, 3], per_epoch="one", seed=3),
+    ]
+    return MixtureSampler(orders, weights=[3, 1, 2], batch_size=7, batches_per_epoch=9, seed=4)
+
+
+CASES: list[Case] = [
+    ("sequential", _plain(lambda: SequentialSampler(83))),
+    ("sequential-drop-last", _plain(lambda: SequentialSampler(83), drop_last=True)),
+    ("random", _plain(lambda: RandomSampler(83, seed=1))),
+    ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
+    ("weighted", _plain(lambda: WeightedSampler([0.5, 0, 2.25, 1] * 9, num_samples=50, seed=2))),
+    (
+        "weighted-no-replacement",
+        _plain(lambda: WeightedSampler(np.arange(40), num_samples=30, replacement=False, seed=2)),
+    ),
+    ("subset", _plain(lambda: SubsetSampler(np.arange(0, 90, 3), num_records=100))),
+    (
+        "subset-random",
+        _plain(
+            lambda: SubsetSampler([9, 2, 40, 7, 5], order=RandomSampler(5, seed=6)), batch_size=2
+        ),
+    ),
+    ("shards", _plain(_shards())),
+    ("shards-stored", _plain(_shards(order_within="stored"))),
+    ("shards-one-lane", _plain(_shards(window=1))),
+    ("shards-uniform", _plain(_shards(block=1, window=64))),
+    ("shards-parts", _plain(_shards(parts=4))),
+    ("shards-parts-stored", _plain(_shards(parts=2, order_within="stored", block=5))),
+    (
+        "views-one",
+        _plain(
+            lambda: ViewSampler(RandomSampler(30, seed=1), [1, 2, 5] * 10, per_epoch="one", seed=8)
+        ),
+    ),
+    (
+        "views-all",
+        _plain(
+            lambda: ViewSampler(RandomSampler(70, seed=1), [0, 2, 5] * 10, per_epoch="all", seed=8)
+        ),
+    ),
+    ("mixture", _mixture),
+    ("exact-once", lambda: ExactOnceBatchSampler(83, batch_size=8)),
+    ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, final="pad")),
+    ("exact-once-few", lambda: ExactOnceBatchSampler(3, batch_size=8)),
+    ("exact-once-none", lambda: ExactOnceBatchSampler(0, batch_size=8)),
+    ("reuse", lambda: ReuseBatchSampler(25, batch_size=4, reuse=3, live=12, seed=7)),
+    ("reuse-one-round", lambda: ReuseBatchSampler(24, batch_size=8, reuse=6, live=8, seed=7)),
+    ("pk", _pk()),
+    ("pk-strings", _pk(labels=NAMES)),
+    ("pk-repeat", _pk(k=6, small="repeat")),
+    ("pk-drop", _pk(k=6, small="drop")),
+    ("pk-min-class-size", _pk(k=6, min_class_size=6)),
+    ("pk-every-class", _pk(p=10)),
+    ("pk-most-classes", _pk(p=8)),
+    ("pk-batches", _pk(batches_per_epoch=3)),
+    ("pk-k-schedule", _pk(k={0: 2, 6: 1, 25: 2}, batches_per_epoch=9)),
+    ("pk-p-schedule", _pk(p={0: 4, 13: 2}, k={0: 1, 7: 2, 20: 1}, batches_per_epoch=9)),
+    ("pk-random-k", _pk(k=(1, 5), small="repeat", batches_per_epoch=12)),
+    ("pk-once", _pk(coverage="once")),
+    ("pk-once-drop", _pk(k=4, coverage="once", small="drop")),
+    ("pk-all", _pk(coverage="all")),
+    ("pk-all-repeat", _pk(k=6, coverage="all", small="repeat")),
+    ("pk-stored", _pk(order_within="stored")),
+    ("pk-super", _pk(p=2, super_labels=SUPER)),
+    (
+        "pk-super-schedule",
+        _pk(p=2, k={0: 2, 11: 1}, super_labels=SUPER, batches_per_epoch=8),
+    ),
+]
+
+
+def digest(sampler: BatchStream) -> str:
+    """Return a hash of two epochs of ids and seeds."""
+    content = hashlib.blake2b(digest_size=16)
+    for epoch in (0, 3):
+        for step, ids in enumerate(sampler.batches(epoch, 0, len(sampler))):
+            content.update(ids.astype("<i8").tobytes())
+            content.update(sampler.seeds(epoch, step).astype("<u8").tobytes())
+            content.update(sampler.records(ids).astype("<i8").tobytes())
+            content.update(sampler.views(ids).astype("<i8").tobytes())
+    return content.hexdigest()
+
+
+def digests() -> dict[str, str]:
+    """Return the digest of every case."""
+    return {name: digest(factory()) for name, factory in CASES}

@@ -1,0 +1,89 @@
+"""Slow definitions, a few lines each, that the fast paths must equal."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import ceil, erfc, gcd, isqrt, sqrt
+
+MASK = (1 << 64) - 1
+
+
+def word(key: int, counter: int) -> int:
+    """Return splitmix64's output number ``counter`` from the state ``key``."""
+    x = (key + (counter + 1) * 0x9E3779B97F4A7C15) & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
+
+
+def permutation(n: int, key: int) -> list[int]:
+    """Return a permutation of up to 2^15 items: sorted by the upper 48 bits of their words."""
+    return sorted(range(n), key=lambda i: (word(key, i) >> 16, i))
+
+
+def feistel(n: int, key: int, position: int) -> int:
+    """Return one entry of a permutation of more than 2^15 items."""
+    a = isqrt(n - 1) + 1
+    b = ceil(n / a)
+    while True:
+        left, right, sizes = position % a, position // a, (a, b)
+        for number in range(6):
+            h = (right + word(key, number)) * 0xD6E8FEB86659FD93 & MASK
+            h = (h ^ h >> 32) * 0xD6E8FEB86659FD93 & MASK
+            left = (left + ((h >> 32) * sizes[0] >> 32)) % sizes[0]
+            left, right, sizes = right, left, sizes[::-1]
+        position = left + right * a
+        if position < n:
+            return position
+
+
+def fair_groups(n: int, m: int, key: int, count: int) -> list[list[int]]:
+    """Return the first groups of m out of n, lap after lap; ``key`` is the population's own."""
+    if n < 2 * m - 1:
+        laps = [permutation(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]
+        return [[laps[t][(t * m + i) % n] for i in range(m)] for t in range(count)]
+    entries: list[int] = []
+    for lap in range(ceil(count * m / n)):
+        new = permutation(n, word(key, lap))
+        begun = entries[len(entries) - len(entries) % m :]
+        for taken in range(len(begun), m if begun else 0):
+            fits = next(i for i in range(taken - len(begun), n) if new[i] not in begun)
+            new.insert(taken - len(begun), new.pop(fits))
+        entries += new
+    return [entries[t * m : t * m + m] for t in range(count)]
+
+
+def decodes(stream: Sequence[int], capacity: int) -> list[int]:
+    """Return the places at which a cache that knows the future must load: Belady's rule."""
+    uses = defaultdict(list)
+    for place, item in reversed(list(enumerate(stream))):
+        uses[item].append(place)
+    held: set[int] = set()
+    loads = []
+    for place, item in enumerate(stream):
+        uses[item].pop()
+        if item not in held:
+            loads.append(place)
+            held.add(item)
+        held = {i for i in held if uses[i]}
+        if len(held) > capacity:
+            held.remove(max(held, key=lambda i: uses[i][-1]))
+    return loads
+
+
+def most_batches(chunks: tuple[int, ...], p: int) -> int:
+    """Return the most batches of p classes, a chunk of each, by trying the fullest first."""
+    left = Counter(dict(enumerate(chunks)))
+    batches = 0
+    while sum(count > 0 for count in left.values()) >= p:
+        left.subtract([number for number, _ in left.most_common(p)])
+        batches += 1
+    return batches
+
+
+def p_value(statistic: float, freedom: int) -> float:
+    """Return the upper tail of a chi-square, by Wilson and Hilferty's cube root."""
+    scale = 2 / (9 * freedom)
+    z = ((statistic / freedom) ** (1 / 3) - (1 - scale)) / sqrt(scale)
+    return erfc(z / sqrt(2)) / 2

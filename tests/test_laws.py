@@ -1,0 +1,344 @@
+"""The laws that hold for every sampler and every option.
+
+The cases stand in ``sampler_cases``. Laws of single samplers (distinct classes, fairness, what is
+live) are in the ``test_sampler_*`` module of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampler_cases import CASES, digest, digests
+
+from twinfeed.samplers import BatchStream, ReuseBatchSampler, StateMismatchError
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "samplers.json").read_text())
+FACTORIES = dict(CASES)
+NAMES = list(FACTORIES)
+WORLDS = (1, 2, 3, 4, 5, 8, 16)
+COVERING_ORDERS = ("sequential", "random", "random-feistel", "views-all", "subset", "subset-random")
+COVERING = [
+    name
+    for name in NAMES
+    if name in COVERING_ORDERS or name.startswith(("shards", "exact-once", "reuse"))
+]
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    """Every case, by name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def sampler(name: str) -> BatchStream:
+    """Every case, made anew."""
+    return FACTORIES[name]()
+
+
+def shards_of(sampler: BatchStream, world_size: int) -> list[BatchStream]:
+    """Return the ranks of a world, none where the sampler refuses to be divided by it."""
+    try:
+        return [sampler.shard(rank, world_size) for rank in range(world_size)]
+    except ValueError:
+        return []
+
+
+def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    """Say whether two lists of arrays are equal in values, sizes and dtypes."""
+    return len(left) == len(right) and all(
+        a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
+    """Law 1: each stream is what it was when it was recorded, on any machine and numpy."""
+    recorded = GOLDEN[name]
+    assert [b.tolist() for b in sampler.batches(0, 0, min(3, len(sampler)))] == recorded["first"]
+    assert digest(sampler) == recorded["digest"]
+
+
+def test_every_case_has_a_golden_vector_and_none_is_left_over() -> None:
+    """A case without a recorded stream, or a record without its case, is a mistake."""
+    assert sorted(GOLDEN) == sorted(NAMES)
+
+
+def test_arguments_alone_decide_whatever_was_asked_before(sampler: BatchStream) -> None:
+    """Law 1: calls in any order, alone or many steps at once, give the same batches."""
+    steps = len(sampler)
+    together = sampler.batches(2, 0, steps)
+    order = np.random.default_rng(0).permutation(steps).tolist()
+    alone = {step: sampler.batch(2, step) for step in order}
+    assert same(together, [alone[step] for step in range(steps)])
+    sampler.batches(0, 0, steps)
+    assert same(together[1:], sampler.batches(2, 1, steps) if steps else [])
+
+
+def test_global_random_state_is_neither_read_nor_changed(sampler: BatchStream) -> None:
+    """Law 1: disturbing numpy's global generator changes nothing, and is not undone."""
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()
+    first = sampler.batches(1, 0, len(sampler))
+    assert np.random.get_state()[1].tolist() == before
+    np.random.seed(2)
+    assert same(first, sampler.batches(1, 0, len(sampler)))
+
+
+def test_pickled_and_copied_samplers_are_the_same(sampler: BatchStream) -> None:
+    """Law 1: a copy, deep or pickled, before or after use, has the stream and the cursor."""
+    expected = sampler.batches(1, 0, len(sampler))
+    sampler.set_epoch(1)
+    clones = [pickle.loads(pickle.dumps(sampler)), copy.copy(sampler), copy.deepcopy(sampler)]
+    for clone in clones:
+        assert clone.state_dict() == sampler.state_dict()
+        assert same(expected, list(clone))
+
+
+def _child(environment: dict[str, str]) -> dict[str, str]:
+    """Return the digests of all cases as a fresh process computes them."""
+    code = "import json, sampler_cases; print(json.dumps(sampler_cases.digests()))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(result.stdout))
+
+
+def _vector_features() -> str:
+    """Return the CPU features that numpy would use beyond its baseline."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    return " ".join(f for f in __cpu_dispatch__ if __cpu_features__.get(f))
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_fresh_processes_with_other_hash_seeds_agree(hash_seed: str) -> None:
+    """Law 1: PYTHONHASHSEED is not an input."""
+    assert _child({"PYTHONHASHSEED": hash_seed}) == {n: g["digest"] for n, g in GOLDEN.items()}
+
+
+def test_a_process_without_vector_features_agrees() -> None:
+    """Law 1: the streams do not depend on the CPU's vector unit."""
+    child = _child({"NPY_DISABLE_CPU_FEATURES": _vector_features()})
+    assert child == {n: g["digest"] for n, g in GOLDEN.items()}
+
+
+def test_a_spawned_process_agrees_on_the_sampler_it_is_sent() -> None:
+    """Law 1: samplers travel to spawned workers."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.map(digest, [factory() for _, factory in CASES])
+    assert dict(zip(NAMES, found, strict=True)) == digests()
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_ranks_together_are_the_global_stream(sampler: BatchStream, world_size: int) -> None:
+    """Law 5: ids and seeds of the ranks, end to end, are the global batch, for every world size."""
+    ranks = shards_of(sampler, world_size)
+    for epoch in (0, 1) if ranks else ():
+        whole = sampler.batches(epoch, 0, len(sampler))
+        slices = [rank.batches(epoch, 0, len(sampler)) for rank in ranks]
+        assert same(whole, [np.concatenate(parts) for parts in zip(*slices, strict=True)])
+        for step in range(min(2, len(sampler))):
+            seeds = [rank.seeds(epoch, step) for rank in ranks]
+            assert np.array_equal(np.concatenate(seeds), sampler.seeds(epoch, step))
+            assert len(np.unique(sampler.seeds(epoch, step))) == len(whole[step])
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_rank_sizes_and_their_totals_stay_within_one(sampler: BatchStream, world_size: int) -> None:
+    """Law 5: in every step, and over all steps so far, ranks differ by at most one id."""
+    ranks = shards_of(sampler, world_size)
+    sizes = [
+        [len(b) for epoch in range(3) for b in rank.batches(epoch, 0, len(sampler))]
+        for rank in ranks
+    ]
+    if ranks and len(sampler):
+        assert np.ptp(sizes, axis=0).max() <= 1
+        assert np.ptp(np.cumsum(sizes, axis=1), axis=0).max() <= 1
+
+
+@pytest.mark.parametrize("name", COVERING)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_every_sample_comes_exactly_once_over_ranks_and_steps(name: str, world_size: int) -> None:
+    """Law 2: the union over ranks and steps of an epoch is each sample once, padding apart."""
+    sampler = FACTORIES[name]()
+    for epoch in (0, 1):
+        expected = np.sort(np.concatenate([[], *sampler.batches(7, 0, len(sampler))]))
+        parts = [
+            batch
+            for rank in shards_of(sampler, world_size)
+            for batch in rank.batches(epoch, 0, len(sampler))
+        ]
+        found = np.sort(np.concatenate([[], *parts]))
+        assert np.array_equal(found, expected)
+        assert len(np.unique(found[found >= 0])) == np.count_nonzero(found >= 0)
+
+
+def test_a_state_from_any_step_restores_the_remainder(name: str, sampler: BatchStream) -> None:
+    """Law 6: a fresh sampler with the state after any step goes on where that one stopped."""
+    whole = [*sampler.batches(0, 0, len(sampler)), *sampler.batches(1, 0, len(sampler))]
+    for taken, state in enumerate(_states(sampler)):
+        fresh = FACTORIES[name]()
+        fresh.load_state_dict(json.loads(json.dumps(state)))
+        assert fresh.state_dict() == state
+        following = [*fresh, *fresh] if taken < len(sampler) else list(fresh)
+        assert same(following[: len(whole) - taken], whole[taken:])
+
+
+def _states(sampler: BatchStream) -> Iterator[dict[str, object]]:
+    """Yield the state before each step of an epoch, after the last one and after its end."""
+    yield sampler.state_dict()
+    for _ in sampler:
+        yield sampler.state_dict()
+    assert (sampler.epoch, sampler.step) == (1, 0)
+
+
+def test_three_saves_in_a_row_lose_nothing(name: str) -> None:
+    """Law 6: save, restore, go on, three times over: the stream has no gap and no repeat."""
+    sampler = FACTORIES[name]()
+    expected = [b for epoch in (0, 1) for b in sampler.batches(epoch, 0, len(sampler))]
+    found: list[np.ndarray] = []
+    for stop in (1, len(sampler), len(sampler) + 1):
+        fresh = FACTORIES[name]()
+        fresh.load_state_dict(sampler.state_dict())
+        assert fresh.state_dict() == sampler.state_dict()
+        while len(found) < min(stop, len(expected)):
+            for batch in fresh:
+                found.append(batch)
+                if len(found) == stop:
+                    break
+        sampler = fresh
+    assert same(found, expected[: len(found)])
+
+
+def test_epochs_have_len_batches_and_resumed_ones_the_rest(sampler: BatchStream) -> None:
+    """Law 7: an uninterrupted epoch yields len batches, one resumed at step s yields len - s."""
+    steps = len(sampler)
+    for epoch in range(3):
+        assert (sampler.epoch, sampler.step) == (epoch, 0)
+        assert len(list(sampler)) == len(sampler) == steps
+    assert sampler.state_at(5, steps) == sampler.state_at(6 if steps else 5, 0)
+    for step in {0, 1, steps // 2, steps - 1} & set(range(steps)):
+        sampler.load_state_dict(sampler.state_at(5, step))
+        assert (sampler.epoch, sampler.step) == (5, step)
+        sampler.set_epoch(5)
+        assert len(list(sampler)) == steps - step
+        assert (sampler.epoch, sampler.step) == (6, 0)
+
+
+def test_a_state_belongs_to_any_rank_and_any_world(sampler: BatchStream) -> None:
+    """Law 6: states hold no rank: saved by one world, restored by another."""
+    if not len(sampler):
+        return
+    reached = (0, 1) if len(sampler) > 1 else (1, 0)
+    for rank in [r for world_size in WORLDS for r in shards_of(sampler, world_size)]:
+        next(iter(rank))
+        restored = copy.copy(sampler)
+        restored.load_state_dict(rank.state_dict())
+        assert (restored.epoch, restored.step) == reached
+
+
+def test_states_of_other_samplers_are_refused(name: str, sampler: BatchStream) -> None:
+    """A state of another stream is refused, with both values of each field that differs."""
+    for other_name, factory in CASES:
+        other = factory()
+        if other.fingerprint == sampler.fingerprint:
+            assert same(
+                sampler.batches(0, 0, min(2, len(sampler))), other.batches(0, 0, min(2, len(other)))
+            )
+            continue
+        assert other_name != name
+        with pytest.raises(StateMismatchError, match=r"the state has .*, this sampler has"):
+            sampler.load_state_dict(other.state_dict())
+
+
+def test_batches_are_fresh_int64_arrays_in_range(sampler: BatchStream) -> None:
+    """Each call gives arrays of its own: changing one changes nothing else."""
+    for world_size in (1, 2):
+        for rank in shards_of(sampler, world_size):
+            batches = rank.batches(0, 0, len(rank))
+            kept = [b.copy() for b in batches]
+            for batch in batches:
+                assert batch.dtype == np.int64
+                assert batch.ndim == 1
+                assert batch.base is None
+                assert batch.flags.writeable
+                records, views = rank.records(batch), rank.views(batch)
+                assert records.dtype == views.dtype == np.int64
+                assert records.shape == views.shape == batch.shape
+                assert np.array_equal(records < 0, batch < 0)
+                assert records.min(initial=0) >= (-1 if rank.padded else 0)
+                assert records.max(initial=-1) < rank.num_records
+                batch[:] = -7
+            assert same(kept, rank.batches(0, 0, len(rank)))
+            assert same(kept, list(rank))
+
+
+def test_steps_outside_an_epoch_are_index_errors(sampler: BatchStream) -> None:
+    """No step wraps around, none is skipped."""
+    for epoch, step in ((0, len(sampler)), (0, -1), (-1, 0)):
+        with pytest.raises(IndexError):
+            sampler.batch(epoch, step)
+        with pytest.raises(IndexError):
+            sampler.seeds(epoch, step)
+
+
+def test_epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) -> None:
+    """A shuffle is a new one every epoch; stored orders stay."""
+    fixed = ("sequential", "exact-once")
+    stored = name.startswith(fixed) or name == "subset"
+    whole = [np.concatenate([[], *sampler.batches(e, 0, len(sampler))]) for e in (0, 1)]
+    assert np.array_equal(*whole) == stored
+
+
+def test_repr_is_one_line_with_batches_and_explain_draws_ranks(sampler: BatchStream) -> None:
+    """A user can look at what a sampler will do."""
+    assert "\n" not in repr(sampler)
+    assert f"{len(sampler):,} batches" in repr(sampler)
+    drawing = sampler.explain(steps=3, world_size=2).splitlines()
+    assert drawing[0] == repr(sampler)
+    assert drawing[1].split() == ["step", "rank", "0", "rank", "1"]
+    assert len(drawing) == 2 + min(3, len(sampler))
+
+
+def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
+    """``sampler.set_epoch`` reaches the stream; no constructor argument is named sampler."""
+    assert sampler.sampler is sampler
+    assert (sampler.live is not None) == isinstance(sampler, ReuseBatchSampler)
+    assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
+    assert isinstance(sampler.drop_last, bool)
+    sampler.sampler.set_epoch(4)
+    assert (sampler.epoch, sampler.step) == (4, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from([n for n in NAMES if n != "exact-once-none"]),
+    epoch=st.integers(0, 10**6),
+    place=st.floats(0, 1, exclude_max=True),
+    world_size=st.sampled_from(WORLDS),
+)
+def test_any_epoch_and_step_is_reached_directly(
+    name: str, epoch: int, place: float, world_size: int
+) -> None:
+    """Law 6: any (epoch, step) of any rank: the batch is the one that iterating would give."""
+    sampler = FACTORIES[name]()
+    step = int(place * len(sampler))
+    sampler.load_state_dict(sampler.state_at(epoch, step))
+    for rank in shards_of(sampler, world_size):
+        assert np.array_equal(next(iter(rank)), rank.batch(epoch, step))

@@ -1,0 +1,110 @@
+"""Diagnostics: they see the known bad case, and nothing bad in a good stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseBatchSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    compare_shuffles,
+    diagnose,
+    simulate_shuffle_buffer,
+)
+
+
+def test_a_small_buffer_over_sorted_records_is_flagged() -> None:
+    """70,000 sorted records, a buffer of 10,000: early batches are low records, low labels."""
+    labels = np.arange(70_000) // 700
+    ids = simulate_shuffle_buffer(70_000, buffer_size=10_000, seed=0)
+    assert ids[:640].max() < 10_640
+    assert labels[ids[:640]].max() <= 15
+    found = diagnose(ids, batch_size=64, labels=labels)
+    text = " / ".join(found.flags)
+    assert "records move 29% as far" in text
+    assert "correlate by 0.90" in text
+    assert "the first tenth holds only records below 24% of the data" in text
+    assert "the first tenth meets 25 classes, 100 in a uniform shuffle" in text
+
+
+def test_a_buffer_of_100_has_the_published_numbers() -> None:
+    """10,000 sorted records: 99 places early at most, mean 73, 5.4 of 47.4 classes a batch."""
+    labels = np.arange(10_000) // 100
+    ids = simulate_shuffle_buffer(10_000, buffer_size=100, seed=0)
+    found = diagnose(ids, batch_size=64, labels=labels)
+    assert found.most_early == 99
+    assert found.displacement.value == pytest.approx(73, abs=2)
+    assert found.displacement.uniform == pytest.approx(3333, abs=1)
+    assert found.distinct["classes"].value == pytest.approx(5.4, abs=0.15)
+    assert found.distinct["classes"].uniform == pytest.approx(47.4, abs=0.05)
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(0, 200), buffer=st.integers(1, 250), seed=st.integers(0, 2**63))
+def test_a_simulated_buffer_lets_nothing_out_early(n: int, buffer: int, seed: int) -> None:
+    """A permutation in which no record leaves more than buffer - 1 places early."""
+    ids = simulate_shuffle_buffer(n, buffer_size=buffer, seed=seed)
+    assert np.array_equal(np.sort(ids), np.arange(n))
+    assert (ids - np.arange(n)).max(initial=0) <= buffer - 1
+
+
+def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
+    """The random order, and the shard-aware shuffle of records that are not sorted by class."""
+    labels = np.random.default_rng(0).integers(0, 50, 20_000)
+    for order in (
+        RandomSampler(20_000, seed=0),
+        ShardShuffleSampler([2000] * 10, seed=0, block=50, window=32),
+    ):
+        found = diagnose(
+            BatchSampler(order, batch_size=50), labels=labels, shard_lengths=[2000] * 10
+        )
+        assert found.flags == []
+        assert found.displacement.ratio == pytest.approx(1, abs=0.05)
+        assert found.distinct["classes"].ratio == pytest.approx(1, abs=0.05)
+        assert abs(found.rank_correlation) < 0.15
+        assert found.covered == found.records == 20_000
+        assert found.most_repeats == 1
+
+
+def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:
+    """Sorted records: 32 blocks of 50 against a buffer of 1,600, and the table that says so."""
+    labels = np.arange(20_000) // 200
+    order = ShardShuffleSampler([2000] * 10, seed=0, block=50, window=32)
+    lanes = diagnose(BatchSampler(order, batch_size=64), labels=labels)
+    ids = simulate_shuffle_buffer(20_000, buffer_size=1600, seed=0)
+    buffered = diagnose(ids, batch_size=64, labels=labels)
+    assert lanes.displacement.ratio > 5 * buffered.displacement.ratio
+    assert lanes.distinct["classes"].value > 1.3 * buffered.distinct["classes"].value
+    table = compare_shuffles({"buffer": buffered, "lanes": lanes}).splitlines()
+    assert [row.split()[0] for row in table] == ["displacement", "buffer", "lanes"]
+
+
+def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
+    """Exact numbers for streams that are known."""
+    stored = diagnose(BatchSampler(SequentialSampler(100), batch_size=10), block=10)
+    assert stored.rank_correlation == pytest.approx(1)
+    assert stored.displacement.value == 0
+    assert stored.distinct["blocks"].value == stored.fewest["blocks"] == 1
+    padded = diagnose(ExactOnceBatchSampler(11, batch_size=4, final="pad"))
+    assert (padded.samples, padded.covered) == (11, 11)
+    assert diagnose([4, 4], batch_size=1).rank_correlation == 0
+    reused = diagnose(ReuseBatchSampler(40, batch_size=4, reuse=3, live=8, seed=0))
+    assert (reused.covered, reused.most_repeats, reused.samples) == (40, 3, 120)
+
+
+def test_class_batches_show_their_classes_and_what_does_not_come() -> None:
+    """P classes in every batch; records that do not come are a flag."""
+    labels = np.arange(60) // 6
+    sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)
+    found = diagnose(sampler, labels=labels)
+    assert found.distinct["classes"].value == found.fewest["classes"] == 4
+    assert found.flags[-1] == f"{60 - found.covered} records do not come"
+    assert str(found).splitlines()[-1] == f"! {found.flags[-1]}"

@@ -1,0 +1,314 @@
+"""Bad arguments and states: refused early, with the rule, the name and what was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    MixtureSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseBatchSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    StateMismatchError,
+    SubsetSampler,
+    ViewSampler,
+    WeightedSampler,
+    diagnose,
+    simulate_shuffle_buffer,
+    split,
+)
+
+LABELS = [0] * 5 + [1] * 3 + [2] * 5 + [3] * 1
+
+
+def pk(**options: Any) -> Callable[[], PKBatchSampler]:
+    """Return a factory of P x K samplers with one thing wrong."""
+    defaults: dict[str, Any] = {"p": 2, "k": 1, "seed": 0}
+    labels = options.pop("labels", LABELS)
+    return lambda: PKBatchSampler(labels, **{**defaults, **options})
+
+
+def shuffle(**options: Any) -> Callable[[], ShardShuffleSampler]:
+    """Return a factory of shard-aware shuffles with one thing wrong."""
+    return lambda: ShardShuffleSampler(
+        options.pop("lengths", [10, 10]), **{"seed": 0, "block": 5, **options}
+    )
+
+
+def reuse(**options: int) -> Callable[[], ReuseBatchSampler]:
+    """Return a factory of reuse samplers with one thing wrong."""
+    defaults = {"batch_size": 2, "reuse": 3, "live": 4, "seed": 0}
+    return lambda: ReuseBatchSampler(10, **{**defaults, **options})
+
+
+def mixture(**options: Any) -> Callable[[], MixtureSampler]:
+    """Return a factory of mixtures with one thing wrong."""
+    orders = options.pop("orders", [SequentialSampler(3), SequentialSampler(2)])
+    defaults: dict[str, Any] = {
+        "weights": [1, 2],
+        "batch_size": 2,
+        "batches_per_epoch": 3,
+        "seed": 0,
+    }
+    return lambda: MixtureSampler(orders, **{**defaults, **options})
+
+
+BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "n-negative": (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
+    "n-float": (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
+    "n-bool": (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
+    "n-huge": (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
+    "seed-none": (lambda: RandomSampler(3, seed=None), TypeError, "seed must be an integer"),
+    "seed-float": (lambda: RandomSampler(3, seed=1.5), TypeError, "seed must be an integer"),
+    "seed-negative": (lambda: RandomSampler(3, seed=-1), ValueError, "seed must be at least 0"),
+    "seed-large": (lambda: RandomSampler(3, seed=2**64), ValueError, "seed must be below"),
+    "batch-zero": (
+        lambda: BatchSampler(SequentialSampler(3), batch_size=0),
+        ValueError,
+        "batch_size must be at least 1, got 0",
+    ),
+    "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be an Order"),
+    "drop-last": (
+        lambda: BatchSampler(SequentialSampler(3), batch_size=1, drop_last=1),
+        TypeError,
+        "drop_last must be True or False, got 1",
+    ),
+    "final": (
+        lambda: ExactOnceBatchSampler(3, batch_size=1, final="wrap"),
+        ValueError,
+        "final must be one of 'smaller', 'pad', got 'wrap'",
+    ),
+    "pk-few-classes": (
+        pk(p=5),
+        ValueError,
+        "p must be at most the number of classes in the data, 4",
+    ),
+    "pk-small-class": (
+        pk(k=4),
+        ValueError,
+        "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass small='repeat'",
+    ),
+    "pk-small-choices": (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
+    "pk-small-schedule": (pk(k={0: 1, 9: 4}, batches_per_epoch=3), ValueError, "fewer than k=4"),
+    "pk-dropped-all": (pk(k=9, small="drop"), ValueError, "p must be at most"),
+    "pk-no-labels": (pk(labels=[]), ValueError, "p must be at most"),
+    "pk-small-name": (pk(small="pad"), ValueError, "small must be one of"),
+    "pk-labels-float": (pk(labels=[0.5, 1]), TypeError, "labels must be integers or strings"),
+    "pk-labels-nan": (pk(labels=[0, np.nan]), TypeError, "labels must be integers or strings"),
+    "pk-labels-2d": (pk(labels=[[0, 1]]), ValueError, "labels must be one-dimensional"),
+    "pk-labels-mixed": (
+        pk(labels=np.array([0, "a"], object)),
+        TypeError,
+        "labels must be integers or strings",
+    ),
+    "pk-p-zero": (pk(p=0), ValueError, "p must be at least 1, got 0"),
+    "pk-k-float": (pk(k=1.0), TypeError, "k must be an integer, got 1.0"),
+    "pk-k-range": (pk(k=(3, 2)), ValueError, "k must be a range (low, high) with low at most high"),
+    "pk-k-triple": (pk(k=(1, 2, 3)), ValueError, "k must be a range (low, high)"),
+    "pk-schedule-start": (pk(k={5: 1}), ValueError, "must say its value at step 0"),
+    "pk-schedule-step": (pk(k={0: 1, -1: 1}), ValueError, "a step of k must be at least 0"),
+    "pk-schedule-length": (pk(p={0: 1, 2: 2}), ValueError, "batches_per_epoch must be given"),
+    "pk-range-length": (pk(k=(1, 1)), ValueError, "batches_per_epoch must be given"),
+    "pk-batches": (pk(batches_per_epoch=0), ValueError, "batches_per_epoch must be at least 1"),
+    "pk-coverage": (pk(coverage="some"), ValueError, "coverage must be one of 'once', 'all'"),
+    "pk-coverage-batches": (
+        pk(coverage="once", batches_per_epoch=3),
+        ValueError,
+        "batches_per_epoch must not be given with coverage='once'",
+    ),
+    "pk-coverage-repeat": (
+        pk(coverage="once", small="repeat"),
+        ValueError,
+        "small must be 'raise' or 'drop' with coverage='once'",
+    ),
+    "pk-coverage-schedule": (pk(coverage="all", p={0: 1, 3: 2}), ValueError, "must be plain"),
+    "pk-super-length": (pk(super_labels=[0]), ValueError, "super_labels must be as many as labels"),
+    "pk-super-split": (
+        pk(super_labels=[0, 1] * 7),
+        ValueError,
+        "super_labels must agree within a class: records 0 and 1",
+    ),
+    "pk-super-few": (
+        pk(super_labels=[0] * 5 + [1] * 9),
+        ValueError,
+        "p must be at most the number of classes in every super-class, 1",
+    ),
+    "pk-world": (
+        lambda: pk()().shard(0, 3),
+        ValueError,
+        "world_size must divide p, so that a rank gets whole classes: got world_size=3, p=2",
+    ),
+    "pk-world-schedule": (
+        lambda: pk(p={0: 4, 5: 2}, batches_per_epoch=3)().shard(0, 4),
+        ValueError,
+        "world_size=4, p=2",
+    ),
+    "rank-large": (lambda: pk()().shard(2, 2), ValueError, "rank must be below 2, got 2"),
+    "rank-negative": (lambda: pk()().shard(-1, 2), ValueError, "rank must be at least 0"),
+    "world-zero": (lambda: pk()().shard(0, 0), ValueError, "world_size must be at least 1"),
+    "shard-twice": (lambda: pk()().shard(1, 2).shard(0, 2), ValueError, "already rank 1 of 2"),
+    "epoch-negative": (lambda: pk()().set_epoch(-1), ValueError, "epoch must be at least 0"),
+    "shuffle-parts": (shuffle(window=6, parts=4), ValueError, "window must be divisible by parts"),
+    "shuffle-few-blocks": (
+        shuffle(window=8, parts=8),
+        ValueError,
+        "parts must be at most the number of blocks, 4, got 8",
+    ),
+    "shuffle-batch": (
+        lambda: BatchSampler(shuffle(window=4, parts=4)(), batch_size=6),
+        ValueError,
+        "batch_size must be divisible by the order's parts=4, got 6",
+    ),
+    "shuffle-lengths": (shuffle(lengths=[3, -1]), ValueError, "at least 0, got -1 at 1"),
+    "shuffle-lengths-type": (shuffle(lengths=[0.5]), TypeError, "shard_lengths must hold integers"),
+    "shuffle-lengths-shape": (shuffle(lengths=[[3]]), ValueError, "must be one-dimensional"),
+    "shuffle-lengths-huge": (
+        shuffle(lengths=np.array([2**63], np.uint64)),
+        ValueError,
+        "shard_lengths must fit int64, got 9223372036854775808",
+    ),
+    "shuffle-block": (shuffle(block=0), ValueError, "block must be at least 1"),
+    "shuffle-within": (shuffle(order_within="sorted"), ValueError, "order_within must be one of"),
+    "reuse-batch": (reuse(live=5), ValueError, "got live=5, batch_size=2, n=10"),
+    "reuse-live": (reuse(live=12), ValueError, "got live=12, batch_size=2, n=10"),
+    "reuse-none": (reuse(reuse=0), ValueError, "reuse must be at least 1"),
+    "weights-empty": (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),
+    "weights-zero": (lambda: WeightedSampler([0, 0], seed=0), ValueError, "not all be 0"),
+    "weights-zero-float": (lambda: WeightedSampler([0.0], seed=0), ValueError, "not all be 0"),
+    "weights-nan": (lambda: WeightedSampler([1, np.nan], seed=0), ValueError, "got nan at 1"),
+    "weights-negative": (lambda: WeightedSampler([1, -2], seed=0), ValueError, "got -2 at 1"),
+    "weights-negative-float": (lambda: WeightedSampler([-0.5], seed=0), ValueError, "got -0.5"),
+    "weights-text": (lambda: WeightedSampler(["a"], seed=0), TypeError, "weights must be numbers"),
+    "weights-sum": (lambda: WeightedSampler([2**62, 1], seed=0), ValueError, "sum to less than"),
+    "weights-many": (
+        lambda: WeightedSampler([1, 0], num_samples=2, replacement=False, seed=0),
+        ValueError,
+        "num_samples must be at most the number of weights above 0, 1",
+    ),
+    "subset-twice": (lambda: SubsetSampler([1, 1]), ValueError, "got 1 more than once"),
+    "subset-range": (lambda: SubsetSampler([5], num_records=5), ValueError, "num_records must be"),
+    "subset-order": (
+        lambda: SubsetSampler([5], order=SequentialSampler(2)),
+        ValueError,
+        "order must be over len(ids)=1 places",
+    ),
+    "split-fraction": (lambda: split(3, fraction=1.5, seed=0), ValueError, "fraction must be in"),
+    "split-keys": (lambda: split([1, 2], fraction=0.5, seed=0), TypeError, "records must be"),
+    "split-string": (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
+    "views-none": (
+        lambda: ViewSampler(SequentialSampler(2), [1, 0], per_epoch="one", seed=0),
+        ValueError,
+        "views must be at least 1, got 0 at 1",
+    ),
+    "views-order": (
+        lambda: ViewSampler(SequentialSampler(2), [2, 2], per_epoch="all", seed=0),
+        ValueError,
+        "order must be over 4 (record, view) pairs",
+    ),
+    "mixture-weights": (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
+    "mixture-weight": (mixture(weights=[1, 0]), ValueError, "weights must be at least 1, got 0"),
+    "mixture-empty": (mixture(orders=[SequentialSampler(0)]), ValueError, "none of them empty"),
+    "mixture-none": (mixture(orders=[], weights=[]), ValueError, "orders must hold one at least"),
+    "diagnose-batch": (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),
+    "diagnose-none": (lambda: diagnose([], batch_size=2), ValueError, "must hold a record"),
+    "diagnose-labels": (
+        lambda: diagnose([0, 1], batch_size=2, labels=[0]),
+        ValueError,
+        "classes must be given for 2 records, got 1",
+    ),
+    "diagnose-records": (
+        lambda: diagnose([0, 5], batch_size=2, num_records=3),
+        ValueError,
+        "stream must hold records below num_records=3, got 5",
+    ),
+    "buffer-zero": (
+        lambda: simulate_shuffle_buffer(3, buffer_size=0, seed=0),
+        ValueError,
+        "buffer_size must be at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_are_refused_in_words(case: str) -> None:
+    """The rule, the caller's own argument name, and what was given."""
+    make, kind, words = BAD[case]
+    with pytest.raises(kind) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_a_state_of_other_parameters_names_every_field_with_both_values() -> None:
+    """A diff, not an assertion."""
+    state = PKBatchSampler(LABELS, p=2, k=1, seed=0).state_dict()
+    with pytest.raises(StateMismatchError) as caught:
+        PKBatchSampler(LABELS[:-1], p=3, k=1, seed=4).load_state_dict(state)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the state is of another stream:"
+    fields = {line.split(":")[0].strip() for line in lines[1:]}
+    assert fields == {"labels", "p", "seed", "steps"}
+    assert "  p: the state has '2', this sampler has '3'" in lines
+
+
+def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:
+    """Fields that only one of the two has are named too."""
+    state = ExactOnceBatchSampler(8, batch_size=2).state_dict()
+    with pytest.raises(StateMismatchError) as caught:
+        BatchSampler(RandomSampler(8, seed=0), batch_size=2).load_state_dict(state)
+    assert "sampler: the state has 'ExactOnceBatchSampler'" in str(caught.value)
+    assert "final: the state has 'smaller', this sampler has 'nothing'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "the state has version 2, this library reads 1"),
+        ({"step": 99}, "the state is at step 99, an epoch has 4"),
+        ({"step": -1}, "step of the state must be at least 0"),
+        ({"epoch": "0"}, "epoch of the state must be an integer"),
+        ({"fingerprint": None}, "fingerprint of the state must be a mapping"),
+    ],
+)
+def test_broken_and_newer_states_are_refused(change: dict[str, Any], words: str) -> None:
+    """What was edited, cut off or written by a later version is not guessed at."""
+    sampler = ExactOnceBatchSampler(8, batch_size=2)
+    before = sampler.state_dict()
+    with pytest.raises((StateMismatchError, ValueError, TypeError)) as caught:
+        sampler.load_state_dict({**before, **change})
+    assert words in str(caught.value)
+    assert sampler.state_dict() == before
+
+
+def test_a_state_that_is_not_one_is_refused() -> None:
+    """Missing fields are named."""
+    with pytest.raises(StateMismatchError, match="the state lacks fingerprint, step"):
+        ExactOnceBatchSampler(8, batch_size=2).load_state_dict({"version": 1, "epoch": 0})
+
+
+def test_states_are_small_json_at_any_step() -> None:
+    """The same few bytes at step 10^9 as at step 1, and the batch there at once."""
+    sampler = BatchSampler(RandomSampler(10**12, seed=0), batch_size=100)
+    state = json.loads(json.dumps(sampler.state_at(3, 10**9)))
+    assert len(json.dumps(state)) < 400
+    sampler.load_state_dict(state)
+    assert np.array_equal(next(iter(sampler)), sampler.batch(3, 10**9))
+    assert sampler.step == 10**9 + 1
+
+
+def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:
+    """Each pass is the next epoch; setting the current epoch changes nothing."""
+    sampler = BatchSampler(RandomSampler(20, seed=0), batch_size=10)
+    passes = [np.concatenate(list(sampler)).tolist() for _ in range(3)]
+    assert len({tuple(p) for p in passes}) == 3
+    sampler.set_epoch(1)
+    sampler.set_epoch(1)
+    assert np.concatenate(list(sampler)).tolist() == passes[1]

@@ -1,0 +1,201 @@
+"""Weighted, subset, split, views, mixture, and exact-once: what each promises."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    MixtureSampler,
+    RandomSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    SubsetSampler,
+    ViewSampler,
+    WeightedSampler,
+    split,
+)
+from twinfeed.samplers.weighted import _log
+
+
+def _flat(sampler: BatchSampler | MixtureSampler, epoch: int = 0) -> np.ndarray:
+    """Return an epoch of ids."""
+    return np.concatenate(sampler.batches(epoch, 0, len(sampler)))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 761])
+@pytest.mark.parametrize("final", ["smaller", "pad"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_exact_once_covers_a_prime_over_any_ranks(n: int, final: str, world_size: int) -> None:
+    """Every record once, the same steps on every rank, padding only at the end, empties typed."""
+    sampler = ExactOnceBatchSampler(n, batch_size=16, final=final)
+    ranks = [sampler.shard(rank, world_size) for rank in range(world_size)]
+    batches = [list(rank) for rank in ranks]
+    assert {len(found) for found in batches} == {-(-n // 16)}
+    assert all(b.dtype == np.int64 and b.ndim == 1 for found in batches for b in found)
+    flat = np.concatenate([np.empty(0, np.int64), *(b for found in batches for b in found)])
+    assert np.array_equal(np.sort(flat[flat >= 0]), np.arange(n))
+    assert np.count_nonzero(flat < 0) == (-n % 16 if final == "pad" else 0)
+    assert sampler.padded == (final == "pad")
+
+
+def test_fewer_records_than_ranks_leave_typed_empty_batches() -> None:
+    """A rank with nothing left takes part in the step all the same."""
+    sampler = ExactOnceBatchSampler(3, batch_size=8)
+    sizes = [[len(b) for b in sampler.shard(rank, 5)] for rank in range(5)]
+    assert sorted(sizes) == [[0], [0], [1], [1], [1]]
+
+
+def test_weights_decide_how_often() -> None:
+    """Counts over many draws are near their share, and zero stays zero."""
+    weights = np.array([0, 1, 2, 5, 0.25])
+    order = WeightedSampler(weights, num_samples=40_000, seed=1)
+    counts = np.bincount(order.ids(0, np.arange(40_000)), minlength=5)
+    expected = 40_000 * weights / weights.sum()
+    assert counts[0] == 0
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected + 1)).all()
+
+
+def test_integer_weights_are_used_as_they_are() -> None:
+    """Scaling all weights by a power of two changes no draw; integers need no scaling."""
+    places = np.arange(500)
+    halves = WeightedSampler([0.5, 1.5, 1.0], num_samples=500, seed=1).ids(0, places)
+    doubled = WeightedSampler([1.0, 3.0, 2.0], num_samples=500, seed=1).ids(0, places)
+    assert np.array_equal(halves, doubled)
+    assert np.array_equal(
+        WeightedSampler(np.array([1, 3, 2], np.uint8), num_samples=500, seed=1).ids(0, places),
+        WeightedSampler([1, 3, 2], num_samples=500, seed=1).ids(0, places),
+    )
+
+
+def test_a_tiny_weight_is_not_rounded_away() -> None:
+    """A weight above zero stays above zero, however small beside the largest."""
+    order = WeightedSampler([1.0, 1e-30], num_samples=2, replacement=False, seed=0)
+    assert sorted(order.ids(0, np.arange(2)).tolist()) == [0, 1]
+
+
+def test_without_replacement_the_first_is_drawn_by_weight() -> None:
+    """The first of each epoch follows the weights; an epoch repeats nothing."""
+    order = WeightedSampler([1, 2, 5], replacement=False, seed=3)
+    epochs = np.array([order.ids(epoch, np.arange(3)) for epoch in range(4000)])
+    assert (np.sort(epochs, axis=1) == np.arange(3)).all()
+    counts = np.bincount(epochs[:, 0])
+    expected = np.array([500, 1000, 2500])
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+@given(x=st.floats(1e-300, 1e300))
+def test_the_portable_logarithm_is_one(x: float) -> None:
+    """Within a few units in the last place of the C library's."""
+    assert _log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-15, abs=4e-16)
+
+
+def test_a_subset_gives_its_records_in_the_inner_order() -> None:
+    """Its ids, each once, in an order of places."""
+    ids = np.array([9, 2, 40, 7, 5])
+    inner = RandomSampler(5, seed=6)
+    order = SubsetSampler(ids, order=inner)
+    assert np.array_equal(order.ids(3, np.arange(5)), ids[inner.ids(3, np.arange(5))])
+    assert order.num_records == 41
+
+
+def test_a_subset_passes_batches_on_to_an_inner_order_with_parts() -> None:
+    """The shard-aware shuffle inside a subset divides batches as it would alone."""
+    inner = ShardShuffleSampler([30, 34], seed=0, block=4, window=4, parts=2)
+    alone = BatchSampler(inner, batch_size=8)
+    subset = BatchSampler(SubsetSampler(np.arange(64) + 100, order=inner), batch_size=8)
+    assert np.array_equal(_flat(alone) + 100, _flat(subset))
+
+
+@settings(deadline=None)
+@given(n=st.integers(0, 3000), more=st.integers(0, 500), fraction=st.floats(0, 1))
+def test_a_split_stays_as_data_grows(n: int, more: int, fraction: float) -> None:
+    """Both sides are sorted and disjoint, and records keep their side."""
+    train, validation = split(n, fraction=fraction, seed=4)
+    assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(n))
+    assert (np.diff(train) > 0).all()
+    grown = split(n + more, fraction=fraction, seed=4)[1]
+    assert np.array_equal(grown[grown < n], validation)
+
+
+def test_a_split_by_keys_follows_the_record_wherever_it_is_stored() -> None:
+    """A key has its side, whatever its number; about the fraction goes to validation."""
+    keys = [f"image-{i}" for i in range(4000)]
+    validation = {keys[i] for i in split(keys, fraction=0.25, seed=1)[1]}
+    backwards = keys[::-1]
+    assert {backwards[i] for i in split(backwards, fraction=0.25, seed=1)[1]} == validation
+    assert len(validation) == pytest.approx(1000, abs=100)
+    assert split(keys, fraction=0.0, seed=1)[1].size == 0
+    assert split(keys, fraction=1.0, seed=1)[0].size == 0
+
+
+def test_one_view_an_epoch_shows_each_in_turn() -> None:
+    """After V epochs a record of V views has shown every one of them."""
+    counts = [1, 2, 3, 4]
+    stream = BatchSampler(
+        ViewSampler(RandomSampler(4, seed=0), counts, per_epoch="one", seed=1), batch_size=3
+    )
+    met: list[list[int]] = [[] for _ in counts]
+    for epoch in range(12):
+        ids = _flat(stream, epoch)
+        records, views = stream.records(ids), stream.views(ids)
+        assert sorted(records.tolist()) == [0, 1, 2, 3]
+        for record, view in zip(records.tolist(), views.tolist(), strict=True):
+            met[record].append(view)
+    for count, views in zip(counts, met, strict=True):
+        laps = np.sort(np.array(views).reshape(-1, count), axis=1)
+        assert (laps == np.arange(count)).all()
+
+
+def test_all_views_an_epoch_are_all_pairs() -> None:
+    """Every (record, view) pair once; records without views never come."""
+    order = ViewSampler(RandomSampler(6, seed=0), [2, 0, 3, 1], per_epoch="all", seed=1)
+    ids = order.ids(0, np.arange(6))
+    pairs = sorted(zip(order.records(ids).tolist(), order.views(ids).tolist(), strict=True))
+    assert pairs == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (3, 0)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    data=st.data(),
+    batch=st.integers(1, 7),
+)
+def test_a_mixture_is_exact_and_every_stream_runs_its_own_epochs(
+    lengths: list[int], data: st.DataObject, batch: int
+) -> None:
+    """Any sum(weights) consecutive samples are in proportion; each stream is its order's own."""
+    weights = [data.draw(st.integers(1, 4)) for _ in lengths]
+    orders = [RandomSampler(n, seed=i) for i, n in enumerate(lengths)]
+    stream = MixtureSampler(orders, weights=weights, batch_size=batch, batches_per_epoch=11, seed=0)
+    flat = np.concatenate([_flat(stream, epoch) for epoch in range(3)])
+    bounds = np.cumsum([0, *lengths])
+    which = np.searchsorted(bounds, flat, side="right") - 1
+    period = sum(weights)
+    for start in range(len(flat) - period):
+        window = np.bincount(which[start : start + period], minlength=len(lengths))
+        assert window.tolist() == weights
+    for number, order in enumerate(orders):
+        own = flat[which == number] - bounds[number]
+        epochs = range(-(-len(own) // len(order)))
+        expected = np.concatenate([order.ids(e, np.arange(len(order))) for e in epochs])
+        assert np.array_equal(own, expected[: len(own)])
+
+
+def test_a_mixture_of_views_knows_records_and_views() -> None:
+    """Ids, records and views are those of the joined index."""
+    views = ViewSampler(SequentialSampler(2), [2, 3], per_epoch="one", seed=0)
+    stream = MixtureSampler(
+        [SequentialSampler(3), views], weights=[1, 1], batch_size=4, batches_per_epoch=5, seed=0
+    )
+    ids = _flat(stream)
+    assert stream.num_records == 5
+    records, shown = stream.records(ids), stream.views(ids)
+    assert np.array_equal(records, np.where(ids < 3, ids, np.where(ids < 5, 3, 4)))
+    assert np.array_equal(shown, np.where(ids < 3, 0, np.where(ids < 5, ids - 3, ids - 5)))

@@ -1,0 +1,304 @@
+"""P x K: whole batches, fair at every step, for any classes and any schedule."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+import sampler_slow as slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from sampler_cases import LABELS, NAMES, SUPER
+
+from twinfeed.samplers import PKBatchSampler
+
+FIRST_NAMES = np.array(["zoe", "amy", "bob", "cid", "dan", "eve", "fay", "gus", "hal", "ida"])
+CLASS_SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+CHANGES = st.dictionaries(st.integers(1, 40), st.integers(1, 4), max_size=3)
+
+
+def _labels(sizes: list[int], seed: int = 0) -> np.ndarray:
+    """Return shuffled labels of classes of these sizes."""
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+def _check_batches(
+    sampler: PKBatchSampler, labels: np.ndarray, ps: list[int], ks: list[int]
+) -> None:
+    """Check law 3 and law 4 over global steps of which P and K are given."""
+    steps, sizes = len(sampler), np.bincount(labels)
+    batches = [b for e in range(len(ps) // steps) for b in sampler.batches(e, 0, steps)]
+    classes, records = np.zeros(len(sizes), int), np.zeros(len(labels), int)
+    for step, (batch, p, k) in enumerate(zip(batches, ps, ks, strict=True)):
+        blocks = labels[batch].reshape(p, k)
+        assert (blocks == blocks[:, :1]).all()
+        assert len(np.unique(blocks)) == p
+        for block in batch.reshape(p, k):
+            assert len(np.unique(block)) == min(k, sizes[labels[block[0]]])
+        if step and p != ps[step - 1]:
+            classes[:] = 0
+        if step and (p, k) != (ps[step - 1], ks[step - 1]):
+            records[:] = 0
+        classes[blocks[:, 0]] += 1
+        np.add.at(records, batch, 1)
+        assert np.ptp(classes) <= 1
+        assert all(np.ptp(records[labels == c]) <= 1 for c in np.unique(labels))
+
+
+def _at(schedule: dict[int, int], steps: int) -> list[int]:
+    """Return the value of a schedule at each step."""
+    return [schedule[max(s for s in schedule if s <= step)] for step in range(steps)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(sizes=CLASS_SIZES, data=st.data(), seed=st.integers(0, 2**64 - 1))
+def test_batches_are_whole_and_fair_for_any_schedule(
+    sizes: list[int], data: st.DataObject, seed: int
+) -> None:
+    """Laws 3 and 4: P distinct classes, K records each, counts within one between changes."""
+    p_values = st.integers(1, len(sizes))
+    p = {0: data.draw(p_values), **data.draw(st.dictionaries(st.integers(1, 40), p_values))}
+    k = {0: data.draw(st.integers(1, 5)), **data.draw(CHANGES)}
+    labels = _labels(sizes)
+    sampler = PKBatchSampler(labels, p=p, k=k, seed=seed, batches_per_epoch=15, small="repeat")
+    _check_batches(sampler, labels, _at(p, 60), _at(k, 60))
+
+
+def test_fairness_over_many_epochs_and_unequal_classes() -> None:
+    """The long run: 2,000 steps over the cases' labels."""
+    sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5, batches_per_epoch=100)
+    _check_batches(sampler, LABELS, [4] * 2000, [2] * 2000)
+
+
+def test_draws_equal_two_walks_of_the_slow_definition() -> None:
+    """Classes by fair groups of P, records by fair groups of K numbered by the class's draws."""
+    sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5)
+    keys = sampler._draws._keys
+    order = list(dict.fromkeys(LABELS.tolist()))
+    members = [np.flatnonzero(label == LABELS) for label in order]
+    class_key = slow.word(slow.word(keys["class"], 0), 0)
+    record_key = slow.word(keys["record"], 0)
+    draws: Counter[int] = Counter()
+    expected = []
+    for group in slow.fair_groups(10, 4, class_key, 3 * len(sampler)):
+        batch: list[int] = []
+        for number in group:
+            walk = slow.fair_groups(
+                len(members[number]), 2, slow.word(record_key, number), draws[number] + 1
+            )
+            batch += members[number][walk[-1]].tolist()
+            draws[number] += 1
+        expected.append(batch)
+    found = [b.tolist() for e in range(3) for b in sampler.batches(e, 0, len(sampler))]
+    assert found == expected
+
+
+def test_a_change_of_k_leaves_the_class_stream_alone() -> None:
+    """The classes of every step are those of the stream without the change."""
+    ks = {0: 2, 7: 1, 20: 3}
+    changed = PKBatchSampler(LABELS, p=4, k=ks, seed=1, batches_per_epoch=30, small="repeat")
+    plain = PKBatchSampler(LABELS, p=4, k=2, seed=1, batches_per_epoch=30)
+    for step, k in enumerate(_at(ks, 60)):
+        left = LABELS[changed.batch(*divmod(step, 30))][::k]
+        assert np.array_equal(left, LABELS[plain.batch(*divmod(step, 30))][::2])
+
+
+def test_schedules_count_training_steps_across_epochs() -> None:
+    """K changes at global step 1000, in the middle of an epoch of 30."""
+    sampler = PKBatchSampler(LABELS, p=4, k={0: 1, 1000: 2}, seed=1, batches_per_epoch=30)
+    sizes = [len(b) for e in (33,) for b in sampler.batches(e, 0, 30)]
+    assert sizes == [4] * 10 + [8] * 20
+
+
+def test_the_same_value_given_twice_is_no_change() -> None:
+    """A schedule that repeats a value is the schedule without that entry."""
+    one = PKBatchSampler(LABELS, p=4, k={0: 2, 5: 2, 9: 1}, seed=1, batches_per_epoch=20)
+    two = PKBatchSampler(LABELS, p=4, k={0: 2, 9: 1}, seed=1, batches_per_epoch=20)
+    assert one.fingerprint == two.fingerprint
+    assert np.array_equal(one.batch(0, 15), two.batch(0, 15))
+
+
+def test_random_k_draws_every_size_and_stays_whole() -> None:
+    """K is drawn for each batch, keyed; a class's records stay distinct while it has K."""
+    sampler = PKBatchSampler(LABELS, p=3, k=(2, 5), seed=1, batches_per_epoch=400, min_class_size=5)
+    batches = sampler.batches(0, 0, 400)
+    found = Counter(len(b) // 3 for b in batches)
+    assert sorted(found) == [2, 3, 4, 5]
+    assert min(found.values()) > 60
+    for batch in batches:
+        blocks = LABELS[batch].reshape(3, -1)
+        assert (blocks == blocks[:, :1]).all()
+        assert len(np.unique(batch)) == len(batch)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        -3 * LABELS + 7,
+        (LABELS - 5) * 2**60,
+        LABELS.astype(np.uint8),
+        LABELS.tolist(),
+        FIRST_NAMES[LABELS],
+        FIRST_NAMES[LABELS].tolist(),
+        FIRST_NAMES[LABELS].astype(object),
+    ],
+)
+def test_how_labels_are_written_does_not_matter(labels: ArrayLike) -> None:
+    """Law 1: int or str, dense or sparse, in any order: classes are who shares a label."""
+    expected = PKBatchSampler(LABELS, p=4, k=2, seed=5).batches(0, 0, 14)
+    found = PKBatchSampler(labels, p=4, k=2, seed=5).batches(0, 0, 14)
+    assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_ranks_get_whole_classes() -> None:
+    """A rank's slice holds P / world_size classes of K."""
+    sampler = PKBatchSampler(NAMES, p=4, k=2, seed=5)
+    for world_size in (1, 2, 4):
+        for rank in range(world_size):
+            for batch in sampler.shard(rank, world_size).batches(0, 0, 14):
+                counts = Counter(NAMES[batch].tolist())
+                assert list(counts.values()) == [2] * (4 // world_size)
+
+
+@pytest.mark.parametrize(("small", "classes"), [("repeat", 10), ("drop", 7)])
+def test_small_classes_are_repeated_or_left_out(small: str, classes: int) -> None:
+    """Classes of 2, 3 and 5 records with K = 6; repeats begin after all its records came."""
+    sampler = PKBatchSampler(LABELS, p=4, k=6, seed=5, small=small, batches_per_epoch=50)
+    assert sampler.num_classes == classes
+    met = np.concatenate(sampler.batches(0, 0, 50))
+    assert len(np.unique(LABELS[met])) == classes
+    for block in met.reshape(-1, 6):
+        counts = Counter(block.tolist())
+        assert len(counts) == min(6, np.count_nonzero(LABELS[block[0]] == LABELS))
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_super_classes_keep_to_themselves_and_take_turns() -> None:
+    """One super-class a batch, in proportion to classes in every window, fair within each."""
+    sampler = PKBatchSampler(LABELS, p=3, k=2, seed=5, super_labels=SUPER, batches_per_epoch=50)
+    parents = []
+    classes = Counter(dict.fromkeys(range(10), 0))
+    for epoch in range(4):
+        for batch in sampler.batches(epoch, 0, 50):
+            assert len(np.unique(SUPER[batch])) == 1
+            assert len(np.unique(LABELS[batch])) == 3
+            parents.append(SUPER[batch[0]])
+            classes.update(np.unique(LABELS[batch]).tolist())
+            for parent in ("odd", "even"):
+                counts = [classes[label] for label in np.unique(LABELS[parent == SUPER])]
+                assert max(counts) - min(counts) <= 1
+    windows = [Counter(parents[i : i + 5]) for i in range(196)]
+    assert all(window == {"even": 3, "odd": 2} for window in windows)
+
+
+def test_default_epochs_have_as_many_batches_as_the_records_fill() -> None:
+    """N // (P * K) over the classes that are kept, and one at least."""
+    assert len(PKBatchSampler(LABELS, p=4, k=2, seed=0)) == 116 // 8
+    assert len(PKBatchSampler(LABELS, p=4, k=6, seed=0, small="drop")) == 106 // 24
+    assert len(PKBatchSampler(LABELS, p=10, k=40, seed=0, small="repeat")) == 1
+
+
+def test_ten_thousand_classes_are_numpy_arrays_alone() -> None:
+    """A sampler holds no Python object a record or a class: its pickle is its arrays."""
+    labels = np.random.default_rng(0).integers(0, 10_000, 200_000)
+    sampler = PKBatchSampler(labels, p=8, k=4, seed=0, small="repeat")
+    sampler.batches(0, 0, 50)
+    assert len(pickle.dumps(sampler)) < 4 * 200_000 + 6 * 8 * 10_000 + 20_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=CLASS_SIZES, data=st.data(), mode=st.sampled_from(["once", "all"]))
+def test_coverage_epochs_keep_their_promise(
+    sizes: list[int], data: st.DataObject, mode: str
+) -> None:
+    """Once: no record twice, as many batches as can be. All: every record, in the fewest."""
+    k = data.draw(st.integers(1, min(4, max(sizes))))
+    kept = [size for size in sizes if size >= k]
+    p = data.draw(st.integers(1, len(kept)))
+    labels = _labels(sizes)
+    sampler = PKBatchSampler(labels, p=p, k=k, seed=3, coverage=mode, small="drop")
+    for epoch in range(4):
+        batches = sampler.batches(epoch, 0, len(sampler))
+        for batch in batches:
+            blocks = labels[batch].reshape(p, k)
+            assert (blocks == blocks[:, :1]).all()
+            assert len(np.unique(blocks)) == p
+            assert len(np.unique(batch)) == p * k
+        met = np.concatenate(batches)
+        if mode == "once":
+            assert len(np.unique(met)) == len(met)
+            assert len(batches) == slow.most_batches(tuple(size // k for size in kept), p)
+        else:
+            assert len(np.unique(met)) == sum(kept)
+            needed = [-(-size // k) for size in kept]
+            assert len(batches) == max(-(-sum(needed) // p), *needed)
+
+
+def test_the_fullest_first_rule_is_the_best_there_is() -> None:
+    """The brute force behind the brute force: no choice of classes makes more batches."""
+
+    @cache
+    def best(chunks: tuple[int, ...], p: int) -> int:
+        left = [i for i, count in enumerate(chunks) if count]
+        options = combinations(left, p)
+        return max(
+            (
+                1 + best(tuple(sorted(c - (i in chosen) for i, c in enumerate(chunks))), p)
+                for chosen in options
+            ),
+            default=0,
+        )
+
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        chunks = tuple(sorted(rng.integers(0, 5, rng.integers(1, 6)).tolist()))
+        for p in range(1, len(chunks) + 1):
+            assert slow.most_batches(chunks, p) == best(chunks, p)
+
+
+def test_what_once_leaves_out_rotates_over_epochs() -> None:
+    """Records left out as remainders are others in every epoch: all come in turn."""
+    labels = np.repeat(np.arange(6), 11)
+    sampler = PKBatchSampler(labels, p=3, k=4, seed=0, coverage="once")
+    assert len(sampler) == 4
+    out = [np.setdiff1d(np.arange(66), np.concatenate(sampler.batches(e, 0, 4))) for e in range(11)]
+    times = np.bincount(np.concatenate(out), minlength=66)
+    assert times.tolist() == [3] * 66
+
+
+def test_chunks_left_out_rotate_over_classes() -> None:
+    """Two chunks too many each epoch: over seven epochs of seven classes each loses two."""
+    labels = np.repeat(np.arange(7), 10)
+    sampler = PKBatchSampler(labels, p=3, k=5, seed=0, coverage="once")
+    met = [
+        np.bincount(labels[np.concatenate(sampler.batches(e, 0, 4))], minlength=7) // 5
+        for e in range(14)
+    ]
+    lost = (2 - np.array(met)).sum(axis=0)
+    assert np.array(met).sum(axis=1).tolist() == [12] * 14
+    assert lost.tolist() == [4] * 7
+
+
+def test_stored_order_walks_each_class_in_a_circle() -> None:
+    """The classes are those of the random walk; the n-th draw of a class goes on where it was."""
+    options = {"p": 4, "k": 3, "small": "repeat", "batches_per_epoch": 9, "seed": 1}
+    stored = PKBatchSampler(LABELS, order_within="stored", **options)
+    usual = PKBatchSampler(LABELS, **options)
+    met: dict[int, int] = {}
+    for epoch in range(3):
+        for step in range(9):
+            classes = LABELS[usual.batch(epoch, step)]
+            for label, record in zip(classes, stored.batch(epoch, step), strict=True):
+                own = np.flatnonzero(label == LABELS)
+                assert record == own[met.get(label, 0) % len(own)]
+                met[label] = met.get(label, 0) + 1
+
+
+def test_stored_order_is_refused_with_coverage() -> None:
+    with pytest.raises(ValueError, match="order_within must be 'random' with coverage='once'"):
+        PKBatchSampler(LABELS, p=4, k=2, seed=0, coverage="once", order_within="stored")
