@@ -1,0 +1,137 @@
+"""The errors of the loaders: what is wrong, where exactly, and what to do about it.
+
+Each class also is the builtin that fits (`ValueError`, `EOFError`, `RuntimeError`), so that code
+written before this library catches it too. A file that is not there stays `FileNotFoundError`.
+`StateMismatchError` lives with the samplers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoaderError(Exception):
+    """Say what went wrong, with the place in the data and one line of advice.
+
+    Every place that is known is an attribute: `path` (of the shard), `offset` (bytes), `record`
+    (its number in the shard), `key`; so are `expected`, `found` and `advice`. None stands for "not
+    known" or "does not apply".
+
+    >>> print(LoaderError("no such field", path="a.tar", record=3, advice="name one of: jpg, cls"))
+    no such field
+      shard: a.tar
+      record: 3
+      what to do: name one of: jpg, cls
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        /,
+        *,
+        path: object = None,
+        offset: int | None = None,
+        record: int | None = None,
+        key: str | None = None,
+        expected: object = None,
+        found: object = None,
+        advice: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = None if path is None else str(path)
+        self.offset = offset
+        self.record = record
+        self.key = key
+        self.expected = expected
+        self.found = found
+        self.advice = advice
+
+    def __str__(self) -> str:
+        """Return the problem and, a line each, the places and values that are known."""
+        facts = {
+            "shard": self.path,
+            "byte offset": self.offset,
+            "record": self.record,
+            "key": self.key,
+            "expected": self.expected,
+            "found": self.found,
+            "what to do": self.advice,
+        }
+        known = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        return "\n".join([self.problem, *known])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by state: worker processes send their errors home."""
+        return _rebuild, (type(self), self.problem, self.__dict__)
+
+
+def _rebuild(kind: type[LoaderError], problem: str, state: dict[str, Any]) -> LoaderError:
+    """Return the error that was pickled."""
+    error = kind(problem)
+    error.__dict__.update(state)
+    return error
+
+
+class DataCorruptionError(LoaderError, ValueError):
+    """Report bytes that break their format or do not match their checksum.
+
+    >>> issubclass(DataCorruptionError, ValueError)
+    True
+    """
+
+
+class TruncatedShardError(DataCorruptionError, EOFError):
+    """Report a shard that ends within a record.
+
+    >>> issubclass(TruncatedShardError, EOFError)
+    True
+    """
+
+
+class StaleIndexError(LoaderError, ValueError):
+    """Report an index whose shard has changed since it was built.
+
+    >>> issubclass(StaleIndexError, ValueError)
+    True
+    """
+
+
+class IndexFormatError(LoaderError, ValueError):
+    """Report an index that is incomplete, damaged, or of a version this library does not read.
+
+    >>> issubclass(IndexFormatError, ValueError)
+    True
+    """
+
+
+class WorkerDiedError(LoaderError, RuntimeError):
+    """Report a worker process that ended without giving its batch.
+
+    >>> issubclass(WorkerDiedError, RuntimeError)
+    True
+    """
+
+
+class UnsafeContentError(LoaderError):
+    """Report content that would have to be executed, or lead out of its folder, to be used.
+
+    >>> issubclass(UnsafeContentError, LoaderError)
+    True
+    """
+
+
+class DecodeError(LoaderError, ValueError):
+    """Report a record that the caller's `decode` or `transform` could not work on.
+
+    >>> issubclass(DecodeError, ValueError)
+    True
+    """
+
+
+class ShardWarning(UserWarning):
+    """Warn of a shard that reads whole, but not as its writer should have left it.
+
+    >>> issubclass(ShardWarning, UserWarning)
+    True
+    """

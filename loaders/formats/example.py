@@ -1,0 +1,193 @@
+"""`tf.train.Example` without TensorFlow: where each feature lies, its values, and the way back.
+
+The parser is bounded and does not recurse; it follows proto3 in what it accepts (fields in any
+order, packed and unpacked lists, unknown fields passed over, the last of two features of one name,
+messages in pieces merged), and `tensorflow.train.Example` in the values it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.features import WIRES, Span, check_numbers, list_items, pieces, usual
+from twinfeed.loaders.formats.records import Part
+from twinfeed.loaders.formats.wire import (
+    LEN,
+    WireError,
+    length_delimited,
+    read_short,
+    read_varints,
+    varint,
+)
+
+Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
+
+_ADVICE = "check that the shard holds tf.train.Example messages; scan raw bytes with example=False"
+_TEXT = (bytes, bytearray, memoryview, str)
+
+
+def locate(data: bytes, /, *, base: int = 0) -> dict[str, Part]:
+    """Find the bytes of every feature of a serialized Example.
+
+    Offsets count from `base`, where `data` starts. A bytes feature with one value is a part of kind
+    "bytes"; any other is its list message. A feature that holds no list is left out, as
+    TensorFlow's parsers take it for missing.
+
+    Raises DataCorruptionError where the message is malformed, or one feature's list is stored in
+    several pieces.
+
+    >>> parts = locate(encode({"label": [7], "image": [b"jpeg"]}), base=12)
+    >>> parts["image"].data, parts["image"].kind, decode_list("int64_list", parts["label"].data)
+    (b'jpeg', 'bytes', array([7]))
+    """
+    try:
+        found = usual(data)
+        if found is None:
+            found = {name: _only(name, spans) for name, spans in pieces(data).items() if spans}
+        return {name: _part(data, base, *span) for name, span in found.items()}
+    except WireError as error:
+        raise _corrupt(error, base) from None
+
+
+def parse(data: bytes, /) -> dict[str, Values]:
+    """Return the values of every feature: a list of bytes, int64[n] or float32[n].
+
+    A feature that holds no list is left out. Raises DataCorruptionError where the message is
+    malformed.
+
+    >>> parse(encode({"x": [0.5], "name": [b"a", b"b"]}))
+    {'name': [b'a', b'b'], 'x': array([0.5], dtype=float32)}
+    """
+    try:
+        return {
+            name: _values(spans[0][0], b"".join(data[start:stop] for _, start, stop in spans))
+            for name, spans in pieces(data).items()
+            if spans
+        }
+    except WireError as error:
+        raise _corrupt(error, 0) from None
+
+
+def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
+    """Return the values of one list message: a list of bytes, int64[n] or float32[n] by `kind`.
+
+    Raises DataCorruptionError where the message is malformed, ValueError where `kind` is no list's.
+
+    >>> decode_list("int64_list", bytes.fromhex("0a03010203"))
+    array([1, 2, 3])
+    """
+    if kind not in WIRES:
+        raise ValueError(f"kind must be one of {sorted(WIRES)}, not {kind!r}")
+    try:
+        return _values(kind, bytes(data))
+    except WireError as error:
+        raise _corrupt(error, 0) from None
+
+
+def encode(features: Mapping[str, Any], /) -> bytes:
+    """Serialize one Example; the same features give the same bytes, whatever their order.
+
+    A value is bytes, str (as UTF-8), a number, or a sequence or array of one of these; integers and
+    booleans make an int64_list, floats a float_list. An empty feature must be an array, whose dtype
+    tells its kind.
+
+    Raises TypeError for values of another type, ValueError for several dimensions, integers beyond
+    int64, and an empty list; each names the feature.
+
+    >>> encode({"label": 7}).hex()
+    '0a100a0e0a056c6162656c12051a030a0107'
+    """
+    entries = b"".join(
+        length_delimited(0x0A, _entry(name, features[name])) for name in sorted(features)
+    )
+    return length_delimited(0x0A, entries)
+
+
+def _only(name: str, spans: list[Span]) -> Span:
+    """Return the one piece of a feature's list."""
+    if len(spans) > 1:
+        raise WireError(f"feature {name!r} is stored in {len(spans)} pieces", spans[1][1])
+    return spans[0]
+
+
+def _part(data: bytes, base: int, kind: str, start: int, stop: int) -> Part:
+    """Return the part of one list message, after checking its structure."""
+    if stop - start > 1 and data[start] == 0x0A:
+        length, at = data[start + 1], start + 2
+        if length > 127:
+            length, at = read_short(data, start + 1, stop)
+        if at + length == stop:  # one value, or one run of packed numbers, fills the list
+            if kind == "bytes_list":
+                return Part("bytes", 0, base + at, length, data[at:stop], at - start)
+            check_numbers(kind, data, LEN, at, stop)
+            return Part(kind, 0, base + start, stop - start, data[start:stop], 0)
+    items = list_items(kind, data, start, stop)
+    if kind == "bytes_list" and len(items) == 1:
+        _, at, end = items[0]
+        return Part("bytes", 0, base + at, end - at, data[at:end], at - start)
+    for wire, at, end in items:
+        check_numbers(kind, data, wire, at, end)
+    return Part(kind, 0, base + start, stop - start, data[start:stop], 0)
+
+
+def _values(kind: str, data: bytes) -> Values:
+    """Decode one whole list message."""
+    items = list_items(kind, data, 0, len(data))
+    if kind == "bytes_list":
+        return [data[at:end] for _, at, end in items]
+    for wire, at, end in items:
+        check_numbers(kind, data, wire, at, end)
+    joined = b"".join(data[at:end] for _, at, end in items)
+    if kind == "float_list":
+        return np.frombuffer(joined, "<f4").astype(np.float32)
+    return read_varints(joined).view(np.int64)
+
+
+def _entry(name: str, value: Any) -> bytes:
+    """Serialize one entry of the feature map."""
+    return length_delimited(0x0A, name.encode()) + length_delimited(0x12, _feature(name, value))
+
+
+def _feature(name: str, value: Any) -> bytes:
+    """Serialize one feature, its kind by the type of its values."""
+    values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
+    if len(values) == 0 and not isinstance(values, np.ndarray):
+        raise ValueError(f"feature {name!r} is empty: give an array, so that its kind is known")
+    if len(values) and isinstance(values[0], _TEXT):
+        return length_delimited(0x0A, b"".join(_text_item(name, item) for item in values))
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"feature {name!r} must be one-dimensional, not of shape {array.shape}")
+    if array.dtype.kind in "SUO" and len(array) == 0:
+        return length_delimited(0x0A, b"")
+    if array.dtype.kind == "f":
+        return _packed(0x12, array.astype("<f4").tobytes())
+    if array.dtype.kind not in "iub":
+        raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, not {value!r}")
+    if array.dtype.kind == "u" and len(array) and int(array.max()) >> 63:
+        raise ValueError(f"feature {name!r} must fit into int64, not {array.max()}")
+    return _packed(0x1A, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
+
+
+def _text_item(name: str, item: Any) -> bytes:
+    """Serialize one value of a bytes list."""
+    if not isinstance(item, _TEXT):
+        raise TypeError(f"feature {name!r} must hold values of one type, not also {item!r}")
+    return length_delimited(0x0A, item.encode() if isinstance(item, str) else bytes(item))
+
+
+def _packed(tag: int, payload: bytes) -> bytes:
+    """Serialize a list of numbers."""
+    return length_delimited(tag, length_delimited(0x0A, payload) if payload else b"")
+
+
+def _corrupt(error: WireError, base: int) -> DataCorruptionError:
+    """Return the library's error for a malformed message."""
+    return DataCorruptionError(
+        f"not a valid tf.train.Example: {error.problem}", offset=base + error.at, advice=_ADVICE
+    )

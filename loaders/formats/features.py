@@ -1,0 +1,144 @@
+"""Where the feature lists of a serialized `tf.train.Example` lie.
+
+The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
+Int64List}>}}`. Every writer lays it out in one way, each message filling the one around it exactly;
+`usual` reads that in a single flat loop and gives up on anything else, which `_any` reads, slowly,
+with proto3's rules.
+"""
+
+from __future__ import annotations
+
+import re
+
+from twinfeed.loaders.formats.wire import FIXED32, LEN, VARINT, WireError, fields, read_short
+
+WIRES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
+"""The kinds of lists, and the wire types their values may have: numbers are packed together, or one
+by one."""
+
+KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
+_KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
+_OVERLONG = re.compile(rb"[\x80-\xff]{10}")
+_FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
+
+Span = tuple[str, int, int]
+
+
+def pieces(data: bytes, /) -> dict[str, list[Span]]:
+    """Return, by feature name, the (kind, start, stop) pieces of its list, if it has one.
+
+    Raises WireError where the message is malformed.
+
+    >>> pieces(bytes.fromhex("0a0c0a0a0a016112051a030a0107"))
+    {'a': [('int64_list', 11, 14)]}
+    """
+    found = usual(data)
+    return _any(data) if found is None else {name: [span] for name, span in found.items()}
+
+
+def usual(data: bytes, /) -> dict[str, Span] | None:
+    """Return the (kind, start, stop) of each feature's list; None for an unusual layout.
+
+    >>> usual(bytes.fromhex("0a0c0a0a0a016112051a030a0107"))
+    {'a': ('int64_list', 11, 14)}
+    """
+    found: dict[str, Span] = {}
+    size = len(data)
+    try:
+        length, at = read_short(data, 1, size)
+        if data[0] != _FIRST or at + length != size:
+            return None
+        while at < size:
+            tag, length, at = data[at], data[at + 1], at + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            end = at + length
+            value = at + 2 + data[at + 1]
+            if tag != _FIRST or data[at] != _FIRST or data[at + 1] > 127 or end > size:
+                return None
+            name = data[at + 2 : value].decode()
+            if name in found:
+                return None
+            tag, length, at = data[value], data[value + 1], value + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            if tag != _SECOND or at + length != end:
+                return None
+            kind, length, at = _KIND_OF_TAG[data[at]], data[at + 1], at + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            if at + length != end:
+                return None
+            found[name] = (kind, at, end)
+            at = end
+    except (IndexError, KeyError, UnicodeDecodeError, WireError):
+        return None
+    return found
+
+
+def list_items(kind: str, data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Return the (wire type, start, stop) of each value field of one list message.
+
+    >>> list_items("int64_list", bytes.fromhex("0a0107"), 0, 3)
+    [(2, 2, 3)]
+    """
+    wires = WIRES[kind]
+    found = fields(data, start, stop)
+    return [(wire, at, end) for number, wire, at, end in found if number == 1 and wire in wires]
+
+
+def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
+    r"""Raise WireError unless the packed numbers of one value field are whole.
+
+    >>> check_numbers("int64_list", b"\x07", LEN, 0, 1)
+    """
+    if kind == "float_list" and (end - at) % 4:
+        raise WireError(f"{end - at} bytes are no float32 array", at)
+    if kind == "int64_list" and wire == LEN and end > at:
+        overlong = end - at > 10 and _OVERLONG.search(data, at, end)
+        if overlong or data[end - 1] > 127:
+            raise WireError("a varint does not end", at)
+
+
+def _any(data: bytes) -> dict[str, list[Span]]:
+    """Walk any message by proto3's rules."""
+    found = {}
+    for number, wire, start, stop in fields(data, 0, len(data)):
+        if number == 1 and wire == LEN:
+            for inner, inner_wire, at, end in fields(data, start, stop):
+                if inner == 1 and inner_wire == LEN:
+                    name, lists = _map_entry(data, at, end)
+                    found[name] = lists
+    return found
+
+
+def _map_entry(data: bytes, at: int, end: int) -> tuple[str, list[Span]]:
+    """Return the name and the list pieces of one entry of the feature map."""
+    name, found = "", list[Span]()
+    for number, wire, start, stop in fields(data, at, end):
+        if number == 1 and wire == LEN:
+            name = _text(data, start, stop)
+        elif number == 2 and wire == LEN:
+            found = _lists(data, start, stop, found)
+    return name, found
+
+
+def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
+    """Add the list messages of one Feature: of one kind they merge, another kind replaces them."""
+    for number, wire, start, stop in fields(data, at, end):
+        if number in KINDS and wire == LEN:
+            kind = KINDS[number]
+            for item in list_items(kind, data, start, stop):  # those that are replaced too
+                check_numbers(kind, data, *item)
+            if found and found[0][0] != kind:
+                found = []
+            found.append((kind, start, stop))
+    return found
+
+
+def _text(data: bytes, at: int, end: int) -> str:
+    """Return a name, which proto3 wants to be UTF-8."""
+    try:
+        return data[at:end].decode()
+    except UnicodeDecodeError:
+        raise WireError("a feature's name is not UTF-8", at) from None

@@ -1,0 +1,68 @@
+"""Open a local shard for one sequential pass, and read from it what must be there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO
+
+from twinfeed.loaders.errors import LoaderError, TruncatedShardError, UnsafeContentError
+
+BUFFER = 1 << 20
+"""Bytes read, or written, at a time."""
+
+CLOSED = "copy the shard again, or write it again: its writer may not have been closed"
+"""What to do about a shard that ends too early."""
+
+
+def open_shard(path: str, /) -> BinaryIO:
+    """Open a shard for reading, buffered.
+
+    Raises UnsafeContentError for a `pipe:` command, which is never run, LoaderError for what is no
+    regular file, and FileNotFoundError.
+
+    >>> open_shard("pipe:cat a.tar")
+    Traceback (most recent call last):
+    twinfeed.loaders.errors.UnsafeContentError: pipe: commands are never run
+      shard: pipe:cat a.tar
+      what to do: run the command yourself, and give the file it makes
+    """
+    refuse_command(path)
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise LoaderError(
+            "not a regular file", path=path, advice="give a file that can be sought in"
+        )
+    return open(path, "rb", buffering=BUFFER)
+
+
+def refuse_command(path: str, /) -> None:
+    """Raise UnsafeContentError for webdataset's `pipe:` URLs, which would run a shell.
+
+    >>> refuse_command("a.tar")
+    """
+    if path.lower().startswith("pipe:"):
+        raise UnsafeContentError(
+            "pipe: commands are never run",
+            path=path,
+            advice="run the command yourself, and give the file it makes",
+        )
+
+
+def read_exactly(file: BinaryIO, size: int, path: str, offset: int, /) -> bytes:
+    """Read `size` bytes of the record at `offset`; a file that has shrunk is an error.
+
+    >>> import io
+    >>> read_exactly(io.BytesIO(b"abc"), 2, "a.tar", 0)
+    b'ab'
+    """
+    data = file.read(size)
+    if len(data) < size:
+        raise TruncatedShardError(
+            f"truncated record at offset {offset}",
+            path=path,
+            offset=offset,
+            expected=f"{size} bytes",
+            found=f"{len(data)} bytes",
+            advice=CLOSED,
+        )
+    return data

@@ -1,0 +1,68 @@
+"""What a scan of a container yields: where each record lies, and each of its fields.
+
+A `Record`'s extent covers its framing: the extents of a TFRecord shard's records tile the shard,
+those of a tar go from the sample's first header block to the padded end of its last member. A
+`Part` lies inside: its range is what a reader fetches to have the field, without the rest of the
+record.
+
+A record's `number` counts all records of its shard, bad ones too, and so stays true where a scan
+goes on past them. Loose files have `paths`, which their parts' `path_no` number, and the `label`
+that came with the listing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from twinfeed.loaders.errors import DataCorruptionError
+
+OnBad = Callable[[DataCorruptionError], None]
+"""Called with the error of one bad record after which the scan can go on."""
+
+MAX_RECORD_BYTES = 1 << 30
+"""Records longer than this are refused before they are read, unless the caller allows more."""
+
+TOO_LONG = "raise max_record_bytes if it is meant to be this long"
+"""What to do about a record that is refused for its length."""
+
+
+class Part(NamedTuple):
+    """One field of a record: the bytes `[offset, offset + length)` of its file.
+
+    `kind` says how the range is read: "bytes" is the value itself; "bytes_list", "int64_list" and
+    "float_list" are the message of an Example feature's list, for `example.decode_list`. `path_no`
+    numbers the record's files (0 in a shard). `head` is, for a bytes feature of one value, the
+    number of bytes before `offset` where its list message begins, so that `[offset - head, offset +
+    length)` reads as "bytes_list".
+
+    >>> Part("bytes", 0, 512, 3, b"cat", 0).data
+    b'cat'
+    """
+
+    kind: str
+    path_no: int
+    offset: int
+    length: int
+    data: bytes
+    head: int
+
+
+class Record(NamedTuple):
+    """One record of a shard, or one of loose files.
+
+    `offset` and `length` are bytes of the shard, framing included; `header` is what the shard's
+    header checksum covers.
+
+    >>> Record(0, 20, None, {}, b"", 7).number
+    7
+    """
+
+    offset: int
+    length: int
+    key: str | None
+    parts: dict[str, Part]
+    header: bytes
+    number: int
+    paths: tuple[str, ...] = ()
+    label: str | None = None

@@ -1,0 +1,236 @@
+"""webdataset's tar shards: scan the samples of one, and write one.
+
+The naming rule is webdataset's: the key is the member's path up to the first dot of its base name,
+the rest, lower-cased, is the extension and names the part; consecutive members of one key make a
+sample. Members that webdataset passes over (directories, names without an extension, `__meta__`
+names) are passed over here; what would make half a sample is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import BinaryIO
+
+from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.opening import BUFFER, open_shard, read_exactly
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.tarheader import BLOCK, LINKS, REGULAR, Member, members
+
+OnSkip = Callable[[str, str], None]
+"""Called with the reason and the name of a member that is no part of a sample."""
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_KINDS = {
+    b"1": "link",
+    b"2": "link",
+    b"3": "device",
+    b"4": "device",
+    b"5": "directory",
+    b"6": "pipe",
+}
+_LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
+_DUPLICATE = "write the archive again; extensions are compared in lower case"
+_APART = "write the archive again, sorted by name: the parts of a sample must follow each other"
+_NAMES = "rename the file and write the archive again"
+_META = re.compile(r"__[^/]*__($|/)")
+_FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
+
+
+def split_name(name: str, /) -> tuple[str, str] | None:
+    """Split a member's name into (key, extension) as webdataset does; None where it has none.
+
+    >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
+    (('train/0001', 'seg.png'), None, None)
+    """
+    match = _NAME.match(name)
+    return (match[1], match[2].lower()) if match else None
+
+
+def scan(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    on_bad: OnBad | None = None,
+    on_skip: OnSkip | None = None,
+) -> Iterator[Record]:
+    """Yield every sample of a tar shard in one sequential pass.
+
+    Memory is bounded by the longest sample, and holds the keys. Given `on_bad`, a sample that is
+    bad while the archive is sound goes there as the error it is, and the scan goes on; broken
+    headers are raised in any case. `on_skip(reason, name)` hears of every member that is passed
+    over.
+
+    Raises DataCorruptionError (a header, a name, two parts of one name, a key met again later, a
+    link for a part) and TruncatedShardError; warns (ShardWarning) of an archive without its end or
+    with bytes behind it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with TarWriter(f"{folder}/a.tar") as writer:
+    ...         writer.write("0001", {"jpg": b"...", "cls": b"7"})
+    ...     [(record.key, sorted(record.parts)) for record in scan(f"{folder}/a.tar")]
+    [('0001', ['cls', 'jpg'])]
+    """
+    path = os.fspath(path)
+    seen: dict[str, int] = {}
+    sample: _Sample | None = None
+    number = 0
+    with open_shard(path) as file:
+        for member in members(file, path):
+            split = _classify(member, on_skip)
+            if split is None:
+                continue
+            if sample is None or split[0] != sample.key:
+                if sample is not None:
+                    yield from sample.finish(on_bad)
+                    number += 1
+                sample = _Sample(path, split[0], member.start, number, max_record_bytes)
+                sample.check_key(member, seen)
+            sample.add(member, split[1], file)
+        if sample is not None:
+            yield from sample.finish(on_bad)
+
+
+class _Sample:
+    """The sample being gathered: its members so far and the first thing wrong with it."""
+
+    def __init__(self, path: str, key: str, start: int, number: int, limit: int) -> None:
+        self.path, self.key, self.number, self.limit = path, key, number, limit
+        self.start = self.end = start
+        self.bytes = 0
+        self.parts: dict[str, Part] = {}
+        self.headers: list[bytes] = []
+        self.bad: DataCorruptionError | None = None
+
+    def check_key(self, member: Member, seen: dict[str, int]) -> None:
+        """Check that no sample before had this key."""
+        if self.key in seen:
+            problem = f"key {self.key!r} is met again, first at offset {seen[self.key]}"
+            self.fail(member, problem, _APART)
+        seen[self.key] = member.start
+
+    def add(self, member: Member, extension: str, file: BinaryIO) -> None:
+        """Take in one member; the file stands at its data."""
+        self.headers.append(member.header)
+        self.end = member.end
+        self.bytes += member.size
+        if _FORBIDDEN.search(self.key) or _FORBIDDEN.search(extension):
+            self.fail(member, f"name {member.name!r} not allowed: NUL, newline or no UTF-8", _NAMES)
+        elif member.kind in LINKS:
+            target = member.link.decode("utf-8", "replace")
+            self.fail(member, f"part {extension!r} is a link to {target!r}, not a file", _LINK)
+        elif extension in self.parts:
+            offsets = f"offsets {self.parts[extension].offset} and {member.offset}"
+            self.fail(member, f"part {extension!r} twice in one sample: {offsets}", _DUPLICATE)
+        elif self.bytes > self.limit:
+            problem = f"sample longer than max_record_bytes={self.limit}"
+            self.fail(member, problem, TOO_LONG)
+        elif self.bad is None:
+            data = read_exactly(file, member.size, self.path, member.start)
+            self.parts[extension] = Part("bytes", 0, member.offset, member.size, data, 0)
+
+    def fail(self, member: Member, problem: str, advice: str) -> None:
+        """Keep the first thing that is wrong."""
+        self.bad = self.bad or DataCorruptionError(
+            problem,
+            path=self.path,
+            offset=member.start,
+            record=self.number,
+            key=self.key,
+            advice=advice,
+        )
+
+    def finish(self, on_bad: OnBad | None) -> Iterator[Record]:
+        """Yield the record, or hand over its error."""
+        if self.bad is None:
+            length, header = self.end - self.start, b"".join(self.headers)
+            yield Record(self.start, length, self.key, self.parts, header, self.number)
+        elif on_bad is None:
+            raise self.bad
+        else:
+            on_bad(self.bad)
+
+
+def _classify(member: Member, on_skip: OnSkip | None) -> tuple[str, str] | None:
+    """Return (key, extension) of a member that is a part, or a link for one; None for any other."""
+    name = member.name.decode("utf-8", "surrogateescape")
+    split = split_name(name)
+    if member.kind not in REGULAR and (member.kind not in LINKS or split is None):
+        reason = _KINDS.get(member.kind, f"type {member.kind!r}")
+    elif _META.match(name):
+        reason = "metadata"
+    elif split is None:
+        reason = "no extension"
+    else:
+        return split
+    if on_skip is not None:
+        on_skip(reason, name)
+    return None
+
+
+def _unfit(name: str) -> bool:
+    """Tell a member name that some reader would not take as it is."""
+    outside = name.startswith("/") or ".." in name.split("/")
+    return outside or bool(_FORBIDDEN.search(name) or _META.match(name))
+
+
+class TarWriter:
+    """Write a webdataset tar shard; a context manager.
+
+    The same samples give the same bytes: times and owners are zero, the mode 0644. Long and
+    non-ASCII names are written as PAX. The file is whole only after `close`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, TarWriter(f"{folder}/a.tar") as writer:
+    ...     writer.write("0001", {"txt": b"abc"})
+    ...     writer.offset
+    1024
+    """
+
+    def __init__(self, path: str | os.PathLike[str], /) -> None:
+        self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
+        self.offset = 0
+
+    def write(self, key: str, parts: Mapping[str, bytes], /) -> None:
+        """Append one sample, its parts in the order given.
+
+        Raises ValueError for a key or an extension that would not be read back as it is, or would
+        lead out of the folder in which somebody extracts the archive.
+        """
+        names = {extension: f"{key}.{extension}" for extension in parts}
+        for extension, name in names.items():
+            if _unfit(name) or split_name(name) != (key, extension):
+                raise ValueError(f"key {key!r} with part {extension!r} makes no fit member name")
+        for extension, data in parts.items():
+            info = tarfile.TarInfo(names[extension])
+            info.size = len(data)
+            header = info.tobuf(tarfile.PAX_FORMAT)
+            padding = bytes(-len(data) % BLOCK)
+            for piece in (header, data, padding):
+                self._file.write(piece)
+            self.offset += len(header) + len(data) + len(padding)
+
+    def close(self) -> None:
+        """Write the end of the archive and close the file."""
+        if not self._file.closed:
+            self._file.write(bytes(2 * BLOCK))
+        self._file.close()
+
+    def __enter__(self) -> TarWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the file; after an exception without the archive's end, for it is not whole."""
+        if kind is not None:
+            self._file.close()
+        self.close()

@@ -1,0 +1,287 @@
+"""The members of a tar archive: ustar, GNU and PAX headers, strictly read.
+
+Where programs are known to read one archive differently (CVE-2025-62518, CVE-2019-20907,
+CVE-2025-8194), the doubtful form is an error: malformed PAX records, two extended headers of a kind
+before one member, a PAX path that contradicts a GNU long name, negative sizes. A PAX size drives
+the jump to the next header; a PAX header never applies to a GNU one between it and its member.
+Formats: POSIX.1-2017 "pax", and GNU tar's manual, "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
+from twinfeed.loaders.formats.opening import CLOSED
+from twinfeed.loaders.formats.sniff import disguise
+
+BLOCK = 512
+MAX_EXTENDED_BYTES = 1 << 20
+"""Longer extended headers are refused before they are read."""
+
+REGULAR = (b"\x00", b"0", b"7")
+LINKS = (b"1", b"2")
+_DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # of these, the size field counts no data
+_UNSUPPORTED = {
+    b"S": "sparse member not supported",
+    b"M": "member continued from another volume not supported",
+    b"N": "old GNU long-name table not supported",
+}
+_OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
+_MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
+_PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
+_ADVICE = "restore the shard, or write it again: nothing behind this header can be trusted"
+
+
+class Member(NamedTuple):
+    """One member: name, type flag, data range, link target, and header blocks from `start` on.
+
+    >>> Member(b"a.txt", b"0", 0, 512, 3, b"", b"").end
+    1024
+    """
+
+    name: bytes
+    kind: bytes
+    start: int
+    offset: int
+    size: int
+    link: bytes
+    header: bytes
+
+    @property
+    def end(self) -> int:
+        """Return where the next header begins."""
+        return self.offset + _padded(self.size)
+
+
+def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
+    """Yield every member of an archive, links and directories too.
+
+    `file` is the open archive, seekable. When a member is given, the file stands at its data; the
+    caller may move in it. Warns (ShardWarning) of an archive without its end, and of bytes behind
+    the end.
+
+    Raises DataCorruptionError and TruncatedShardError, each naming `path`.
+
+    >>> import io, tarfile
+    >>> archive = io.BytesIO()
+    >>> with tarfile.open(fileobj=archive, mode="w") as tar:
+    ...     tar.addfile(tarfile.TarInfo("a.txt"))
+    >>> [(m.name, m.offset, m.size) for m in members(archive, "a.tar")]
+    [(b'a.txt', 512, 0)]
+    """
+    walk = _Walk(file, path)
+    while (member := walk.member()) is not None:
+        yield member
+        walk.at = member.end
+
+
+class _Extended:
+    """What the extended headers before one member say of it: GNU long names, PAX records."""
+
+    def __init__(self) -> None:
+        self.blocks = b""
+        self.gnu: dict[bytes, bytes] = {}
+        self.pax: dict[bytes, bytes] | None = None
+
+
+class _Walk:
+    """The walk from header to header: position, size of the archive, global PAX records."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self.file = file
+        self.path = path
+        self.size = file.seek(0, os.SEEK_END)
+        self.at = 0
+        self.shared: dict[bytes, bytes] = {}
+        self.shared_bytes = 0
+
+    def member(self) -> Member | None:
+        """Read the headers of the next member; None at the end of the archive."""
+        start, extended = self.at, _Extended()
+        while (block := self._header()) is not None:
+            kind, size = block[156:157], self._number(block[124:136])
+            self.at += BLOCK
+            if kind not in b"xXgLK":
+                return self._finish(start, block, size, extended)
+            data = self._payload(size)
+            extended.blocks += block + data
+            self._extend(extended, kind, data[:size])
+        if extended.gnu or extended.pax is not None:
+            raise self._truncated("an extended header, and no member after it", BLOCK)
+        self._check_end()
+        return None
+
+    def _header(self) -> bytes | None:
+        """Return the header block at hand, its checksum checked; None at the end of the archive."""
+        self.file.seek(self.at)
+        block = self.file.read(BLOCK)
+        if not block.strip(b"\x00"):
+            return None
+        if len(block) < BLOCK:
+            raise self._not_tar(block) or self._truncated("a header", BLOCK)
+        stored, total = _octal(block[148:156]), _sum_of_bytes(block)
+        if stored != total and stored != total - 256 * sum(b > 127 for b in block):
+            raise self._not_tar(block) or self._error(
+                f"bad header checksum at offset {self.at}", expected=stored, found=total
+            )
+        return block
+
+    def _number(self, field: bytes) -> int:
+        """Return a size: octal, or base-256 where the first bit is set."""
+        if field[0] & 0x80:
+            if field[0] & 0x40:
+                raise self._error(f"negative size at offset {self.at}", found=field.hex())
+            return int.from_bytes(field, "big") - (0x80 << 88)
+        value = _octal(field)
+        if value is None:
+            raise self._error(f"size that is no octal number at offset {self.at}", found=field)
+        return value
+
+    def _payload(self, size: int) -> bytes:
+        """Return the data of an extended header, padding included, after checking their size."""
+        if not 0 < size <= MAX_EXTENDED_BYTES:
+            raise self._error(
+                f"extended header at offset {self.at - BLOCK} of {size} bytes",
+                expected=f"1 to {MAX_EXTENDED_BYTES} bytes",
+                found=f"{size} bytes",
+            )
+        if self.at + size > self.size:
+            raise self._truncated("an extended header", size)
+        data = self.file.read(_padded(size))
+        self.at += len(data)
+        return data
+
+    def _extend(self, extended: _Extended, kind: bytes, data: bytes) -> None:
+        """Take in one extended header."""
+        if kind in b"LK":
+            if kind in extended.gnu:
+                raise self._error("two GNU long names before one member")
+            extended.gnu[kind] = data.rstrip(b"\x00")
+        elif kind == b"g":
+            self.shared_bytes += len(data)
+            if self.shared_bytes > MAX_EXTENDED_BYTES:
+                raise self._error(f"global PAX headers of more than {MAX_EXTENDED_BYTES} bytes")
+            self.shared.update(self._pax(data))
+        elif extended.pax is not None:
+            raise self._error("two PAX headers before one member")
+        else:
+            extended.pax = self._pax(data)
+
+    def _pax(self, data: bytes) -> dict[bytes, bytes]:
+        """Parse PAX records, each `length key=value` and a newline; keep those that matter here."""
+        records, at = dict[bytes, bytes](), 0
+        while at < len(data):
+            match = _PAX_LENGTH.match(data, at)
+            start = end = at
+            if match:
+                start, end = match.end(), at + int(match[1])
+            key, equals, value = data[start : end - 1].partition(b"=")
+            if end > len(data) or not key or not equals or data[end - 1 : end] != b"\n":
+                raise self._error("malformed PAX record", found=data[at : at + 40])
+            if key in _MEANINGFUL or key.startswith(_SPARSE):
+                records[key] = value
+            at = end
+        return records
+
+    def _finish(self, start: int, block: bytes, size: int, extended: _Extended) -> Member:
+        """Put a member together from its header block and what was said before it."""
+        kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
+        if kind == b"\x00" and name.endswith(b"/"):
+            kind = b"5"  # as Version 7 wrote directories
+        if kind in _UNSUPPORTED:
+            raise self._error(_UNSUPPORTED[kind], at=start)
+        if block[345] and block[257:263] == b"ustar\x00":
+            name = _text(block[345:500]) + b"/" + name
+        if extended.blocks or self.shared:
+            pax = {**self.shared, **(extended.pax or {})}
+            if any(key.startswith(_SPARSE) for key in pax):
+                raise self._error(_UNSUPPORTED[b"S"], at=start)
+            name = self._longer(name, extended.gnu.get(b"L"), pax.get(b"path"))
+            link = self._longer(link, extended.gnu.get(b"K"), pax.get(b"linkpath"))
+            size = self._pax_size(pax[b"size"]) if pax.get(b"size") else size
+        if kind in _DATALESS:
+            size = 0
+        if self.at + size > self.size:
+            raise self._truncated(f"member {name!r}", size, at=start)
+        return Member(name, kind, start, self.at, size, link, extended.blocks + block)
+
+    def _longer(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
+        """Return the name that holds: PAX's or GNU's, which must agree, else the header's own."""
+        if gnu is not None and pax and gnu != pax:
+            raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
+        return pax or gnu or short
+
+    def _pax_size(self, value: bytes) -> int:
+        """Return the size that a PAX record gives."""
+        if not value.isdigit() or len(value) > 19:
+            raise self._error("PAX size that is no number", found=value)
+        return int(value)
+
+    def _check_end(self) -> None:
+        """Warn of an end that is not two blocks of zeros, and of anything but zeros behind it."""
+        if 0 < self.size < self.at + 2 * BLOCK:
+            self._warn("the archive does not end with two zero blocks; its last member is complete")
+        self.file.seek(self.at)
+        at = self.at
+        while data := self.file.read(1 << 20):
+            if data.strip(b"\x00"):
+                at += len(data) - len(data.lstrip(b"\x00"))
+                self._warn(f"the bytes from offset {at} on, behind the archive's end, are not read")
+                return
+            at += len(data)
+
+    def _warn(self, problem: str) -> None:
+        """Warn of an archive that did not end as it should."""
+        warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
+
+    def _not_tar(self, block: bytes) -> DataCorruptionError | None:
+        """Return the error of a file that is no tar archive, if its beginning tells what it is."""
+        what = disguise(block) if self.at == 0 else None
+        return what and self._error(f"not a tar archive: {what[0]}", advice=what[1])
+
+    def _truncated(self, what: str, size: int, *, at: int | None = None) -> DataCorruptionError:
+        """Return the error of an archive that ends too early."""
+        return TruncatedShardError(
+            f"the archive ends within {what}",
+            path=self.path,
+            offset=self.at if at is None else at,
+            expected=f"{size} bytes",
+            found=f"{max(self.size - self.at, 0)} bytes",
+            advice=CLOSED,
+        )
+
+    def _error(
+        self, problem: str, *, at: int | None = None, advice: str = _ADVICE, **facts: Any
+    ) -> DataCorruptionError:
+        """Return an error at the present place of the archive, or at `at`."""
+        offset = self.at if at is None else at
+        return DataCorruptionError(problem, path=self.path, offset=offset, advice=advice, **facts)
+
+
+def _sum_of_bytes(block: bytes) -> int:
+    """Return the sum of a header's bytes, those of the checksum itself taken for spaces."""
+    blank = block[:148] + b"        " + block[156:]
+    # Adler-32's low half is one more than the sum of the bytes modulo 65521, above half a block's
+    return (zlib.adler32(blank[:256]) & 0xFFFF) + (zlib.adler32(blank[256:]) & 0xFFFF) - 2
+
+
+def _octal(field: bytes) -> int | None:
+    """Return the value of an octal field, None if it is none."""
+    match = _OCTAL.fullmatch(field)
+    return int(match[1] or b"0", 8) if match else None
+
+
+def _text(field: bytes) -> bytes:
+    """Return a text field up to its first NUL."""
+    return field.partition(b"\x00")[0]
+
+
+def _padded(size: int) -> int:
+    """Return `size` rounded up to whole blocks."""
+    return -(-size // BLOCK) * BLOCK

@@ -1,0 +1,211 @@
+"""TFRecord framing: scan a shard from front to back with every checksum checked, and write one.
+
+A record is its length (uint64, little-endian), the length's masked CRC-32C, the data, and the
+data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`). A wrong length checksum ends the
+scan, since nothing tells where the next record begins; a wrong data checksum spoils one record
+only.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from twinfeed.loaders.closing import Closing
+from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
+from twinfeed.loaders.formats.checksum import masked
+from twinfeed.loaders.formats.example import locate
+from twinfeed.loaders.formats.opening import BUFFER, CLOSED, open_shard
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.sniff import disguise
+
+HEADER, FOOTER = 12, 4
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_RESTORE = "restore the shard, or leave the record out with build_index(exclude=...)"
+_UNSTEADY = "the file reads differently each time: check the disk, the network mount and the RAM"
+
+
+def scan(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    example: bool = True,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    on_bad: OnBad | None = None,
+) -> Iterator[Record]:
+    """Yield every record of a TFRecord shard in one sequential pass.
+
+    Memory is bounded by the longest record. With `example` the parts are the features of a
+    tf.train.Example; without, one part "data" is the record's bytes. A record longer than
+    `max_record_bytes` is refused before it is read. Given `on_bad`, a record whose data is bad goes
+    there as the error it is, and the scan goes on behind it; broken framing is raised in any case.
+
+    Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
+    TruncatedShardError.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with TFRecordWriter(f"{folder}/a") as writer:
+    ...         writer.write(b"one")
+    ...         writer.write(b"three")
+    ...     [(r.offset, r.length, r.parts["data"].data) for r in scan(f"{folder}/a", example=False)]
+    [(0, 19, b'one'), (19, 21, b'three')]
+    """
+    path = os.fspath(path)
+    with open_shard(path) as file:
+        frames = _frames(file, path, max_record_bytes)
+        for number, (offset, header, data, footer) in enumerate(frames):
+            start = offset + HEADER
+            try:
+                if masked(data) != _CHECKSUM.unpack(footer)[0]:
+                    raise _data_error(path, offset, data, footer)
+                if example:
+                    parts = locate(data, base=start)
+                else:
+                    parts = {"data": Part("bytes", 0, start, len(data), data, 0)}
+            except DataCorruptionError as error:
+                error.path, error.record = path, number
+                if on_bad is None:
+                    raise
+                on_bad(error)
+                continue
+            yield Record(offset, HEADER + len(data) + FOOTER, None, parts, header, number)
+
+
+def framed_length(header: bytes, /) -> int | None:
+    """Return the length, framing included, of the record with this header; None if it is no header.
+
+    >>> framed_length(bytes(12)) is None
+    True
+    """
+    if len(header) < HEADER:
+        return None
+    length, stored = _HEADER.unpack(header[:HEADER])
+    return HEADER + int(length) + FOOTER if masked(header[:8]) == stored else None
+
+
+def _frames(
+    file: BinaryIO, path: str, max_record_bytes: int
+) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    """Yield (offset, header, data, footer) of each record, the header checked."""
+    size = os.fstat(file.fileno()).st_size
+    offset = number = 0
+    while offset < size:
+        header = file.read(HEADER)
+        if len(header) < HEADER:
+            raise _not_tfrecord(path, offset) or _truncated(
+                HEADER, len(header), _where(path, offset, number)
+            )
+        length, stored = _HEADER.unpack(header)
+        if masked(header[:8]) != stored:
+            raise _not_tfrecord(path, offset) or _length_error(
+                header, stored, _where(path, offset, number)
+            )
+        if length > max_record_bytes:
+            raise DataCorruptionError(
+                f"record of {length} bytes at offset {offset}",
+                **_where(path, offset, number),
+                expected=f"at most max_record_bytes={max_record_bytes}",
+                advice=TOO_LONG,
+            )
+        framed = HEADER + length + FOOTER
+        if offset + framed > size:
+            raise _truncated(framed, size - offset, _where(path, offset, number))
+        data, footer = file.read(length), file.read(FOOTER)
+        if len(footer) < FOOTER:
+            raise _truncated(framed, HEADER + len(data) + len(footer), _where(path, offset, number))
+        yield offset, header, data, footer
+        offset += framed
+        number += 1
+
+
+def _where(path: str, offset: int, number: int) -> dict[str, Any]:
+    """Return the facts that every framing error has."""
+    return {"path": path, "offset": offset, "record": number}
+
+
+def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedShardError:
+    """Return the error of a record that the end of the file cuts."""
+    return TruncatedShardError(
+        f"truncated record at offset {where['offset']}",
+        **where,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        advice=CLOSED,
+    )
+
+
+def _length_error(header: bytes, stored: int, where: dict[str, Any]) -> DataCorruptionError:
+    """Return the error of a length that does not match its checksum."""
+    return DataCorruptionError(
+        f"corrupted length at offset {where['offset']}",
+        **where,
+        expected=f"length CRC {stored:#010x}",
+        found=f"{masked(header[:8]):#010x}",
+        advice="restore the shard: nothing behind this offset can be read",
+    )
+
+
+def _not_tfrecord(path: str, offset: int) -> DataCorruptionError | None:
+    """Return the error of a file that is no TFRecord shard, if its beginning tells what it is."""
+    if offset:
+        return None
+    with open(path, "rb") as file:
+        what = disguise(file.read(512))
+    return what and DataCorruptionError(
+        f"not an uncompressed TFRecord file: {what[0]}",
+        path=path,
+        offset=0,
+        record=0,
+        advice=what[1],
+    )
+
+
+def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorruptionError:
+    """Return the error of data that do not match their checksum, read once more to tell why."""
+    with open(path, "rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        again = os.pread(file.fileno(), len(data) + FOOTER, offset + HEADER)
+    same = again == data + footer
+    return DataCorruptionError(
+        f"corrupted data at offset {offset}",
+        offset=offset,
+        expected=f"data CRC {_CHECKSUM.unpack(footer)[0]:#010x}",
+        found=f"{masked(data):#010x}; read once more: {'same' if same else 'different'}",
+        advice=_RESTORE if same else _UNSTEADY,
+    )
+
+
+class TFRecordWriter(Closing):
+    """Write a TFRecord shard, uncompressed; a context manager.
+
+    The file is what TensorFlow's own writer makes of the same records. It is whole only after
+    `close`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with TFRecordWriter(f"{folder}/a") as writer:
+    ...         writer.write(b"abc")
+    ...         writer.offset
+    19
+    """
+
+    def __init__(self, path: str | os.PathLike[str], /) -> None:
+        self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
+        self.offset = 0
+
+    def write(self, data: bytes, /) -> None:
+        """Append one record."""
+        head = struct.pack("<Q", len(data))
+        self._file.write(head + _CHECKSUM.pack(masked(head)))
+        self._file.write(data)
+        self._file.write(_CHECKSUM.pack(masked(data)))
+        self.offset += HEADER + len(data) + FOOTER
+
+    def close(self) -> None:
+        """Write out what is buffered and close the file."""
+        self._file.close()

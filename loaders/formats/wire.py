@@ -1,0 +1,190 @@
+"""The protocol-buffer wire format: varints, tags and fields, bounded and without recursion.
+
+Written from the encoding's public description (protobuf.dev, "Encoding"). Every function stays
+inside `[at, end)` and raises `WireError` with the place where the bytes stop making sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
+_MAX_GROUP_DEPTH = 100
+_WORD = (1 << 64) - 1
+_CHUNK = 1 << 16
+_SHIFTS = tuple(range(0, 70, 7))
+_SHORT = _SHIFTS[:5]
+
+
+class WireError(ValueError):
+    """Say what is malformed and at which byte of the message."""
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.at = at
+
+
+def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
+    """Return (value, place after it) of the varint at `at`: at most ten bytes, cut to 64 bits.
+
+    >>> read_varint(bytes([0xAC, 0x02]), 0, 2)
+    (300, 2)
+    """
+    value = 0
+    try:
+        for shift in _SHIFTS:
+            byte = data[at]
+            at += 1
+            if byte < 128:
+                if at > end:
+                    break
+                return (value | byte << shift) & _WORD, at
+            value |= (byte & 127) << shift
+    except IndexError:
+        pass
+    raise WireError("a varint does not end", at)
+
+
+def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
+    """Return (value, place after it) of a tag or a length: five bytes and 32 bits at most.
+
+    >>> read_short(bytes([0xAC, 0x02]), 0, 2)
+    (300, 2)
+    """
+    value = 0
+    try:
+        for shift in _SHORT:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if at > end or value >> 32:
+                    break
+                return value, at
+    except IndexError:
+        pass
+    raise WireError("a tag or a length does not end, or is longer than 32 bits", at)
+
+
+def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
+    """Return the packed varints of `data`, each at most ten bytes and cut to 64 bits, as uint64[n].
+
+    >>> read_varints(bytes([0xAC, 0x02, 0x07]))
+    array([300,   7], dtype=uint64)
+    """
+    if len(data) < 32:
+        return np.array(list(_each_varint(data)), np.uint64)
+    pieces, at = [], 0
+    while at < len(data):  # in chunks, so that what numpy needs in between stays small
+        end = min(at + _CHUNK, len(data))
+        while end < len(data) and end > at and data[end - 1] > 127:
+            end -= 1
+        pieces.append(_varint_array(data, at, end))
+        at = end
+    return np.concatenate(pieces)
+
+
+def _each_varint(data: bytes) -> Iterator[int]:
+    """Yield packed varints one by one."""
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at, len(data))
+        yield value
+
+
+def _varint_array(data: bytes, at: int, end: int) -> npt.NDArray[np.uint64]:
+    """Decode whole varints at once: each byte shifted by its place in its varint, then joined."""
+    octets = np.frombuffer(data, np.uint8, end - at, at)
+    last = np.flatnonzero(octets < 128)
+    first = np.concatenate([[0], last[:-1] + 1])
+    sizes = last - first + 1
+    if not len(last) or last[-1] != end - at - 1 or sizes.max() > 10:
+        raise WireError("a varint does not end", at)
+    shifts = 7 * (np.arange(end - at) - np.repeat(first, sizes))
+    bits = (octets & 127).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.bitwise_or.reduceat(bits, first)
+
+
+def varint(value: int, /) -> bytes:
+    """Encode a value in `[0, 2**64)`.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def length_delimited(tag: int, payload: bytes, /) -> bytes:
+    r"""Encode a field whose tag is the one byte `tag`.
+
+    >>> length_delimited(0x0A, b"abc")
+    b'\n\x03abc'
+    """
+    return bytes((tag,)) + varint(len(payload)) + payload
+
+
+def fields(data: bytes, at: int, end: int, /) -> Iterator[tuple[int, int, int, int]]:
+    r"""Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
+
+    `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
+    Groups, which are deprecated, are passed over.
+
+    >>> list(fields(b"\x0a\x03abc\x10\x07", 0, 7))
+    [(1, 2, 2, 5), (2, 0, 6, 7)]
+    """
+    while at < end:
+        number, wire, start, stop = _field(data, at, end)
+        if wire == START_GROUP:
+            at = _skip_group(data, number, start, end)
+            continue
+        if wire == END_GROUP:
+            raise WireError("a group ends that did not start", at)
+        yield number, wire, start, stop
+        at = stop
+
+
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """Return (field number, wire type, start, stop) of the field whose tag is at `at`."""
+    tag, start = read_short(data, at, end)
+    number, wire = tag >> 3, tag & 7
+    if not number:
+        raise WireError("field number 0", at)
+    if wire == LEN:
+        length, start = read_short(data, start, end)
+        stop = start + length
+    elif wire == VARINT:
+        stop = read_varint(data, start, end)[1]
+    elif wire in (START_GROUP, END_GROUP):
+        stop = start
+    elif wire in (FIXED64, FIXED32):
+        stop = start + (8 if wire == FIXED64 else 4)
+    else:
+        raise WireError(f"wire type {wire} does not exist", at)
+    if stop > end:
+        raise WireError(f"field {number} ends {stop - end} bytes after its message", at)
+    return number, wire, start, stop
+
+
+def _skip_group(data: bytes, number: int, at: int, end: int) -> int:
+    """Return the place after the group of this field number whose contents start at `at`."""
+    open_groups = [number]
+    while open_groups:
+        if at >= end:
+            raise WireError("a group does not end", at)
+        number, wire, _, at = _field(data, at, end)
+        if wire == START_GROUP:
+            open_groups.append(number)
+        elif wire == END_GROUP and open_groups.pop() != number:
+            raise WireError(f"a group ends as field {number} that did not start so", at)
+        if len(open_groups) > _MAX_GROUP_DEPTH:
+            raise WireError(f"groups nest deeper than {_MAX_GROUP_DEPTH}", at)
+    return at

@@ -1,0 +1,87 @@
+"""Small sets of shards for the tests of index, reader and packer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.reading.reader import Reader
+
+Sample = Mapping[str, Any]
+
+
+def write_tfrecord(path: Path, samples: Iterable[Sample]) -> Path:
+    with TFRecordWriter(path) as writer:
+        for sample in samples:
+            writer.write(encode(sample))
+    return path
+
+
+def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> Path:
+    with TarWriter(path) as writer:
+        for key, parts in samples:
+            writer.write(key, parts)
+    return path
+
+
+def numbered(start: int, stop: int, *, size: int = 20) -> list[dict[str, Any]]:
+    """Samples whose image tells their number, of 7 classes."""
+    return [
+        {"image": f"{n:06d}".encode() * (size // 6 + n % 3), "label": n % 7, "key": f"k{n}"}
+        for n in range(start, stop)
+    ]
+
+
+def tfrecords(folder: Path, *, shards: int = 3, each: int = 10, size: int = 20) -> list[Path]:
+    """Shards d-00000-of-..., each of `each` records."""
+    return [
+        write_tfrecord(
+            folder / f"d-{s:05d}-of-{shards:05d}.tfrecord",
+            numbered(s * each, (s + 1) * each, size=size),
+        )
+        for s in range(shards)
+    ]
+
+
+def tars(folder: Path, *, shards: int = 3, each: int = 10) -> list[Path]:
+    """Shards d-000000.tar, each of `each` samples of png, cls and json."""
+    made = []
+    for s in range(shards):
+        samples = []
+        for n in range(s * each, (s + 1) * each):
+            parts = {
+                "png": f"{n:06d}".encode() * (3 + n % 3),
+                "cls": str(n % 7).encode(),
+                "json": f'{{"object": {{"name": "name{n % 3}", "id": {n}}}}}'.encode(),
+            }
+            samples.append((f"k{n}", parts))
+        made.append(write_tar(folder / f"d-{s:06d}.tar", samples))
+    return made
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Flip one bit of a file in place."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` and its bytes."""
+    return {
+        os.path.relpath(Path(place, name), folder): Path(place, name).read_bytes()
+        for place, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+def total_bytes(reader: Reader) -> int:
+    """The bytes of all images; here since a spawned process must be able to import it."""
+    return sum(map(len, reader.read(range(len(reader.index)), ["image"])["image"]))
