@@ -1,0 +1,64 @@
+"""The list of bad records: `verify` writes it, `build_index(exclude=…)` leaves them out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.index.store import replace_file
+
+
+class BadRecord(NamedTuple):
+    """Name one bad record: its shard, its number there, where it lies and what is wrong.
+
+    >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
+    7
+    """
+
+    shard: str
+    record: int
+    offset: int | None
+    key: str | None
+    problem: str
+
+
+def bad_record(shard: str, error: LoaderError) -> BadRecord:
+    """Return the entry for an error; a shard that breaks off has record -1, and cannot be helped
+    by leaving one out.
+    """
+    number = -1 if error.record is None else error.record
+    return BadRecord(shard, number, error.offset, error.key, error.problem)
+
+
+def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
+    """Write a list of bad records, a line of JSON each.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bad_records(f"{folder}/bad", [BadRecord("a.tar", 7, 0, "0007", "corrupted data")])
+    ...     read_bad_records(f"{folder}/bad")
+    [BadRecord(shard='a.tar', record=7, offset=0, key='0007', problem='corrupted data')]
+    """
+    lines = [json.dumps(record._asdict()) + "\n" for record in records]
+    replace_file(Path(path), "".join(lines).encode())
+
+
+def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
+    """Read a list that `write_bad_records` wrote; raise ValueError for a line that is none.
+
+    >>> read_bad_records("/dev/null")
+    []
+    """
+    records = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(BadRecord(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{os.fspath(path)}, line {number}: not a bad record: {error}"
+            ) from None
+    return records

@@ -1,0 +1,334 @@
+"""Build an index: every shard in one pass, on its own, then all parts merged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
+from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
+from twinfeed.loaders.index.merge import mixed_fields, write_index
+from twinfeed.loaders.index.parts import Missing, Plan, ShardPart, work
+from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
+from twinfeed.loaders.index.store import lock, make_folder
+from twinfeed.loaders.index.table import Index, open_index
+from twinfeed.loaders.progress import bar
+
+Fields = Mapping[str, str] | Iterable[str]
+Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
+
+
+def build_index(
+    shards: Shards,
+    path: PathLike,
+    /,
+    *,
+    label: LabelSource | None = None,
+    classes: Sequence[str] | None = None,
+    background: Label | None = None,
+    fields: Fields | None = None,
+    key: str | None = None,
+    missing: Missing = "error",
+    exclude: Exclude = (),
+    lists: Iterable[str] = (),
+    container: str | None = None,
+    example: bool = True,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    complete: bool = True,
+    root: PathLike | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> Index:
+    """Build the index of `shards` in the folder `path`, and return it opened.
+
+    `shards` is a path, a pattern (globs, braces) or a list of these; a folder of images, its
+    classes the folders below it; or a list of `files.Entry`. All must lie below `root`, by default
+    the folder that holds the index.
+
+    Each shard is read once, every checksum checked, and leaves a part in `path`/parts: a build
+    that was interrupted goes on from there, and an `executor` (any of concurrent.futures' kind)
+    builds the parts side by side. The index replaces an older one by a rename at the end.
+
+    `label` names a field (an Example's feature, a tar member such as "cls"), or is `FromJson`,
+    `FromFolder`, `FromTable`, or a function of a record's dict (its fields by name, `__key__`,
+    `__shard__`, `__number__`) that returns an int, a str or None. Names are numbered in sorted
+    order, or by their place in `classes`; text that is a whole number everywhere counts as one.
+    `background` is the label of records that have none. `fields` names what is kept: a list, or a
+    mapping to the names a field may have in the records (`{"image": "jpg;jpeg;png"}`); by default
+    everything. `key` is the feature that holds a TFRecord's key. `missing` says what becomes of a
+    record that lacks a named field or a label: "error", "skip" (left out; the index counts them)
+    or "empty" (the field reads as b"" or no numbers). `exclude` leaves out bad records: the list
+    that `verify` writes, or (shard, number) pairs. Bytes features named in `lists` read as lists
+    even where each record has one value. `example=False` takes TFRecords as raw bytes, in one
+    field "data".
+
+    Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
+    ValueError where labels, classes, tables or fields do not fit, OSError where the index cannot
+    be written.
+
+    >>> import tempfile
+    >>> from twinfeed.loaders.formats.tar import TarWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with TarWriter(f"{folder}/a.tar") as writer:
+    ...     writer.write("0001", {"jpg": b"...", "cls": b"cat"})
+    >>> index = build_index(f"{folder}/a.tar", f"{folder}/a.index", label="cls")
+    >>> index.classes, index.labels, index.keys([0])
+    (('cat',), array([0]), ['0001'])
+    """
+    path = Path(os.path.abspath(path))
+    source = find_source(shards, path, container=container, root=root, complete=complete)
+    if label is None and any(entry.label for job in source.jobs for entry in job.entries):
+        label = FromFolder()
+    plan = _plan(source, label, background, fields, key, missing, lists, example, max_record_bytes)
+    jobs = _without(source.jobs, exclude)
+    folder = path / "parts"
+    with _alone(folder):
+        parts = _parts(plan, jobs, folder, executor, progress)
+        mixed = mixed_fields(parts)
+        if mixed:  # some shards have one value a record, others several: read all as lists
+            plan = replace(plan, lists=plan.lists | mixed)
+            parts = _parts(plan, jobs, folder, executor, progress)
+        _check_excluded(jobs, parts)
+        table = label if isinstance(label, FromTable) else None
+        write_index(path, parts, table=table, classes=classes)
+        shutil.rmtree(folder)
+    return open_index(path, root=source.root)
+
+
+def build_parts(
+    shards: Shards,
+    folder: PathLike,
+    /,
+    *,
+    root: PathLike,
+    label: LabelSource | None = None,
+    background: Label | None = None,
+    fields: Fields | None = None,
+    key: str | None = None,
+    missing: Missing = "error",
+    exclude: Exclude = (),
+    lists: Iterable[str] = (),
+    container: str | None = None,
+    example: bool = True,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> list[Path]:
+    """Build the parts of some shards in `folder`, for `merge_parts` to put together with others';
+    return their files.
+
+    The arguments are `build_index`'s, and must be the same on every machine, but for `shards`,
+    `root` and `exclude`.
+
+    >>> import tempfile
+    >>> from twinfeed.loaders.formats.tar import TarWriter
+    >>> data = tempfile.mkdtemp()
+    >>> for name in ("a", "b"):
+    ...     with TarWriter(f"{data}/{name}.tar") as writer:
+    ...         writer.write(name, {"txt": b"..."})
+    >>> files = build_parts([f"{data}/b.tar"], f"{data}/there", root=data)
+    >>> files += build_parts([f"{data}/a.tar"], f"{data}/here", root=data)
+    >>> merge_parts(files, f"{data}/all.index").keys([0, 1])
+    ['a', 'b']
+    """
+    where = make_folder(Path(os.path.abspath(folder)))
+    source = find_source(shards, where / "index", container=container, root=root, complete=False)
+    plan = _plan(source, label, background, fields, key, missing, lists, example, max_record_bytes)
+    jobs = _without(source.jobs, exclude)
+    built = _parts(plan, jobs, where, executor, progress)
+    _check_excluded(jobs, built)
+    files = [_part_file(plan, job, where) for job in jobs]
+    for part, file in zip(built, files, strict=True):
+        if not file.exists():
+            part.save(file)
+    return files
+
+
+def merge_parts(
+    parts: Iterable[PathLike],
+    path: PathLike,
+    /,
+    *,
+    label: LabelSource | None = None,
+    classes: Sequence[str] | None = None,
+    root: PathLike | None = None,
+) -> Index:
+    """Merge part files, built anywhere by `build_parts`, into the index at `path`, sorted by shard
+    path.
+
+    Raises IndexFormatError for a part that is damaged or built with other arguments, ValueError
+    for a shard that is there twice.
+
+    >>> merge_parts([], "all.index")
+    Traceback (most recent call last):
+    ...
+    ValueError: no parts to merge
+    """
+    path = Path(os.path.abspath(path))
+    files = [Path(part) for part in parts]
+    if not files:
+        raise ValueError("no parts to merge")
+    loaded = sorted((_load(file) for file in files), key=lambda part: part.path)
+    plans = {part.plan for part in loaded}
+    names = [part.path for part in loaded]
+    if len(plans) > 1:
+        raise IndexFormatError(
+            f"parts were built with {len(plans)} different sets of arguments",
+            path=files[0].parent,
+            advice="build all parts with the same arguments",
+        )
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{len(twice)} shards have two parts, first: {', '.join(twice[:5])}")
+    mixed = mixed_fields(loaded)
+    if mixed:
+        raise ValueError(
+            f"the features {sorted(mixed)} have one value a record in some shards and several in "
+            f"others: build all parts with lists={sorted(mixed)}"
+        )
+    where = os.fspath(root) if root is not None else str(path.parent)
+    table = label if isinstance(label, FromTable) else None
+    write_index(path, loaded, table=table, classes=classes)
+    return open_index(path, root=where)
+
+
+def _plan(
+    source: Source,
+    label: LabelSource | None,
+    background: Label | None,
+    fields: Fields | None,
+    key: str | None,
+    missing: Missing,
+    lists: Iterable[str],
+    example: bool,
+    max_record_bytes: int,
+) -> Plan:
+    """Check the arguments and return the plan."""
+    if missing not in ("error", "skip", "empty"):
+        raise ValueError(f"missing must be 'error', 'skip' or 'empty', not {missing!r}")
+    names = frozenset(lists)
+    if source.container != "tfrecord" and (names or key is not None or not example):
+        raise ValueError(f"key=, lists= and example=False are for tfrecord, not {source.container}")
+    return Plan(
+        container=source.container,
+        root=source.root,
+        label=None if isinstance(label, FromTable) else label,
+        background=background,
+        fields=_field_names(fields),
+        key=key,
+        missing=missing,
+        lists=names,
+        example=example,
+        max_record_bytes=max_record_bytes,
+    )
+
+
+def _field_names(fields: Fields | None) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
+    """Return each field's name and the names it may have in a record."""
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a mapping or a list of names, not the string {fields!r}")
+    named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
+    return tuple((name, tuple(aliases.split(";"))) for name, aliases in named.items())
+
+
+def _without(jobs: Sequence[Job], exclude: Exclude) -> list[Job]:
+    """Return the jobs, each told which of its records to leave out."""
+    listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    bad: dict[str, set[int]] = {}
+    for shard, number in (one[:2] for one in listed):
+        bad.setdefault(shard, set()).add(number)
+    unknown = sorted(set(bad) - {job.shard for job in jobs})
+    if unknown:
+        raise ValueError(
+            f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]})"
+        )
+    return [job._replace(exclude=frozenset(bad.get(job.shard, ()))) for job in jobs]
+
+
+def _check_excluded(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
+    """Refuse to exclude a record that is not there."""
+    for job, part in zip(jobs, parts, strict=True):
+        if part.excluded < len(job.exclude):
+            raise ValueError(
+                f"exclude= names {len(job.exclude)} records of {job.shard}, "
+                f"of which {part.excluded} are there"
+            )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder of the parts: one process at a time builds an index."""
+    fd = _locked(folder)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(folder: Path) -> int:
+    """Open and lock a folder, made if need be; what one has waited for may be gone by then."""
+    while True:
+        make_folder(folder)
+        with suppress(FileNotFoundError):
+            fd = os.open(folder, os.O_RDONLY)
+            lock(fd)
+            if folder.exists() and os.path.samestat(os.fstat(fd), folder.stat()):
+                return fd
+            os.close(fd)
+
+
+def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
+    """Return where the part of a job lies: under another name if the plan, the shard or its state
+    is another.
+    """
+    text = f"{plan.digest()} {describe_job(plan.root, job)}"
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+
+
+def _parts(
+    plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
+) -> list[ShardPart]:
+    """Return the part of every job: those that lie there already, the others built."""
+    files = [_part_file(plan, job, folder) for job in jobs]
+    loaded = {file: ShardPart.load(file) for file in files}
+    todo = [(job, file) for job, file in zip(jobs, files, strict=True) if loaded[file] is None]
+    if executor is None:
+        for job, file in bar(todo, "indexing", "shard", progress):
+            loaded[file] = work(plan, job, str(file))
+    else:
+        loaded |= _run(executor, plan, todo, progress)
+    return [loaded[file] or _load(file) for file in files]
+
+
+def _run(
+    executor: Executor, plan: Plan, todo: Sequence[tuple[Job, Path]], progress: bool
+) -> dict[Path, ShardPart | None]:
+    """Do the jobs on `executor`; the first error ends it."""
+    futures = {executor.submit(work, plan, job, str(file)): file for job, file in todo}
+    try:
+        for future in bar(as_completed(futures), "indexing", "shard", progress, total=len(todo)):
+            future.result()
+        return {file: future.result() for future, file in futures.items()}
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _load(file: Path) -> ShardPart:
+    """Read a part that has to be there."""
+    part = ShardPart.load(file)
+    if part is None:
+        raise IndexFormatError(
+            "a part is missing or damaged", path=file, advice="build it again with build_parts"
+        )
+    return part

@@ -1,0 +1,104 @@
+"""Paths of shards and files: always relative to a root, never leading out of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+
+from twinfeed.loaders.errors import StaleIndexError, UnsafeContentError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
+
+
+def is_url(path: str) -> bool:
+    """Tell a URL from a local path."""
+    return "://" in path
+
+
+def inside(path: str) -> str:
+    """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or ".." in parts or "\0" in path or _SCHEME.match(path):
+        raise UnsafeContentError(
+            f"unsafe path {path!r}: it must be relative and stay below its root",
+            path=path,
+            advice="keep the shards below one folder; open the index with root= that folder",
+        )
+    return path
+
+
+def join(root: str, path: str) -> str:
+    """Return the full path or URL of `path`, which must stay below `root`."""
+    return posixpath.join(root, inside(path))
+
+
+def below(folder: str, path: str) -> str:
+    """Return the real path of a file below `folder`, links resolved; raise UnsafeContentError for
+    any other.
+    """
+    base = os.path.realpath(folder)
+    full = os.path.realpath(os.path.join(base, inside(path)))
+    if os.path.commonpath([base, full]) != base:
+        raise UnsafeContentError(
+            f"unsafe path {path!r}: a link leads out of its folder",
+            path=folder,
+            advice="copy the file below the folder",
+        )
+    return full
+
+
+def relative_to(root: str, path: str) -> str:
+    """Return `path` relative to `root`, with "/"; raise ValueError if it does not lie below."""
+    if is_url(root):
+        if not path.startswith(root.rstrip("/") + "/"):
+            raise ValueError(f"shards must lie below the root {root}, not at {path}")
+        return inside(path[len(root.rstrip("/")) + 1 :])
+    relative = os.path.relpath(path, root).replace(os.sep, "/")
+    if relative.startswith("../"):
+        raise ValueError(
+            f"shards must lie below the root {root}, not at {path}: "
+            "give root= a folder that holds them all"
+        )
+    return inside(relative)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise UnsafeContentError if any path leaves its root."""
+    for name in names:
+        inside(name)
+
+
+def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Compare the size of every local shard with the one it was indexed with."""
+    check_names(names)
+    if is_url(root):
+        return
+    missing, changed = [], []
+    for name, expected in zip(names, sizes, strict=True):
+        try:
+            found = os.stat(f"{root}/{name}").st_size
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        if found != expected:
+            changed.append((name, expected, found))
+    if missing:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{len(missing)} of {len(names)} shards are missing: {', '.join(missing[:5])}; "
+            "restore them, or give root= the folder that holds them (an index that was built with "
+            "root= is opened with it too); looked for below",
+            root,
+        )
+    if changed:
+        name, expected, found = changed[0]
+        raise StaleIndexError(
+            f"{len(changed)} of {len(names)} shards have changed since they were indexed",
+            path=join(root, name),
+            expected=f"{expected} bytes",
+            found=f"{found} bytes",
+            advice="restore the shards, or index them again: twinfeed index",
+        )

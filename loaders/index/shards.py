@@ -1,0 +1,161 @@
+"""The shards a pattern or a list names: globs, braces, and sets that must be complete."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.opening import refuse_command
+from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE
+
+MAX_NAMES = 1_000_000
+"""A pattern may stand for so many names at most."""
+
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
+_COMPRESSED = re.compile(
+    r"\.(gz|gzip|tgz|bz2|tbz2?|xz|txz|zst|zstd|lz4|Z|zip|zlib)$", re.IGNORECASE
+)
+
+
+def expand(
+    shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *, complete: bool = True
+) -> list[str]:
+    """Return the shards that a pattern, or several, name.
+
+    Braces are expanded first, then globs, each glob's matches sorted. A name that exists is taken
+    as it is, whatever characters it has; URLs (`scheme://`) are not globbed. With `complete`,
+    numbered sets (`-00003-of-00010`) must have every number.
+
+    Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
+    shard named twice, an incomplete set and an empty list, UnsafeContentError for `pipe:` commands,
+    and DataCorruptionError (a ValueError) for the names of compressed files.
+
+    >>> expand("s3://bucket/train-{000..002}.tar")[-1]
+    's3://bucket/train-002.tar'
+    """
+    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    found: list[str] = []
+    for pattern in [os.fspath(each) for each in given]:
+        refuse_command(pattern)
+        names = [pattern] if os.path.exists(pattern) else expand_braces(pattern)
+        for name in names:
+            found += _glob(name)
+    if not found:
+        raise ValueError(f"shards must name at least one file, not {shards!r}")
+    for name in found:
+        refuse_compressed(name)
+    _check_distinct(found)
+    if complete:
+        check_complete(found)
+    return found
+
+
+def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
+    """Return the names that a brace pattern stands for, in bash's order.
+
+    Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
+    comma or a range stands for itself. Raises ValueError for unbalanced or nested braces, and for
+    more than `limit` names, before any is made.
+
+    >>> expand_braces("{a,b}-{08..10}")
+    ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
+    """
+    pieces = re.split(r"([{}])", pattern)
+    choices: list[Sequence[str]] = [[pieces[0]]]
+    depth = 0
+    for brace, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        depth += 1 if brace == "{" else -1
+        if depth not in (0, 1):
+            kind = "nested" if depth > 1 else "unbalanced"
+            raise ValueError(f"{kind} braces in the shard pattern {pattern!r}")
+        choices.append(_choices(text, limit, pattern) if brace == "{" else [text])
+    if depth:
+        raise ValueError(f"unbalanced braces in the shard pattern {pattern!r}")
+    _check_count(math.prod(map(len, choices)), limit, pattern)
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def check_complete(paths: Iterable[str], /) -> None:
+    """Raise ValueError, listing the gaps, for incomplete sets of `-00003-of-00010` names.
+
+    Names without such a number are not looked at.
+
+    >>> check_complete(["a-00000-of-00002.tar"])
+    Traceback (most recent call last):
+    ValueError: incomplete shards a-*-of-00002.tar: 1 of 2 missing, first: 00001
+    """
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.fullmatch(path):
+            prefix, number, total, suffix = match.groups()
+            sets.setdefault((prefix, total, suffix), set()).add(int(number))
+    for (prefix, total, suffix), numbers in sets.items():
+        name = f"{prefix}-*-of-{total}{suffix}"
+        beyond = sorted(number for number in numbers if number >= int(total))
+        if beyond:
+            raise ValueError(f"shard number {beyond[0]} of {name} is not below {int(total)}")
+        missing = int(total) - len(numbers)
+        if missing:
+            gaps = itertools.islice((n for n in range(int(total)) if n not in numbers), 5)
+            first = ", ".join(f"{number:0{len(total)}d}" for number in gaps)
+            raise ValueError(
+                f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}"
+            )
+
+
+def refuse_compressed(path: str, /) -> None:
+    """Raise DataCorruptionError, with advice, for the name of a compressed file.
+
+    >>> refuse_compressed("a.tar.gz")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    twinfeed.loaders.errors.DataCorruptionError: compressed shards cannot be read by id
+      shard: a.tar.gz
+      what to do: a compressed shard has no random access...
+    """
+    if _COMPRESSED.search(path):
+        raise DataCorruptionError(
+            "compressed shards cannot be read by id", path=path, advice=COMPRESSED_ADVICE
+        )
+
+
+def _glob(name: str) -> list[str]:
+    """Return the files that match one name."""
+    if "://" in name or os.path.exists(name) or not glob.has_magic(name):
+        return [name]
+    matches = sorted(glob.glob(name, recursive=True))
+    if not matches:
+        raise FileNotFoundError(f"no shard matches {name!r}")
+    return matches
+
+
+def _choices(text: str, limit: int, pattern: str) -> Sequence[str]:
+    """Return what the inside of one pair of braces stands for."""
+    match = _RANGE.fullmatch(text)
+    if not match:
+        return text.split(",") if "," in text else [f"{{{text}}}"]
+    first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
+    _check_count(abs(last - first) // step + 1, limit, pattern)
+    padded = any(re.match(r"-?0\d", end) for end in (match[1], match[2]))
+    width = max(len(match[1]), len(match[2])) if padded else 0
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _check_count(count: int, limit: int, pattern: str) -> None:
+    """Check the number of names before they are made."""
+    if count > limit:
+        raise ValueError(f"the shard pattern {pattern!r} names {count} files, more than {limit}")
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    """Check that no shard is named twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} shards are named twice, first: {', '.join(twice[:5])}")

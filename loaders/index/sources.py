@@ -1,0 +1,168 @@
+"""What an index is built of: shards named by pattern or list, or loose files; each piece is one
+job for a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from twinfeed.loaders.formats.files import Entry, folder
+from twinfeed.loaders.formats.interop import read_wids
+from twinfeed.loaders.index.paths import is_url, relative_to
+from twinfeed.loaders.index.shards import expand
+
+PathLike = str | os.PathLike[str]
+Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
+
+FILES_PER_PART = 4096
+
+
+class Job(NamedTuple):
+    """One piece of work: a shard, or a stretch of loose files.
+
+    >>> Job("train-00000.tar").entries
+    ()
+    """
+
+    shard: str
+    entries: tuple[Entry, ...] = ()
+    exclude: frozenset[int] = frozenset()
+
+
+class Source(NamedTuple):
+    """All the jobs of an index, their container, and the root of their paths."""
+
+    container: str
+    root: str
+    jobs: list[Job]
+
+
+def find_source(
+    shards: Shards,
+    path: Path,
+    *,
+    container: str | None,
+    root: PathLike | None,
+    complete: bool = True,
+) -> Source:
+    """Return what `shards` names: a folder or a list of entries is loose files, all else shards."""
+    if container not in (None, "tar", "tfrecord", "files"):
+        raise ValueError(f"container must be 'tar', 'tfrecord' or 'files', not {container!r}")
+    entries = _entries(shards)
+    if entries is not None:
+        where, entries = _loose_root(shards, entries, path, root)
+        return Source("files", where, _stretches(entries))
+    names = _expand(shards, complete)
+    if root is not None:
+        where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
+    elif is_url(names[0]):
+        where = posixpath.commonpath([posixpath.dirname(name) for name in names]).replace(
+            ":/", "://", 1
+        )
+    else:
+        where = str(path.parent)
+    relative = [
+        relative_to(where, name if is_url(name) else os.path.abspath(name)) for name in names
+    ]
+    return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
+
+
+@contextmanager
+def local(path: str) -> Iterator[str]:
+    """Give a local file with the bytes of `path`: itself, or a temporary copy of what a URL leads
+    to.
+    """
+    if not is_url(path):
+        yield path
+        return
+    from fsspec.core import url_to_fs
+
+    system, place = url_to_fs(path)
+    with TemporaryDirectory(prefix="twinfeed-") as temporary:
+        copy = os.path.join(temporary, posixpath.basename(place))
+        system.get_file(place, copy)
+        yield copy
+
+
+def describe_job(root: str, job: Job) -> str:
+    """Return a digest of what a part depends on beside the plan: the shard and its state, or the
+    files and theirs.
+    """
+    paths = [path for entry in job.entries for path in entry.paths.values()] or [job.shard]
+    states = []
+    for path in paths:
+        full = posixpath.join(root, path)
+        if is_url(full):
+            from fsspec.core import url_to_fs
+
+            system, place = url_to_fs(full)
+            states.append((path, system.size(place), str(system.ukey(place))))
+        else:
+            found = os.stat(full)
+            states.append((path, found.st_size, str(found.st_mtime_ns)))
+    text = repr([states, [entry.key for entry in job.entries], sorted(job.exclude)])
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _entries(shards: Shards) -> list[Entry] | None:
+    """Return the loose files that `shards` names, None if it names shards."""
+    if isinstance(shards, (str, os.PathLike)):
+        is_folder = not is_url(os.fspath(shards)) and os.path.isdir(shards)
+        return folder(shards) if is_folder else None
+    if (
+        isinstance(shards, Sequence)
+        and len(shards)
+        and all(isinstance(one, Entry) for one in shards)
+    ):
+        return list(shards)
+    return None
+
+
+def _loose_root(
+    shards: Shards, entries: list[Entry], path: Path, root: PathLike | None
+) -> tuple[str, list[Entry]]:
+    """Return the root of loose files, and the entries relative to it."""
+    where = os.path.abspath(root) if root is not None else str(path.parent)
+    if not isinstance(shards, (str, os.PathLike)):
+        return where, entries
+    if not entries:
+        raise FileNotFoundError(f"no image below the folder {os.fspath(shards)!r}")
+    prefix = relative_to(where, os.path.abspath(shards))
+    if prefix == ".":
+        return where, entries
+    return where, [
+        entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
+        for entry in entries
+    ]
+
+
+def _stretches(entries: list[Entry]) -> list[Job]:
+    """Cut loose files into jobs."""
+    return [
+        Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
+        for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
+    ]
+
+
+def _expand(shards: Any, complete: bool) -> list[str]:
+    """Return the paths of the shards in order; a wids index stands for its shards."""
+    if isinstance(shards, (str, os.PathLike)) and os.fspath(shards).endswith(".json"):
+        return [shard.path for shard in read_wids(shards, verify=False)]
+    return expand(shards, complete=complete)
+
+
+def _guess(root: str, shard: str) -> str:
+    """Tell the container by the first shard's name, or else by its first bytes."""
+    if shard.endswith(".tar"):
+        return "tar"
+    if ".tfrec" in shard:
+        return "tfrecord"
+    with local(posixpath.join(root, shard)) as path, open(path, "rb") as file:
+        return "tar" if file.read(262)[257:] == b"ustar" else "tfrecord"

@@ -1,0 +1,295 @@
+"""A folder of `.npy` arrays and a JSON manifest, switched from old to new by one rename.
+
+The arrays of one state lie in a folder named by their content, the manifest names that folder, and
+`os.replace` of the manifest is the switch: a reader sees the old state or the new one, whole. No
+time, user or place is in the bytes, so that two processes that build the same index write the same
+files, and the last writer changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import IndexFormatError
+
+Array = npt.NDArray[Any]
+MANIFEST = "manifest.json"
+FORMAT = "twinfeed index"
+VERSION = 1
+_FOLDER = re.compile(r"columns-[0-9a-f]{16}")
+_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
+_CHUNK = 1 << 24
+
+
+def write_store(
+    path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Write `arrays`, `facts` and `options` under `path`, and switch to them.
+
+    The manifest's `fingerprint` is taken over the facts and the arrays' bytes; `options` only say
+    how the index was made.
+    """
+    make_folder(path)
+    with room_for(path, sum(array.nbytes for array in arrays.values())):
+        temporary = beside(path / "columns")
+        temporary.mkdir()
+        try:
+            table = {name: _save(temporary, name, arrays[name]) for name in sorted(arrays)}
+            manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": table}
+            manifest |= {"fingerprint": digest_of(manifest), "options": dict(options)}
+            manifest["folder"] = f"columns-{digest_of(table)[:16]}"
+            with _locked(path):
+                _move_folder(temporary, path / manifest["folder"])
+                _switch(path, manifest | {"checksum": digest_of(manifest)})
+                for old in path.glob("columns-*"):
+                    if old.name != manifest["folder"]:
+                        shutil.rmtree(old)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time switch."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        lock(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read and check the manifest under `path`."""
+    rebuild = f"rebuild the index: twinfeed index SHARDS --out {path}"
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / "parts").is_dir() or any(path.glob(".columns-*")):
+            raise IndexFormatError(
+                "incomplete index: its build was interrupted",
+                path=path,
+                advice="build it again with the same arguments: finished shards are kept",
+            ) from None
+        raise FileNotFoundError(
+            errno.ENOENT, f"no index here (a folder with {MANIFEST}); {rebuild}", str(path)
+        ) from None
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise IndexFormatError(
+            f"incomplete index: {MANIFEST} is not JSON", path=path, found=error, advice=rebuild
+        ) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise IndexFormatError(
+            f"not an index: {MANIFEST} is of another kind",
+            path=path,
+            expected=f'"format": "{FORMAT}"',
+            advice=rebuild,
+        )
+    version = manifest.get("version")
+    if version != VERSION:
+        raise IndexFormatError(
+            f"index version {version}, this library reads <={VERSION}",
+            path=path,
+            advice="upgrade twinfeed, or rebuild the index with this version",
+        )
+    checksum = manifest.pop("checksum", None)
+    if checksum != digest_of(manifest):
+        raise IndexFormatError(
+            f"damaged index: the checksum of {MANIFEST} does not match",
+            path=path,
+            expected=checksum,
+            found=digest_of(manifest),
+            advice=rebuild,
+        )
+    if not _FOLDER.fullmatch(manifest["folder"]):
+        raise IndexFormatError("damaged index: bad folder name", path=path, advice=rebuild)
+    return manifest
+
+
+def open_arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, Array]:
+    """Map every array of the manifest, after checking the size, type and shape of its file."""
+    return {
+        name: _open(path / manifest["folder"], name, entry)
+        for name, entry in manifest["arrays"].items()
+    }
+
+
+def damaged_arrays(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Name the arrays whose bytes do not match the manifest's digest."""
+    folder = path / manifest["folder"]
+    return [
+        name
+        for name, entry in manifest["arrays"].items()
+        if _file_digest(folder / f"{name}.npy") != entry["sha256"]
+    ]
+
+
+@contextmanager
+def room_for(path: Path, needed: int) -> Iterator[None]:
+    """Name `path` and the bytes needed when the disk (or the file size limit) is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            error.errno, f"{os.strerror(error.errno)}: {needed} bytes are needed here", str(path)
+        ) from error
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder to write in, or say where else to write."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise type(error)(
+            error.errno,
+            f"{os.strerror(error.errno)}: the index cannot be written here; write it elsewhere "
+            "(twinfeed index --out) and give root= (--root), the folder that holds the shards",
+            str(path),
+        ) from error
+    return path
+
+
+def digest_of(data: object) -> str:
+    """Return the SHA-256 of `data` as canonical JSON."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Bring a file's or folder's bytes to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def lock(fd: int) -> None:
+    """Wait for the lock of an open folder; a file system without locks is gone without."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write `data` to `path` through a temporary name beside it, fsync if `durable`, rename."""
+    temporary = beside(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Return an unused hidden name in the folder of `path`."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+
+
+def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:
+    """Write one array and return its entry in the manifest."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"array name {name!r} must match {_NAME.pattern}")
+    array = np.ascontiguousarray(array)
+    file = folder / f"{name}.npy"
+    with file.open("wb") as out:
+        np.lib.format.write_array(out, array, version=(1, 0), allow_pickle=False)
+        out.flush()
+        os.fsync(out.fileno())
+    return {
+        "dtype": np.lib.format.dtype_to_descr(array.dtype),
+        "shape": list(array.shape),
+        "bytes": file.stat().st_size,
+        "sha256": _file_digest(file),
+    }
+
+
+def _open(folder: Path, name: str, entry: Mapping[str, Any]) -> Array:
+    """Map one array; the mapping is safe since these files are replaced, never cut."""
+    file = folder / f"{name}.npy"
+    if not _NAME.fullmatch(name):
+        raise IndexFormatError("damaged index: bad array name", path=folder, found=name)
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise IndexFormatError(
+            f"incomplete index: {file.name} has the wrong size",
+            path=folder,
+            expected=f"{entry['bytes']} bytes",
+            found=f"{size} bytes",
+            advice="rebuild the index: twinfeed index",
+        )
+    try:
+        array = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except ValueError as error:
+        raise IndexFormatError(
+            f"damaged index: {file.name} cannot be read", path=folder, found=error
+        ) from error
+    found = [np.lib.format.dtype_to_descr(array.dtype), list(array.shape)]
+    if json.loads(json.dumps(found)) != [entry["dtype"], entry["shape"]]:
+        raise IndexFormatError(
+            f"damaged index: {file.name} is of another type or shape",
+            path=folder,
+            expected=[entry["dtype"], entry["shape"]],
+            found=found,
+        )
+    return array
+
+
+def _file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as data:
+        while chunk := data.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _move_folder(temporary: Path, final: Path) -> None:
+    """Rename the folder into place; one of the same name has the same content."""
+    sync(temporary)
+    try:
+        os.rename(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        if any(_file_digest(final / f.name) != _file_digest(f) for f in temporary.iterdir()):
+            raise IndexFormatError(
+                "damaged index: a folder of this name holds other bytes",
+                path=final,
+                advice="delete the index folder and build it again",
+            ) from None
+
+
+def _switch(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Put the manifest in place: the moment at which the new state is the index."""
+    text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+    replace_file(path / MANIFEST, text.encode())

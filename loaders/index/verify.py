@@ -1,0 +1,205 @@
+"""Verify everything: every checksum of every shard, and every byte that an index promises."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, LoaderError
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
+from twinfeed.loaders.index.parts import Plan, add_header, scan_job
+from twinfeed.loaders.index.paths import join
+from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
+from twinfeed.loaders.index.store import damaged_arrays
+from twinfeed.loaders.index.table import Index
+from twinfeed.loaders.progress import bar
+from twinfeed.loaders.reading.reader import Reader
+
+_BATCH = 256
+
+
+class Report(NamedTuple):
+    """Say what was verified and what is bad; `record` -1 stands for a whole shard.
+
+    >>> Report(3, 1000, []).ok
+    True
+    """
+
+    shards: int
+    records: int
+    bad: list[BadRecord]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is bad."""
+        return not self.bad
+
+
+def verify(
+    source: Index | Shards,
+    /,
+    *,
+    bad_list: PathLike | None = None,
+    container: str | None = None,
+    example: bool = True,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    root: PathLike | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> Report:
+    """Check every checksum of an index and its shards, or of shards that have no index yet.
+
+    Of shards: the framing, every checksum, every Example. Of an index also: its own arrays, each
+    shard's record headers, and each field against its CRC-32C, in loose files and tar too; a tar
+    member that only became a label has none. What is bad is reported, not raised, and written to
+    `bad_list` for `build_index(exclude=…)`; a scan that cannot go on behind a bad place reports it
+    and ends there.
+
+    Raises IndexFormatError for damaged arrays, FileNotFoundError for missing shards.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"])
+    Report(shards=1, records=2, bad=[])
+    """
+    tasks: list[tuple[Callable[..., tuple[int, list[BadRecord]]], tuple[Any, ...]]]
+    if isinstance(source, Index):
+        _check_arrays(source)
+        tasks = [(_indexed_shard, (source, number)) for number in range(len(source.shards))]
+    else:
+        found = find_source(
+            source, Path(os.path.abspath("index")), container=container, root=root, complete=False
+        )
+        plan = Plan(found.container, found.root, example=example, max_record_bytes=max_record_bytes)
+        tasks = [(_plain_shard, (plan, job)) for job in found.jobs]
+    if executor is None:
+        results = [task(*args) for task, args in bar(tasks, "verifying", "shard", progress)]
+    else:
+        futures = [executor.submit(task, *args) for task, args in tasks]
+        for _ in bar(as_completed(futures), "verifying", "shard", progress, total=len(futures)):
+            pass
+        results = [future.result() for future in futures]
+    bad = [one for _, found_bad in results for one in found_bad]
+    if bad_list is not None:
+        write_bad_records(bad_list, [one for one in bad if one.record >= 0])
+    return Report(len(results), sum(records for records, _ in results), bad)
+
+
+def _check_arrays(index: Index) -> None:
+    """Compare the index's own files with their digests."""
+    damaged = damaged_arrays(index.path, index.manifest)
+    if damaged:
+        raise IndexFormatError(
+            f"damaged index: {', '.join(damaged)} do not match their digests",
+            path=index.path,
+            advice="build the index again: twinfeed index",
+        )
+
+
+class _Scan:
+    """Scan one shard to its end, or to where it breaks off, and keep what is bad."""
+
+    def __init__(self, plan: Plan, job: Job) -> None:
+        self.job = job
+        self.headers = 0
+        self.starts: list[int] = []
+        self.numbers: list[int] = []
+        self.bad: list[BadRecord] = []
+        try:
+            with local(join(plan.root, job.shard)) as path:
+                for record in scan_job(plan, job, path, self.on_bad):
+                    self.headers = add_header(self.headers, record)
+                    self.note(record.offset, record.number)
+        except LoaderError as error:
+            self.bad.append(bad_record(job.shard, error)._replace(record=-1))
+
+    def on_bad(self, error: DataCorruptionError) -> None:
+        """Keep the error of one record."""
+        self.bad.append(bad_record(self.job.shard, error))
+        self.note(error.offset or 0, -1 if error.record is None else error.record)
+
+    def note(self, offset: int, number: int) -> None:
+        """Keep where a record starts."""
+        self.starts.append(offset)
+        self.numbers.append(number)
+
+    def number_at(self, offset: int) -> int:
+        """Return the number of the record that holds the byte at `offset`."""
+        place = bisect_right(self.starts, offset) - 1
+        return self.numbers[place] if place >= 0 else -1
+
+
+def _plain_shard(plan: Plan, job: Job) -> tuple[int, list[BadRecord]]:
+    """Verify a shard by itself."""
+    scan = _Scan(plan, job)
+    return len(scan.starts), scan.bad
+
+
+def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
+    """Verify a shard against its index."""
+    stop = int(index.shards["stop"][shard])
+    start = int(index.shards["stop"][shard - 1]) if shard else 0
+    name = index.shard_paths[shard]
+    if index.container == "files":
+        return stop - start, [
+            bad_record(name, e)._replace(record=n) for n, e in _unreadable(index, start, stop)
+        ]
+    options = index.manifest["options"]
+    plan = Plan(
+        index.container,
+        index.root,
+        example=options["example"],
+        max_record_bytes=options["max_record_bytes"],
+    )
+    scan = _Scan(plan, Job(name))
+    held = {scan.number_at(offset) for offset in _offsets(index, start, stop)}
+    bad = {one.record: one for one in scan.bad if one.record in held or one.record < 0}
+    for number, error in _unreadable(index, start, stop):
+        offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
+        found = scan.number_at(offset)
+        bad.setdefault(found, bad_record(name, error)._replace(record=found))
+    if not scan.bad and scan.headers != index.shards["headers"][shard]:
+        problem = "the record headers are not those that were indexed: the shard has changed"
+        bad.setdefault(-1, BadRecord(name, -1, None, None, problem))
+    return stop - start, list(bad.values())
+
+
+def _offsets(index: Index, start: int, stop: int) -> list[int]:
+    """Return where some held field of each record lies, records without any left out."""
+    offsets = {}
+    for field in index.fields:
+        rows = index.table(field)[start:stop]
+        for place in (rows["length"] >= 0).nonzero()[0].tolist():
+            offsets[place] = int(rows["offset"][place])
+    return [offsets[place] for place in sorted(offsets)]
+
+
+def _unreadable(index: Index, start: int, stop: int) -> Iterator[tuple[int, LoaderError]]:
+    """Yield (number within the shard, error) of each record that does not read as indexed."""
+    with Reader(index) as reader:
+        for first in range(start, stop, _BATCH):
+            ids = range(first, min(first + _BATCH, stop))
+            if _read(reader, ids) is not None:
+                for record in ids:
+                    error = _read(reader, range(record, record + 1))
+                    if error is not None:
+                        yield record - start, error
+
+
+def _read(reader: Reader, ids: range) -> LoaderError | None:
+    """Read records with what fields they hold, and return the error if there is one."""
+    try:
+        for field in reader.index.fields:
+            lengths = reader.index.table(field)["length"][ids.start : ids.stop]
+            held = [
+                record for record, length in zip(ids, lengths.tolist(), strict=True) if length >= 0
+            ]
+            reader.read(held, [field])
+    except LoaderError as error:
+        return error
+    return None

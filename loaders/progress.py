@@ -1,0 +1,26 @@
+"""A progress bar if tqdm is installed and one is asked for; nothing otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def bar(
+    items: Iterable[T], doing: str, unit: str, /, shown: bool, *, total: int | None = None
+) -> Iterator[T]:
+    """Yield `items`, with a bar on standard error if `shown` and tqdm is there.
+
+    >>> list(bar([1, 2], "counting", "number", False))
+    [1, 2]
+    """
+    if shown:
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            pass
+        else:
+            items = tqdm(items, desc=doing, unit=unit, total=total)
+    return iter(items)

@@ -1,0 +1,383 @@
+"""Building an index: what ends up in it, from every container and every source of labels."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
+
+from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, ShardWarning
+from twinfeed.loaders.formats.example import parse
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.interop import write_wids
+from twinfeed.loaders.index import parts
+from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
+from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
+from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.reading.reader import Reader
+
+
+def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) -> None:
+    tfrecords(tmp_path)
+    index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
+    want = numbered(0, 30)
+    assert len(index) == 30
+    assert index.shard_lengths.tolist() == [10, 10, 10]
+    assert index.labels is not None
+    assert index.labels.tolist() == [sample["label"] for sample in want]
+    with Reader(index) as reader:
+        got = reader.read(range(30))
+    assert got["image"] == [sample["image"] for sample in want]
+    assert got["key"] == [sample["key"].encode() for sample in want]
+
+
+def test_every_record_of_a_tar_set_reads_as_it_was_written(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    assert index.keys(range(30)) == [f"k{n}" for n in range(30)]
+    assert index.labels is not None
+    assert index.labels.tolist() == [n % 7 for n in range(30)]
+    assert index.classes == ()
+    with Reader(index) as reader:
+        got = reader.read([29, 0, 7], ["png", "json"])
+    assert got["png"] == [f"{n:06d}".encode() * (3 + n % 3) for n in (29, 0, 7)]
+    assert list(index.fields) == ["json", "png"]
+
+
+def test_a_folder_of_images_is_indexed_as_it_is(tmp_path: Path) -> None:
+    for name in ("dog/1.png", "cat/1.png", "cat/2.jpg"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(name.encode())
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    assert index.container == "files"
+    assert index.classes == ("cat", "dog")
+    assert index.labels is not None
+    assert index.labels.tolist() == [0, 0, 1]
+    assert index.keys([0, 1, 2]) == ["cat/1", "cat/2", "dog/1"]
+    with Reader(index) as reader:
+        assert reader.read([2, 0])["image"] == [b"dog/1.png", b"cat/1.png"]
+    assert verify(index).ok
+
+
+def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"image")
+    (tmp_path / "a.xml").write_bytes(b"<xml/>")
+    entries = [Entry("a", {"image": "a.jpg", "annotation": "a.xml"})]
+    index = build_index(entries, tmp_path / "x.index")
+    with Reader(index) as reader:
+        assert reader.read([0]) == {"annotation": [b"<xml/>"], "image": [b"image"]}
+
+
+def test_raw_records_have_one_field(tmp_path: Path) -> None:
+    (shard,) = tfrecords(tmp_path, shards=1)
+    index = build_index(shard, tmp_path / "x.index", example=False)
+    with Reader(index) as reader:
+        (data,) = reader.read([3])["data"]
+    assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
+
+
+def test_a_field_goes_by_one_name_over_several_extensions(tmp_path: Path) -> None:
+    samples = [("a", {"jpg": b"1"}), ("b", {"png": b"2"}), ("c", {"jpeg": b"3", "png": b"4"})]
+    write_tar(tmp_path / "a.tar", samples)
+    fields = {"image": "jpg;jpeg;png"}
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", fields=fields)
+    with Reader(index) as reader:
+        assert reader.read([0, 1, 2]) == {"image": [b"1", b"2", b"3"]}
+
+
+def test_features_of_one_and_of_several_values_mix(tmp_path: Path) -> None:
+    """Within a shard, and between shards."""
+    one, two = {"caption": [b"a"]}, {"caption": [b"b", b"c"]}
+    write_tfrecord(tmp_path / "0.tfrecord", [one, two])
+    write_tfrecord(tmp_path / "1.tfrecord", [one])
+    index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
+    assert index.fields["caption"].kind == "bytes_list"
+    with Reader(index) as reader:
+        assert reader.read([2, 1, 0])["caption"] == [[b"a"], [b"b", b"c"], [b"a"]]
+
+
+def test_small_numeric_features_are_columns_and_ragged_ones_are_fields(tmp_path: Path) -> None:
+    samples = [
+        {"box": [0.0, 1.0, float(n), 2.0], "id": n, "tokens": np.arange(n), "wide": [0.5] * 40}
+        for n in range(4)
+    ]
+    write_tfrecord(tmp_path / "0.tfrecord", samples)
+    index = build_index(tmp_path / "0.tfrecord", tmp_path / "x.index")
+    assert list(index.columns) == ["box", "id"]
+    assert index.labels is None
+    assert index.columns["box"].dtype == np.float32
+    assert index.columns["box"][:, 2].tolist() == [0, 1, 2, 3]
+    with Reader(index) as reader:
+        got = reader.read([3, 0], ["tokens", "wide", "id"])
+    assert [tokens.tolist() for tokens in got["tokens"]] == [[0, 1, 2], []]
+    assert got["wide"][0].tolist() == [0.5] * 40
+    assert got["id"] == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "numbers"),
+    [
+        ("cls", (), [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]),
+        (FromJson("json", "object.name"), ("name0", "name1", "name2"), [0, 1, 2] * 3 + [0]),
+        (FromJson("json", "object.id"), (), list(range(10))),
+        (FromTable({f"k{n}": f"t{n % 2}" for n in range(10)}), ("t0", "t1"), [0, 1] * 5),
+        (lambda sample: len(sample["png"]), (), [(3 + n % 3) * 6 for n in range(10)]),
+    ],
+)
+def test_labels_come_from_anywhere(
+    tmp_path: Path, label: Any, classes: tuple[str, ...], numbers: list[int]
+) -> None:
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index", label=label)
+    assert index.classes == classes
+    assert index.labels is not None
+    assert index.labels.tolist() == numbers
+
+
+def test_labels_come_from_the_folders_in_tar_keys(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("dog/1", {"jpg": b"1"}), ("cat/1", {"jpg": b"2"})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromFolder())
+    assert index.classes == ("cat", "dog")
+
+
+def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: Path) -> None:
+    samples = [("a", {"xml": b"<name>dog</name>"}), ("b", {"xml": b""})]
+    write_tar(tmp_path / "a.tar", samples)
+
+    def named(sample: dict[str, Any]) -> str | None:
+        return "dog" if b"dog" in sample["xml"] else None
+
+    path = tmp_path / "x.index"
+    with pytest.raises(DataCorruptionError, match="a record lacks a label"):
+        build_index(tmp_path / "a.tar", path, label=named)
+    index = build_index(tmp_path / "a.tar", path, label=named, background="background")
+    assert index.classes == ("background", "dog")
+    assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
+
+
+def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "0.tfrecord", [{"name": "dog"}, {"name": "cat"}])
+    path = tmp_path / "x.index"
+    shard = tmp_path / "0.tfrecord"
+    index = build_index(shard, path, label="name", classes=["dog", "emu", "cat"])
+    assert index.classes == ("dog", "emu", "cat")
+    assert index.labels is not None
+    assert index.labels.tolist() == [0, 2]
+    with pytest.raises(ValueError, match=r"1 labels are not among classes= \(first: \['cat'\]"):
+        build_index(shard, path, label="name", classes=["dog"])
+
+
+def test_integer_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "0.tfrecord", [{"label": n} for n in range(4)])
+    with pytest.raises(ValueError, match=r"2 labels lie outside the 2 classes= \(first: \[2, 3\]"):
+        build_index(tmp_path / "0.tfrecord", tmp_path / "x.index", classes=["a", "b"])
+
+
+def test_names_that_look_like_padded_numbers_stay_names(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a", {"cls": b"0002"}), ("b", {"cls": b"0010"})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
+    assert index.classes == ("0002", "0010")
+
+
+def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Path) -> None:
+    samples = [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})]
+    shard = write_tar(tmp_path / "a.tar", samples)
+    path = tmp_path / "x.index"
+    fields = ["jpg", "txt"]
+    with pytest.raises(DataCorruptionError, match="lacks the field 'txt'") as caught:
+        build_index(shard, path, fields=fields)
+    assert (caught.value.record, caught.value.key) == (1, "b")
+    index = build_index(shard, path, fields=fields, missing="skip")
+    assert index.keys(range(len(index))) == ["a"]
+    assert index.manifest["options"]["left_out"] == 1
+    index = build_index(shard, path, fields=fields, missing="empty")
+    with Reader(index) as reader:
+        assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
+
+
+def test_keys_come_from_a_feature(tmp_path: Path) -> None:
+    index = build_index(tfrecords(tmp_path, shards=1), tmp_path / "x.index", key="key")
+    assert index.keys([3, 0]) == ["k3", "k0"]
+    assert "key" not in index.fields
+
+
+@pytest.mark.parametrize("kind", ["threads", "spawned processes"])
+def test_an_executor_builds_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    shards = tfrecords(tmp_path)
+    build_index(shards, tmp_path / "a.index", label="label")
+    pool = (
+        ThreadPoolExecutor(2)
+        if kind == "threads"
+        else ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+    )
+    with pool as executor:
+        build_index(shards, tmp_path / "b.index", label="label", executor=executor)
+    assert tree(tmp_path / "a.index") == tree(tmp_path / "b.index")
+
+
+def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        build_index(tars(tmp_path / place), tmp_path / place / "x.index", label="cls")
+    assert tree(tmp_path / "one" / "x.index") == tree(tmp_path / "two" / "x.index")
+
+
+def test_parts_built_elsewhere_merge_to_the_same_index(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    whole = build_index(shards, tmp_path / "whole.index", label="cls")
+    files = build_parts(shards[1:], tmp_path / "p1", root=tmp_path, label="cls")
+    files += build_parts(shards[:1], tmp_path / "p2", root=tmp_path, label="cls")
+    merged = merge_parts(files, tmp_path / "merged.index")
+    assert merged.fingerprint == whole.fingerprint
+    assert tree(merged.path) == tree(whole.path)
+
+
+def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    one = build_parts(shards[:1], tmp_path / "p", root=tmp_path, label="cls")
+    other = build_parts(shards[1:], tmp_path / "p", root=tmp_path)
+    with pytest.raises(IndexFormatError, match="2 different sets of arguments"):
+        merge_parts(one + other, tmp_path / "x.index")
+    with pytest.raises(ValueError, match=r"1 shards have two parts, first: d-000000\.tar"):
+        merge_parts(one + one, tmp_path / "x.index")
+    one[0].write_bytes(one[0].read_bytes()[:-10])
+    with pytest.raises(IndexFormatError, match="missing or damaged"):
+        merge_parts(one, tmp_path / "x.index")
+
+
+def test_a_changed_function_does_not_reuse_old_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part is kept for the code that made it, not for the function's name."""
+    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    shards = tars(tmp_path, shards=2)
+    flip(shards[1], 0)
+
+    def label(sample: dict[str, Any]) -> int:
+        return 1
+
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, tmp_path / "x.index", label=label)
+    flip(shards[1], 0)
+
+    def label(sample: dict[str, Any]) -> int:  # type: ignore[no-redef]
+        return 2
+
+    index = build_index(shards, tmp_path / "x.index", label=label)
+    assert index.labels is not None
+    assert set(index.labels.tolist()) == {2}
+
+
+def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=2)
+    clean = build_index(shards, tmp_path / "clean.index")
+    where = int(clean.table("image")["offset"][13])
+    flip(shards[1], where)
+    with pytest.raises(DataCorruptionError, match="corrupted data"):
+        build_index(shards, tmp_path / "x.index")
+    report = verify(shards, root=tmp_path, bad_list=tmp_path / "bad.jsonl")
+    assert [(bad.shard, bad.record) for bad in report.bad] == [(shards[1].name, 3)]
+    index = build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")
+    assert len(index) == 19
+    assert index.manifest["options"]["left_out"] == 1
+    with Reader(index) as reader:
+        images = reader.read(range(19))["image"]
+    want = [sample["image"] for sample in numbered(0, 20)]
+    assert images == want[:13] + want[14:]
+    assert verify(index).ok
+
+
+def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=1)
+    with pytest.raises(ValueError, match="names 1 shards that are not indexed"):
+        build_index(shards, tmp_path / "x.index", exclude=[("nowhere", 0)])
+    with pytest.raises(ValueError, match=r"names 1 records of .*, of which 0 are there"):
+        build_index(shards, tmp_path / "x.index", exclude=[(shards[0].name, 10)])
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    shards = tars(tmp_path, shards=1)
+    path = tmp_path / "x.index"
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"missing": "ignore"}, ValueError, "missing must be 'error', 'skip' or 'empty'"),
+        ({"container": "zip"}, ValueError, "container must be"),
+        ({"key": "name"}, ValueError, "are for tfrecord, not tar"),
+        ({"fields": "jpg"}, TypeError, "not the string 'jpg'"),
+        ({"root": tmp_path / "elsewhere"}, ValueError, "must lie below the root"),
+        ({"label": lambda sample: 0.5}, TypeError, "must return an int, a str or None, not 0.5"),
+        ({"label": lambda sample: float("nan")}, TypeError, "not nan"),
+        ({"classes": ["a"]}, ValueError, "there are none: say where they are with label="),
+    ]
+    for options, kind, text in bad:
+        with pytest.raises(kind, match=text):
+            build_index(shards, path, **options)
+    with pytest.raises(ValueError, match="shards are named twice"):
+        build_index(shards * 2, path)
+
+
+def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=2)
+    shards[0].write_bytes(b"")
+    with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
+        index = build_index(shards, tmp_path / "x.index")
+    assert index.shard_lengths.tolist() == [0, 10]
+    assert index.describe(0).startswith("record 0 (d-00001-of-00002.tfrecord, number 0")
+    with Reader(index) as reader:
+        assert reader.read([0])["key"] == [b"k10"]
+
+
+def test_nothing_is_warned_of_in_sound_data(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_index(tars(tmp_path), tmp_path / "x.index")
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
+        build_index([*tars(tmp_path), tmp_path / "gone.tar"], tmp_path / "x.index")
+
+
+def test_labels_that_are_none_are_named_with_their_record(tmp_path: Path) -> None:
+    shard = write_tfrecord(tmp_path / "0.tfrecord", [{"label": 1}, {"label": [1, 2]}])
+    with pytest.raises(ValueError, match=r"must hold one integer or one string.*record 1"):
+        build_index(shard, tmp_path / "x.index", label="label")
+    write_tar(tmp_path / "a.tar", [("a", {"json": b'{"x": 1}'}), ("b", {"json": b"no"})])
+    with pytest.raises(DataCorruptionError, match="field 'json' is not JSON") as caught:
+        build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromJson("json", "x"))
+    assert (caught.value.record, caught.value.key) == (1, "b")
+    write_tar(tmp_path / "a.tar", [("a", {"json": b'{"x": 0.5}'})])
+    with pytest.raises(ValueError, match=r"must lead to an integer or a string, not 0\.5"):
+        build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromJson("json", "x"))
+
+
+def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Path) -> None:
+    one = write_tfrecord(tmp_path / "0.tfrecord", [{"caption": [b"a"]}])
+    two = write_tfrecord(tmp_path / "1.tfrecord", [{"caption": [b"b", b"c"]}])
+    files = build_parts([one], tmp_path / "p", root=tmp_path)
+    files += build_parts([two], tmp_path / "p", root=tmp_path)
+    with pytest.raises(ValueError, match=r"build all parts with lists=\['caption'\]"):
+        merge_parts(files, tmp_path / "x.index")
+    files = build_parts([one, two], tmp_path / "p", root=tmp_path, lists=["caption"])
+    with Reader(merge_parts(files, tmp_path / "x.index")) as reader:
+        assert reader.read([0, 1]) == {"caption": [[b"a"], [b"b", b"c"]]}
+    write_tfrecord(two, [{"caption": [7]}])
+    with pytest.raises(ValueError, match="'caption' is bytes in some shards and int64_list in"):
+        build_index([one, two], tmp_path / "x.index")
+
+
+def test_a_wids_index_stands_for_its_shards(tmp_path: Path) -> None:
+    write_wids(tars(tmp_path), tmp_path / "shards.json")
+    index = build_index(tmp_path / "shards.json", tmp_path / "x.index")
+    assert len(index.shards) == 3
+
+
+def test_too_many_fields_are_taken_for_a_mistake(tmp_path: Path) -> None:
+    samples = [("a", {f"v{n}.txt": b"" for n in range(257)})]
+    write_tar(tmp_path / "a.tar", samples)
+    with pytest.raises(ValueError, match=r"more than 256 different fields .*name those you want"):
+        build_index(tmp_path / "a.tar", tmp_path / "x.index")
+    assert build_index(tmp_path / "a.tar", tmp_path / "x.index", fields=["v3.txt"])

@@ -1,0 +1,677 @@
+"""What goes wrong with an index, its shards, readers and machine: each fault made for real."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
+
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+    TruncatedShardError,
+    UnsafeContentError,
+)
+from twinfeed.loaders.index import Index, open_index, parts
+from twinfeed.loaders.index.build import build_index, build_parts
+from twinfeed.loaders.index.labels import FromTable
+from twinfeed.loaders.index.store import MANIFEST, VERSION, digest_of
+from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.reading.reader import Reader
+
+
+def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh process, with a limit on its time."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def rewrite_manifest(index: Index, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest, with a checksum that fits."""
+    file = index.path / MANIFEST
+    manifest = json.loads(file.read_text())
+    del manifest["checksum"]
+    change(manifest)
+    file.write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
+
+
+# Part A as an index meets it.
+
+
+def test_fault_5_all_shards_empty(tmp_path: Path) -> None:
+    for name in ("a.tfrecord", "b.tfrecord"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match="no records: all 2 shards are empty"):
+        build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
+    with pytest.raises(IndexFormatError, match="incomplete index"):
+        open_index(tmp_path / "x.index")
+
+
+def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
+    """It is a record, and what it lacks is said."""
+    shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
+    index = build_index(shard, tmp_path / "x.index")
+    assert len(index) == 2
+    with Reader(index) as reader, pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
+        reader.read([0])
+    with pytest.raises(DataCorruptionError, match="lacks the field 'x'"):
+        build_index(shard, tmp_path / "x.index", fields=["x"])
+
+
+def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Path(index.root, index.shard_paths[1])
+    offset = int(index.table("image")["offset"][13])
+    flip(shard, offset)
+    with Reader(index) as reader:
+        reader.read([12])
+        with pytest.raises(DataCorruptionError, match="corrupted bytes") as caught:
+            reader.read([12, 13])
+        assert "read once more: same" in str(caught.value.found)
+        # A machine whose memory or mount fails gives other bytes the second time.
+        fetch = reader._fetcher
+        monkeypatch.setattr(fetch, "reread", lambda row: numbered(13, 14)[0]["image"])
+        with pytest.raises(DataCorruptionError, match="check the disk, the mount and the RAM"):
+            reader.read([13])
+    error = caught.value
+    assert (error.path, error.offset, error.record) == (str(shard), offset, 3)
+    assert "record 13" in str(error)
+    assert "what to do: restore the shard" in str(error)
+    assert pickle.loads(pickle.dumps(error)).offset == offset
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -> None:
+    """By reading; and by verify, with the record's number."""
+    shards = tfrecords(tmp_path, shards=1) if container == "tfrecord" else tars(tmp_path, shards=1)
+    index = build_index(shards, tmp_path / "x.index")
+    field = "image" if container == "tfrecord" else "png"
+    rows = index.table(field)
+    with Reader(index) as reader:
+        for record in range(10):
+            place = int(rows["offset"][record]) + record
+            flip(shards[0], place, record % 8)
+            with pytest.raises(DataCorruptionError, match=f"record {record} "):
+                reader.read(range(10))
+            report = verify(index)
+            assert [bad.record for bad in report.bad] == [record]
+            flip(shards[0], place, record % 8)
+    assert verify(index).ok
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, container: str) -> None:
+    make = tfrecords if container == "tfrecord" else tars
+    shards = make(tmp_path, shards=1, each=2)
+    index = build_index(shards, tmp_path / "x.index")
+    whole = shards[0].read_bytes()
+    last = max(
+        int((index.table(field)["offset"] + index.table(field)["length"]).max())
+        for field in index.fields
+    )
+    boundaries = 0
+    reader = Reader(index)
+    step = 1 if container == "tfrecord" else 211
+    near = {edge + n for edge in range(0, len(whole), 512) for n in (-1, 0, 1)}
+    for size in sorted(set(range(0, len(whole), step)) | near & set(range(len(whole)))):
+        shards[0].write_bytes(whole[:size])
+        with pytest.raises(StaleIndexError, match="1 of 1 shards have changed"):
+            open_index(index.path)
+        with pytest.raises(StaleIndexError):
+            reader.read([0])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a tar without its end is only warned of
+                again = build_index(shards, tmp_path / "y.index")
+        except (TruncatedShardError, DataCorruptionError):
+            continue
+        except ValueError:
+            assert size < 600  # nothing, or not one whole record
+            continue
+        boundaries += 1
+        whole_records = all(field.missing == 0 for field in again.fields.values())
+        assert len(again) < 2 or size >= last or not whole_records
+    # Cut between two records, or two members, nothing in the file tells: the index does.
+    assert boundaries == 1 if container == "tfrecord" else boundaries > 1
+    reader.close()
+
+
+# Part C.
+
+
+def test_fault_29_shard_changed_after_indexing(index: Index) -> None:
+    shard = Path(index.root, index.shard_paths[2])
+    with open(shard, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(StaleIndexError, match="1 of 3 shards have changed") as caught:
+        open_index(index.path)
+    size = shard.stat().st_size
+    assert caught.value.path == str(shard)
+    assert (caught.value.expected, caught.value.found) == (f"{size - 4} bytes", f"{size} bytes")
+    assert "index them again: twinfeed index" in str(caught.value)
+    with Reader(index) as reader, pytest.raises(StaleIndexError, match="has changed"):
+        reader.read([29])
+
+
+def test_fault_29_shard_of_the_same_size_with_other_records(tmp_path: Path) -> None:
+    shard = write_tfrecord(tmp_path / "a.tfrecord", numbered(0, 10))
+    index = build_index(shard, tmp_path / "x.index")
+    size = shard.stat().st_size
+    samples = numbered(0, 10)
+    write_tfrecord(shard, [samples[1], samples[0], *samples[2:]])
+    assert shard.stat().st_size == size
+    again = open_index(index.path)  # the size tells nothing
+    with Reader(again) as reader:
+        reader.read([5])
+        with pytest.raises((DataCorruptionError, StaleIndexError)):
+            reader.read([0])
+    assert not verify(again).ok
+    assert any("headers are not those" in bad.problem for bad in verify(again).bad)
+
+
+def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
+    file = tmp_path / "images" / "c" / "a.png"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"12345")
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    file.write_bytes(b"123456")
+    with Reader(index) as reader:
+        with pytest.raises(StaleIndexError, match="the file has changed"):
+            reader.read([0])
+        file.write_bytes(b"12354")
+        with pytest.raises(DataCorruptionError, match=r"a\.png"):
+            reader.read([0])
+    assert [bad.record for bad in verify(index).bad] == [0]
+
+
+def test_fault_30_shards_missing(tmp_path: Path) -> None:
+    shards = tars(tmp_path, shards=12)
+    build_index(shards, tmp_path / "x.index")
+    for shard in shards[3:10]:
+        shard.unlink()
+    names = ", ".join(shard.name for shard in shards[3:8])
+    with pytest.raises(FileNotFoundError, match=f"7 of 12 shards are missing: {names};"):
+        open_index(tmp_path / "x.index")
+
+
+def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
+    """Open files go on; a file to be opened is missed."""
+    with Reader(index) as reader:
+        reader.read([0])
+        for name in index.shard_paths.tolist():
+            Path(index.root, name).unlink()
+        assert reader.read([5], ["image"])["image"] == [numbered(5, 6)[0]["image"]]
+        with pytest.raises(FileNotFoundError):
+            reader.read([15])
+        reader.close()
+        with pytest.raises(FileNotFoundError):
+            reader.read([0])
+
+
+def test_fault_32_index_of_other_shards(tmp_path: Path) -> None:
+    for name, each in (("a", 10), ("b", 11)):
+        (tmp_path / name).mkdir()
+        tfrecords(tmp_path / name, each=each)
+    index = build_index(tmp_path / "a" / "*.tfrecord", tmp_path / "a" / "x.index")
+    with pytest.raises(StaleIndexError):
+        open_index(index.path, root=tmp_path / "b")
+
+
+def test_fault_33_index_cut_at_any_place(index: Index, tmp_path: Path) -> None:
+    """Every file of an index, cut to several lengths or gone; and bits flipped in the manifest."""
+    whole = tree(index.path)
+    for name, data in whole.items():
+        for size in {0, 1, len(data) // 2, len(data) - 2}:  # the last byte may be a mere newline
+            (index.path / name).write_bytes(data[:size])
+            with pytest.raises(IndexFormatError):
+                open_index(index.path)
+        (index.path / name).unlink()
+        with pytest.raises((IndexFormatError, FileNotFoundError)):
+            open_index(index.path)
+        (index.path / name).write_bytes(data)
+    manifest = whole[MANIFEST]
+    for place in range(0, len(manifest), 7):
+        flip(index.path / MANIFEST, place, place % 8)
+        if json_or_none(index.path / MANIFEST) != json.loads(manifest):
+            with pytest.raises(IndexFormatError):
+                open_index(index.path)
+        (index.path / MANIFEST).write_bytes(manifest)
+    open_index(index.path)
+
+
+def json_or_none(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
+def test_fault_33_index_with_bytes_changed_in_place_is_found_by_verify(index: Index) -> None:
+    for file in index.path.glob("columns-*/*.npy"):
+        flip(file, file.stat().st_size - 1)
+        if file.stem in ("shards", "shardpaths-text", "shardpaths-ends"):
+            with pytest.raises((IndexFormatError, StaleIndexError, FileNotFoundError)):
+                verify(open_index(index.path))
+        else:
+            with pytest.raises(IndexFormatError, match=f"{file.stem} do not match"):
+                verify(open_index(index.path))
+        flip(file, file.stat().st_size - 1)
+
+
+def test_fault_34_index_of_a_newer_version(index: Index) -> None:
+    rewrite_manifest(index, lambda manifest: manifest.update(version=VERSION + 2))
+    message = f"index version {VERSION + 2}, this library reads <={VERSION}"
+    with pytest.raises(IndexFormatError, match=message):
+        open_index(index.path)
+
+
+def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
+    """While a third opens it again and again: it sees an index or none, never half of one."""
+    tfrecords(tmp_path, shards=8, each=50)
+    code = """
+        import sys
+        from twinfeed.loaders.index.build import build_index
+        folder, label = sys.argv[1:]
+        for _ in range(4):
+            build_index(f"{folder}/*.tfrecord", f"{folder}/x.index", label=label or None)
+    """
+    builders = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(tmp_path), label])
+        for label in ("label", "label", "")
+    ]
+    opened: set[str] = set()
+    while any(builder.poll() is None for builder in builders):
+        if opened:
+            opened.add(open_index(tmp_path / "x.index").fingerprint)
+        else:
+            with suppress(FileNotFoundError, IndexFormatError):
+                opened.add(open_index(tmp_path / "x.index").fingerprint)
+    assert [builder.wait() for builder in builders] == [0, 0, 0]
+    alone = {
+        build_index(tmp_path / "*.tfrecord", tmp_path / "y.index", label=label).fingerprint
+        for label in ("label", None)
+    }
+    assert opened <= alone
+    open_index(tmp_path / "x.index")
+    left = sorted(path.name.split("-")[0] for path in (tmp_path / "x.index").iterdir())
+    assert left == ["columns", MANIFEST]
+
+
+def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, index: Index) -> None:
+    """A limit on the size of files stands for the disk: the old index stays as it was."""
+    before = tree(index.path)
+    code = """
+        import resource, signal, sys
+        from twinfeed.loaders.index.build import build_index
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+        build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index")
+    """
+    for limit in (100, 2000):
+        done = python(code, tmp_path, limit)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert f"[Errno {errno.EFBIG}]" in last
+        assert "bytes are needed here" in last
+        assert str(index.path) in last
+        left = tree(index.path)
+        assert {name: left[name] for name in before} == before
+        assert all(
+            name.startswith("parts/") and name.endswith(".npz") for name in set(left) - set(before)
+        )
+    assert open_index(index.path).fingerprint == index.fingerprint
+    build_index(tmp_path / "*.tfrecord", index.path, label="label")
+    assert tree(index.path) == before
+
+
+def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
+    code = """
+        import resource, signal, sys
+        from twinfeed.loaders import pack
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        pack([{"x": bytes(1000)}] * 1000, sys.argv[1])
+    """
+    done = python(code, tmp_path / "out")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "bytes are needed here" in last
+    assert str(tmp_path / "out") in last
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_fault_37_read_only_data(tmp_path: Path) -> None:
+    """The message names the way out, and the way out works."""
+    data = tmp_path / "data"
+    data.mkdir()
+    tfrecords(data)
+    data.chmod(0o555)
+    closed = data if os.geteuid() else Path("/sys")  # for root, only a file system that refuses
+    try:
+        with pytest.raises(OSError, match=r"--out.*give root= \(--root\)"):
+            build_index(data / "*.tfrecord", closed / "x.index", root=data)
+        index = build_index(data / "*.tfrecord", tmp_path / "mine" / "x.index", root=data)
+        with Reader(open_index(index.path, root=data)) as reader:
+            assert reader.read([3], ["key"]) == {"key": [b"k3"]}
+        assert stat.S_IMODE(data.stat().st_mode) == 0o555
+        assert sorted(data.iterdir()) == sorted(data.glob("*.tfrecord"))
+    finally:
+        data.chmod(0o755)
+
+
+def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) -> None:
+    """Neither in the index nor in a part, even with digests that fit."""
+    marker = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(marker),)
+
+    bomb = np.array([Bomb()], dtype=object)
+    (file,) = index.path.glob("columns-*/column-0.npy")
+    np.save(file, bomb, allow_pickle=True)
+
+    def describe(manifest: dict[str, Any]) -> None:
+        manifest["arrays"]["column-0"] |= {"bytes": file.stat().st_size, "dtype": "|O"}
+
+    rewrite_manifest(index, describe)
+    with pytest.raises(IndexFormatError, match="cannot be read"):
+        open_index(index.path)
+    (part,) = build_parts(
+        [tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path
+    )
+    np.savez(part, facts=bomb)
+    build_parts([tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path)
+    assert not marker.exists()
+
+
+def test_fault_39_label_table_that_does_not_match(tmp_path: Path) -> None:
+    shards = tars(tmp_path, shards=1)
+    good: dict[str, Any] = {f"k{n}": n % 2 for n in range(10)}
+    missing = {key: label for key, label in good.items() if key not in ("k3", "k7")}
+    cases: list[tuple[dict[str, Any], str]] = [
+        (missing, r"2 records are not in the table \(first: 'k3', 'k7'\)"),
+        (good | {"x1": 0}, r"1 rows of the table have no record \(first: 'x1'\)"),
+        (good | {"k4": float("nan")}, r"1 labels are not a name or an integer \(first: 'k4'\)"),
+        (good | {"k4": None}, "1 labels are not a name or an integer"),
+        (good | {"k4": ""}, "1 labels are not a name or an integer"),
+        (good | {"k4": "cat"}, "integers for some records and names"),
+    ]
+    for table, message in cases:
+        with pytest.raises(ValueError, match=message):
+            build_index(shards, tmp_path / "x.index", label=FromTable(table))
+    file = tmp_path / "labels.csv"
+    file.write_text("k1,a\nk2,b\nk1,c\n")
+    with pytest.raises(ValueError, match=r"labels.csv: 1 keys are there twice, first: \['k1'\]"):
+        FromTable(file)
+    file.write_text("k1,a\nk2\n")
+    with pytest.raises(ValueError, match="1 rows lack a column, the first is row 2"):
+        FromTable(file)
+    file.write_text("k1,nan\n")
+    assert FromTable(file).labels == {"k1": ""}
+    write_tar(shards[0], [("a/k1", {"txt": b""}), ("b/k1", {"txt": b""})])
+    with pytest.raises(ValueError, match="a label table is joined by key"):
+        build_index(tfrecords(tmp_path), tmp_path / "y.index", label=FromTable(good))
+
+
+def test_fault_40_patterns_that_name_nothing_or_too_much(tmp_path: Path) -> None:
+    for pattern, kind, message in [
+        ("*.tar", FileNotFoundError, "no shard matches"),
+        ("a-{0..9.tar", ValueError, "unbalanced braces"),
+        ("a-{0..999999999}.tar", ValueError, "names 1000000000 files"),
+    ]:
+        with pytest.raises(kind, match=message):
+            build_index(tmp_path / pattern, tmp_path / "x.index")
+    assert not (tmp_path / "x.index").exists()
+
+
+def test_fault_41_incomplete_set_of_shards(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=10)
+    for n in (2, 5, 9):
+        shards[n].unlink()
+    pattern = tmp_path / "*.tfrecord"
+    with pytest.raises(ValueError, match="3 of 10 missing, first: 00002, 00005, 00009"):
+        build_index(pattern, tmp_path / "x.index")
+    assert len(build_index(pattern, tmp_path / "x.index", complete=False)) == 70
+
+
+# Part F.
+
+
+@pytest.mark.parametrize("what", ["index", "pack"])
+def test_killed_at_any_moment_leaves_no_half_result_and_goes_on(tmp_path: Path, what: str) -> None:
+    """SIGKILL while indexing or packing, at several moments; then the same call again."""
+    tfrecords(tmp_path, shards=40, each=150, size=8000)
+    code = {
+        "index": """
+            import sys
+            from twinfeed.loaders.index.build import build_index
+            print("on", flush=True)
+            build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index", label="label")
+        """,
+        "pack": """
+            import sys
+            from twinfeed.loaders import open_index, pack
+            source = open_index(f"{sys.argv[1]}/whole.index")
+            print("on", flush=True)
+            pack(source, f"{sys.argv[1]}/out", seed=1, shards=4)
+        """,
+    }[what]
+    whole = build_index(tmp_path / "*.tfrecord", tmp_path / "whole.index", label="label")
+    out = tmp_path / "out"
+    result = tmp_path / "x.index" if what == "index" else out / "data.index"
+    for delay in (0.0, 0.05, 0.15, 0.3):
+        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "on\n"
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        if (result / MANIFEST).exists():
+            assert len(open_index(result)) == 6000
+            break
+        with pytest.raises((FileNotFoundError, IndexFormatError)):
+            open_index(result)
+        if what == "pack" and out.exists():
+            assert [path for path in out.iterdir() if not path.name.startswith(".")] == []
+    if what == "index":
+        index = build_index(tmp_path / "*.tfrecord", result, label="label")
+        assert tree(index.path) == tree(whole.path)
+    else:
+        index = pack(whole, out, seed=1, shards=4, overwrite=True)["data"]
+        assert len(list(out.iterdir())) == 5
+    assert len(index) == 6000
+    assert verify(index).ok
+
+
+def test_an_interrupted_build_keeps_the_shards_it_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    shards = tfrecords(tmp_path, shards=5)
+    flip(shards[3], 30)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, tmp_path / "x.index")
+    assert len(list((tmp_path / "x.index" / "parts").iterdir())) == 3
+    with pytest.raises(IndexFormatError, match="its build was interrupted") as caught:
+        open_index(tmp_path / "x.index")
+    assert "finished shards are kept" in str(caught.value)
+    flip(shards[3], 30)
+    (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
+    part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile
+    read = []
+    scan = parts.scan_job
+    monkeypatch.setattr(
+        parts,
+        "scan_job",
+        lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1],
+    )
+    index = build_index(shards, tmp_path / "x.index")
+    assert len(read) == 3
+    assert set(read) >= {shards[3].name, shards[4].name}
+    assert len(index) == 50
+    assert not (tmp_path / "x.index" / "parts").exists()
+
+
+def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    shards = tfrecords(tmp_path, shards=2)
+    flip(shards[1], 30)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, tmp_path / "x.index")
+    samples = numbered(0, 10)
+    write_tfrecord(shards[0], [samples[1], samples[0], *samples[2:]])
+    flip(shards[1], 30)
+    index = build_index(shards, tmp_path / "x.index")
+    with Reader(index) as reader:
+        assert reader.read([0], ["key"]) == {"key": [b"k1"]}
+
+
+def test_fault_53_five_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
+    for n in range(5000):
+        write_tar(tmp_path / f"d-{n:04d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
+    code = """
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        import numpy as np
+        from concurrent.futures import ThreadPoolExecutor
+        from twinfeed.loaders.index.build import build_index
+        from twinfeed.loaders.reading.reader import Reader
+        index = build_index(f"{sys.argv[1]}/*.tar", f"{sys.argv[1]}/x.index")
+        ids = np.random.default_rng(0).permutation(5000)
+        with Reader(index) as reader, ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda part: reader.read(part)["txt"], np.split(ids, 20)))
+            reader.prefetch(ids)
+        assert sum(got, []) == [b"%d" % n for n in ids]
+        print("all", len(index))
+    """
+    done = python(code, tmp_path)
+    assert done.stdout == "all 5000\n", done.stderr
+
+
+def test_fault_56_a_shard_that_shrinks_while_it_is_read(index: Index) -> None:
+    """An error, where a mapped file would kill the process."""
+    with Reader(index) as reader:
+        reader.read([10])
+        os.truncate(Path(index.root, index.shard_paths[1]), 100)
+        with pytest.raises(TruncatedShardError, match="the shard ends within field 'image'"):
+            reader.read([19], ["image"])
+    with Reader(index, verify=False) as reader, pytest.raises(StaleIndexError):
+        reader.read([19], ["image"])
+
+
+# Part G.
+
+
+def test_fault_61_pickled_parts_are_bytes_and_nothing_else(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(marker),)
+
+    bomb = pickle.dumps(Bomb())
+    write_tar(tmp_path / "a.tar", [("k", {"pkl": bomb, "pth": bomb, "npy": bomb})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
+    with Reader(index) as reader:
+        assert reader.read([0])["pkl"] == [bomb]
+    again = pack(index, tmp_path / "out", container="tar")["data"]
+    assert verify(again).ok
+    show = (
+        "import sys; from twinfeed.loaders.command_line import main; main(['cat', *sys.argv[1:]])"
+    )
+    assert python(show, index.path, "0").returncode == 0
+    assert not marker.exists()
+
+
+def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    for run in (
+        lambda: build_index(f"pipe:touch {marker}", tmp_path / "x.index"),
+        lambda: verify([f"pipe:touch {marker}"], root=tmp_path),
+    ):
+        with pytest.raises(UnsafeContentError, match="pipe:"):
+            run()
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../secret.tfrecord", "a/../../secret", "file:///etc/passwd", "pipe:id"]
+)
+def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
+    """A manifest from elsewhere cannot make the reader open what is not below its root."""
+    from twinfeed.loaders.index.strings import StringColumn
+
+    (tmp_path.parent / "secret.tfrecord").touch()
+    (folder,) = index.path.glob("columns-*")
+    arrays = StringColumn.of([path, *index.shard_paths.tolist()[1:]]).arrays("shardpaths")
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+
+    def describe(manifest: dict[str, Any]) -> None:
+        for name, array in arrays.items():
+            entry = {"bytes": (folder / f"{name}.npy").stat().st_size, "shape": list(array.shape)}
+            manifest["arrays"][name] |= entry
+
+    rewrite_manifest(index, describe)
+    with pytest.raises(UnsafeContentError, match="unsafe path"):
+        open_index(index.path)
+    with pytest.raises(ValueError, match="must lie below the root"):
+        build_index(tmp_path / "*.tfrecord", tmp_path / "y" / "x.index")
+
+
+@pytest.mark.parametrize("name", ["columns-../../x", "/etc", "columns-0123456789abcdeF"])
+def test_fault_65_array_folders_that_leave_the_index(index: Index, name: str) -> None:
+    rewrite_manifest(index, lambda manifest: manifest.update(folder=name))
+    with pytest.raises(IndexFormatError, match="bad folder name"):
+        open_index(index.path)
+
+
+def test_fault_65_array_names_that_leave_the_index(index: Index) -> None:
+    def rename(manifest: dict[str, Any]) -> None:
+        manifest["arrays"]["../../x"] = manifest["arrays"]["shards"]
+
+    rewrite_manifest(index, rename)
+    with pytest.raises(IndexFormatError, match="bad array name"):
+        open_index(index.path)
+
+
+def test_an_index_whose_folder_is_no_index(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("[]")
+    with pytest.raises(IndexFormatError, match="not an index"):
+        open_index(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no index here"):
+        open_index(tmp_path / "nowhere")
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError, match="twinfeed index SHARDS --out"):
+        open_index(tmp_path)

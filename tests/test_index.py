@@ -1,0 +1,174 @@
+"""The index: opening, what it holds, and that it stays small, equal and shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making_shards import flip, tars, tfrecords, tree, write_tar
+
+from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.store import MANIFEST, write_store
+from twinfeed.loaders.index.strings import StringColumn
+from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
+from twinfeed.loaders.reading.reader import Reader
+
+
+def big_index(folder: Path, records: int, shards: int) -> Path:
+    """An index of many records over empty files, written without the records."""
+    names = [f"d-{n:05d}.tar" for n in range(shards)]
+    table = np.zeros(shards, SHARD)
+    table["stop"] = np.linspace(0, records, shards + 1).astype(np.int64)[1:]
+    rows = np.zeros(records, ROW)
+    rows["file"] = np.repeat(np.arange(shards), np.diff(table["stop"], prepend=0))
+    arrays = {
+        "shards": table,
+        "field-0": rows,
+        "column-0": np.arange(records) % 1000,
+        **StringColumn.of(names).arrays("shardpaths"),
+    }
+    facts = {
+        "container": "tar",
+        "records": records,
+        "classes": [],
+        "columns": ["label"],
+        "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
+    }
+    write_store(folder / "big.index", arrays, facts, {"missing": "error"})
+    for name in names:
+        (folder / name).touch()
+    return folder / "big.index"
+
+
+def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> None:
+    """Ten million rows are mapped, not read: a process holds what it has touched of them."""
+    path = big_index(tmp_path, 10_000_000, 1000)
+    code = textwrap.dedent("""
+        import sys
+        from twinfeed.loaders.index import open_index
+
+        def held():
+            lines = open("/proc/self/status").read().splitlines()
+            return int([line.split()[1] for line in lines if line.startswith("VmRSS")][0]) * 1024
+
+        before = held()
+        index = open_index(sys.argv[1])
+        index.keys([9_999_999]), index.labels[[5, 6_000_000]], index.table("image")[4_000_000]
+        print(held() - before)
+    """)
+    command = [sys.executable, "-c", code, os.fspath(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert sum(file.stat().st_size for file in path.rglob("*.npy")) > 300_000_000
+    assert int(done.stdout) < 30_000_000
+
+
+def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    tars(data)
+    index = build_index(data / "*.tar", data / "x.index", label="cls")
+    moved = tmp_path / "moved"
+    data.rename(moved)
+    assert open_index(moved / "x.index").fingerprint == index.fingerprint
+    (moved / "x.index").rename(tmp_path / "x.index")
+    with pytest.raises(FileNotFoundError, match="3 of 3 shards are missing"):
+        open_index(tmp_path / "x.index")
+    again = open_index(tmp_path / "x.index", root=moved)
+    assert again.fingerprint == index.fingerprint
+    with Reader(again) as reader:
+        assert reader.read([0], ["cls" if "cls" in again.fields else "png"])
+
+
+def test_a_fingerprint_changes_with_data_labels_and_classes_only(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    path = tmp_path / "x.index"
+    one = build_index(shards, path, label="cls").fingerprint
+    assert build_index(shards, path, label="cls", missing="skip").fingerprint == one
+    assert build_index(shards, path).fingerprint != one
+    names = [f"class {n}" for n in range(7)]
+    assert build_index(shards, path, label="cls", classes=names).fingerprint != one
+    write_tar(shards[0], [("k0", {"png": b"other", "cls": b"1"})])
+    assert build_index(shards, path, label="cls").fingerprint != one
+
+
+def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    data = pickle.dumps(index)
+    assert len(data) < 1000
+    again = pickle.loads(data)
+    assert again.fingerprint == index.fingerprint
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    with pytest.raises(StaleIndexError, match="built anew while it was in use"):
+        pickle.loads(data)
+
+
+def test_an_open_index_survives_a_new_build(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    assert index.labels is not None
+    assert index.labels.tolist() == [n % 7 for n in range(30)]
+    assert index.keys([29]) == ["k29"]
+    assert open_index(tmp_path / "x.index").labels is None
+    assert len(list((tmp_path / "x.index").glob("columns-*"))) == 1
+
+
+def test_keys_that_are_no_utf8_come_back_byte_for_byte() -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    column = StringColumn.of([name, "kōen", ""])
+    assert column.tolist() == [name, "kōen", ""]
+    assert StringColumn.join([column, column])[3] == name
+
+
+def test_ids_are_checked(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index")
+    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), not 30"):
+        index.keys([30])
+    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), not -1"):
+        index.keys(np.array([-1, 3]))
+    with pytest.raises(TypeError, match="ids must be integers in one dimension, not float64"):
+        index.keys(np.array([0.5]))
+    assert index.keys([]) == []
+    with pytest.raises(KeyError, match="no field 'jpg': this index has the fields"):
+        index.table("jpg")
+
+
+def test_nothing_in_the_files_tells_of_time_or_place(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index")
+    for name, data in tree(index.path).items():
+        assert os.fsencode(tmp_path) not in data, name
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    assert str(time.localtime().tm_year) not in json.dumps(manifest["options"])
+
+
+def test_arrays_are_mapped_and_shared(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    assert index.labels is not None
+    assert not index.labels.flags.writeable
+    assert isinstance(index, Index)
+    with pytest.raises(ValueError, match="read-only"):
+        index.labels[0] = 1
+
+
+def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    tfrecords(tmp_path / "a")
+    build_index(tmp_path / "a" / "*.tfrecord", tmp_path / "a" / "x.index")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    flip(tmp_path / "b" / "d-00000-of-00003.tfrecord", 60)
+    with Reader(open_index(tmp_path / "a" / "x.index")) as reader:
+        reader.read(range(30))
+    with (
+        Reader(open_index(tmp_path / "b" / "x.index")) as reader,
+        pytest.raises(ValueError, match="corrupted bytes"),
+    ):
+        reader.read(range(30))
