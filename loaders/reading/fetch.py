@@ -1,0 +1,339 @@
+"""Ranges of files to bytes: local shards through few open files, loose files, and remote shards.
+
+A fetcher takes rows of an index's tables, sorted by file and offset, and gives the bytes of each,
+checked. Neighbouring small ranges are read in one piece.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
+from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.paths import is_url, join
+from twinfeed.loaders.index.strings import StringColumn
+from twinfeed.loaders.reading.handles import Handles
+
+Rows = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+
+SMALL = 1 << 14
+"""Local neighbours are read in one piece if each is at most so long: beyond, the second copy costs
+more than the call saved.
+"""
+
+LOCAL_GAP, REMOTE_GAP = 1 << 12, 1 << 16
+"""So many bytes between two ranges are read along rather than skipped."""
+
+MOST_AT_ONCE = 1 << 23
+"""One piece is at most so long."""
+
+
+class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
+    """Say which row's bytes were not as indexed, and what was read instead."""
+
+    def __init__(self, place: int, found: bytes) -> None:
+        super().__init__(place)
+        self.place = place
+        self.found = found
+
+
+class Fetcher(Protocol):
+    """Give the bytes of rows; `neighbours` says that some of them may lie side by side."""
+
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row."""
+
+    def reread(self, row: np.void, /) -> bytes:
+        """Return the bytes of one row once more, past the page cache and unchecked."""
+
+    def prefetch(self, rows: Rows, /) -> None:
+        """Have the bytes of rows brought near."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
+    """Return the fetcher for where the index's files are."""
+    if is_url(index.root):
+        return RemoteShards(index, verify)
+    if index.container == "files":
+        return LooseFiles(index, verify)
+    return LocalShards(index, verify, max_open_files)
+
+
+class LocalShards:
+    """Read local shards with `os.pread`: no mapping, so that a shard that shrinks is an error and
+    not a dead process.
+    """
+
+    def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
+        self.index = index
+        self.verify = verify
+        self.handles = Handles(self._open, max_open_files)
+        self.most_held = max(1, max_open_files // 4)
+
+    def close(self) -> None:
+        """Close the shards."""
+        self.handles.close()
+
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row; without `neighbours` none is looked for."""
+        files = rows["file"].tolist()
+        numbers = dict.fromkeys(files)
+        if len(numbers) > self.most_held:
+            return self._by_file(rows)
+        handles = self.handles.get(numbers)
+        fds = [handles[file].fd for file in files]
+        near = _near(rows, LOCAL_GAP, SMALL) if neighbours else None
+        if near is None or 4 * np.count_nonzero(near) < len(rows):
+            return self._each(rows, fds)
+        out: list[bytes] = []
+        for first, last in _runs(rows, near):
+            offset, end = _extent(rows[first:last])
+            piece = os.pread(fds[first], end - offset, offset)
+            out += _cut(piece, rows[first:last], self.verify, first)
+        return out
+
+    def _by_file(self, rows: Rows) -> list[bytes]:
+        """Read rows of more files than may be held at once: some files after the other."""
+        order = np.argsort(rows["file"], kind="stable")
+        out = [b""] * len(rows)
+        for places in self._groups(rows, order):
+            try:
+                data = self.fetch(rows[places])
+            except WrongBytes as wrong:
+                raise WrongBytes(int(places[wrong.place]), wrong.found) from None
+            for place, item in zip(places.tolist(), data, strict=True):
+                out[place] = item
+        return out
+
+    def _groups(self, rows: Rows, order: Int64s) -> list[Int64s]:
+        """Cut `order`, sorted by file, so that each piece has few enough files to hold open."""
+        files = rows["file"][order]
+        changes = np.flatnonzero(files[1:] != files[:-1]) + 1
+        return np.split(order, changes[self.most_held - 1 :: self.most_held])
+
+    def reread(self, row: np.void, /) -> bytes:
+        """Read one row from the disk."""
+        number, offset, length = int(row["file"]), int(row["offset"]), int(row["length"])
+        handle = self.handles.get([number])[number]
+        os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_DONTNEED)
+        return os.pread(handle.fd, length, offset)
+
+    def prefetch(self, rows: Rows, /) -> None:
+        """Tell the kernel which pages will be needed."""
+        for places in self._groups(rows, np.argsort(rows["file"], kind="stable")):
+            group = rows[places]
+            handles = self.handles.get(dict.fromkeys(group["file"].tolist()))
+            for first, last in _runs(group, _near(group, REMOTE_GAP, MOST_AT_ONCE)):
+                offset, end = _extent(group[first:last])
+                fd = handles[int(group["file"][first])].fd
+                os.posix_fadvise(fd, offset, end - offset, os.POSIX_FADV_WILLNEED)
+
+    def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:
+        """Read row by row: the loop that most reading happens in."""
+        out: list[bytes] = []
+        pread, checksum, append = os.pread, crc32c, out.append
+        lengths, offsets = rows["length"].tolist(), rows["offset"].tolist()
+        if self.verify:
+            crcs = rows["crc"].tolist()
+            for fd, length, offset, crc in zip(fds, lengths, offsets, crcs, strict=True):
+                data = pread(fd, length, offset)
+                if checksum(data) != crc or len(data) != length:
+                    raise WrongBytes(len(out), data)
+                append(data)
+        else:
+            for fd, length, offset in zip(fds, lengths, offsets, strict=True):
+                data = pread(fd, length, offset)
+                if len(data) != length:
+                    raise WrongBytes(len(out), data)
+                append(data)
+        return out
+
+    def _open(self, number: int) -> int:
+        """Open a shard, which must have the size it was indexed with."""
+        path = _path(self.index, self.index.shard_paths, number)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        size = os.fstat(fd).st_size
+        if size != self.index.shards["bytes"][number]:
+            os.close(fd)
+            raise _stale(path, int(self.index.shards["bytes"][number]), size)
+        return fd
+
+
+def _path(index: Index, paths: StringColumn, number: int) -> str:
+    """Return the path of a file that a row names; one that is not there is the index's fault."""
+    if number >= len(paths):
+        raise IndexFormatError(
+            "damaged index: a record lies in a file that it does not name",
+            path=index.path,
+            expected=f"a file below {len(paths)}",
+            found=number,
+            advice="build the index again: twinfeed index (twinfeed verify tells what is damaged)",
+        )
+    return join(index.root, paths[number])
+
+
+class LooseFiles:
+    """Read files one by one, each opened for one reading."""
+
+    def __init__(self, index: Index, verify: bool) -> None:
+        self.index = index
+        self.verify = verify
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row."""
+        out = []
+        for place, (_, length, file, crc) in enumerate(rows.tolist()):
+            path = _path(self.index, self.index.files, file)
+            with open(path, "rb", buffering=0) as opened:
+                size = os.fstat(opened.fileno()).st_size
+                if size != length:
+                    raise _stale(path, length, size)
+                data = opened.read()
+            if self.verify and crc32c(data) != crc:
+                raise WrongBytes(place, data)
+            out.append(data)
+        return out
+
+    def reread(self, row: np.void, /) -> bytes:
+        """Read one file from the disk."""
+        path = join(self.index.root, self.index.files[int(row["file"])])
+        with open(path, "rb", buffering=0) as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return opened.read()
+
+    def prefetch(self, rows: Rows, /) -> None:
+        """Tell the kernel which files will be needed."""
+        for file in rows["file"].tolist():
+            with open(join(self.index.root, self.index.files[file]), "rb", buffering=0) as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+class RemoteShards:
+    """Read ranges of remote files with fsspec, all ranges of a batch in one request to it."""
+
+    def __init__(self, index: Index, verify: bool) -> None:
+        from fsspec.core import url_to_fs
+
+        self.index = index
+        self.verify = verify
+        self.system, _ = url_to_fs(index.root)
+        self.checked: set[int] = set()
+
+    def close(self) -> None:
+        """Do nothing: fsspec keeps its own connections."""
+
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row."""
+        for number in set(rows["file"].tolist()) - self.checked:
+            self._check(number)
+        near = _near(rows, REMOTE_GAP, MOST_AT_ONCE)
+        runs = list(_runs(rows, near))
+        extents = [_extent(rows[first:last]) for first, last in runs]
+        paths = [self._path(int(rows["file"][first])) for first, _ in runs]
+        starts, ends = [start for start, _ in extents], [end for _, end in extents]
+        pieces = self.system.cat_ranges(paths, starts, ends, on_error="raise")
+        out: list[bytes] = []
+        for (first, last), piece in zip(runs, pieces, strict=True):
+            out += _cut(bytes(piece), rows[first:last], self.verify, first)
+        return out
+
+    def reread(self, row: np.void, /) -> bytes:
+        """Read one row again."""
+        start, end = int(row["offset"]), int(row["offset"] + row["length"])
+        return bytes(self.system.cat_file(self._path(int(row["file"])), start=start, end=end))
+
+    def prefetch(self, rows: Rows, /) -> None:
+        """Do nothing: there is no page cache between here and there."""
+
+    def _path(self, number: int) -> str:
+        """Return a file's URL."""
+        return join(self.index.root, self.index.files[number])
+
+    def _check(self, number: int) -> None:
+        """Compare a shard's size with the index, once."""
+        if self.index.container != "files":
+            size, expected = (
+                self.system.size(self._path(number)),
+                self.index.shards["bytes"][number],
+            )
+            if size != expected:
+                raise _stale(self._path(number), int(expected), size)
+        self.checked.add(number)
+
+
+def keep_heap() -> None:
+    """Let glibc keep freed memory for the next batch.
+
+    It gives the top of the heap back beyond 128 KiB, and each batch would fault its pages in anew,
+    at more than the price of reading it. Freeing a mapped block once raises that limit to twice
+    the block's size (mallopt(3), M_TRIM_THRESHOLD: the limit is dynamic), as any program does that
+    frees a large array. The block's pages are never touched.
+    """
+    bytes((1 << 25) - (1 << 13))
+
+
+def _near(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
+    """Tell of each row but the first whether it follows the one before closely; None if there is
+    but one row.
+    """
+    if len(rows) < 2:
+        return None
+    offset, length, file = rows["offset"], rows["length"], rows["file"]
+    between = offset[1:] - (offset[:-1] + length[:-1])
+    near: npt.NDArray[np.bool_] = (between >= 0) & (between <= gap)
+    near &= file[1:] == file[:-1]
+    near &= (length[1:] <= longest) & (length[:-1] <= longest)
+    return near
+
+
+def _runs(rows: Rows, near: npt.NDArray[np.bool_] | None) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of the rows to be read in one piece."""
+    offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
+    first = 0
+    for place in range(1, len(offsets)):
+        if near is None or not near[place - 1] or ends[place] - offsets[first] > MOST_AT_ONCE:
+            yield first, place
+            first = place
+    if offsets:
+        yield first, len(offsets)
+
+
+def _extent(rows: Rows) -> tuple[int, int]:
+    """Return where a run starts and ends in its file."""
+    return int(rows["offset"][0]), int(rows["offset"][-1] + rows["length"][-1])
+
+
+def _cut(piece: bytes, rows: Rows, verify: bool, place: int) -> list[bytes]:
+    """Cut one piece into the rows' bytes, and check each."""
+    base = int(rows["offset"][0])
+    out: list[bytes] = []
+    for offset, length, _, crc in rows.tolist():
+        data = piece[offset - base : offset - base + length]
+        if len(data) != length or (verify and crc32c(data) != crc):
+            raise WrongBytes(place + len(out), data)
+        out.append(data)
+    return out
+
+
+def _stale(path: str, expected: int, found: int) -> StaleIndexError:
+    """Return the error of a file that changed since it was indexed."""
+    return StaleIndexError(
+        "the file has changed since it was indexed",
+        path=path,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        advice="restore the file, or index again: twinfeed index",
+    )

@@ -1,0 +1,231 @@
+"""Read records by id: in batches, in any order, every byte checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.closing import Closing
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    LoaderError,
+    StaleIndexError,
+    TruncatedShardError,
+)
+from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.index.paths import below
+from twinfeed.loaders.index.table import Ids, Index, as_ids, check_bounds, check_ids
+from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap
+from twinfeed.loaders.reading.handles import default_limit
+
+Int64s = npt.NDArray[np.int64]
+Value = Any
+
+
+class Reader(Closing):
+    """Read the fields of records by id from the shards of `index`.
+
+    Every field's bytes are compared with the CRC-32C that the index holds, unless `verify` is
+    False. At most `max_open_files` shards stay open (by default a quarter of what the process may
+    open). `follow` maps fields that hold a path to the folder that the path is relative to: such a
+    field reads as the file's bytes, which no checksum covers.
+
+    A reader may be used by several threads, forked, and pickled; files are opened when they are
+    read.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> with Reader(index) as reader:
+    ...     reader.read([2, 0, 2])
+    {'word': [b'or', b'to', b'or']}
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        /,
+        *,
+        verify: bool = True,
+        max_open_files: int | None = None,
+        follow: Mapping[str, str | os.PathLike[str]] | None = None,
+    ) -> None:
+        if max_open_files is not None and max_open_files < 1:
+            raise ValueError(f"max_open_files must be at least 1, not {max_open_files}")
+        self.index = index
+        self.verify = verify
+        self.max_open_files = max_open_files
+        self.follow = {field: os.fspath(folder) for field, folder in (follow or {}).items()}
+        for field in self.follow:
+            index.table(field)
+        self._fill = index.manifest["options"]["missing"] == "empty"
+        self._renew()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by parameters: the files are opened where they are read."""
+        return _reader, (self.index, self.verify, self.max_open_files, self.follow)
+
+    def close(self) -> None:
+        """Close the open files; a later call opens them anew."""
+        self._fetcher.close()
+
+    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Value]]:
+        """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
+
+        A field gives `bytes`, or for a feature of several values a list of bytes or an array; a
+        column gives its rows. Ids that come twice are read once, neighbours in one piece.
+
+        Raises IndexError for an id outside [0, N), KeyError for an unknown field, LoaderError
+        where a record lacks a field, StaleIndexError, DataCorruptionError.
+        """
+        if self._pid != os.getpid():
+            self._renew()
+        ids = as_ids(ids)
+        names = tuple(self.index.fields) if fields is None else tuple(fields)
+        stored = [name for name in names if name not in self.index.columns]
+        values = dict(zip(stored, self._read_fields(ids, stored), strict=True))
+        for name in names:
+            if name not in values:
+                values[name] = list(self.index.columns[name][check_ids(ids, len(self.index))])
+        return {name: values[name] for name in names}
+
+    def prefetch(self, ids: Ids, fields: Sequence[str] | None = None, /) -> None:
+        """Have the pages of these records brought into memory, without waiting for them.
+
+        >>> from tempfile import mkdtemp
+        >>> from twinfeed.loaders import pack
+        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
+        ...     reader.prefetch([0])
+        """
+        if self._pid != os.getpid():
+            self._renew()
+        names = tuple(self.index.fields) if fields is None else tuple(fields)
+        rows = self._rows(
+            np.unique(check_ids(ids, len(self.index))),
+            [n for n in names if n not in self.index.columns],
+        )
+        self._fetcher.prefetch(rows[rows["length"] > 0])
+
+    def _renew(self) -> None:
+        """Start without open files, as a forked child must: a thread may have held the lock."""
+        self._pid = os.getpid()
+        keep_heap()
+        self._fetcher = fetcher(
+            self.index, verify=self.verify, max_open_files=self.max_open_files or default_limit()
+        )
+
+    def _rows(self, ids: Int64s, names: Sequence[str]) -> npt.NDArray[Any]:
+        """Return the rows of all fields, record by record."""
+        tables = [self.index.rows(name, ids) for name in names]
+        return tables[0] if len(tables) == 1 else np.stack(tables, axis=1).reshape(-1)
+
+    def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[list[Value]]:
+        """Return the values of each field in the order of `ids`."""
+        if not names or not len(ids):
+            return [[] for _ in names]
+        unique, inverse = ids, None
+        ordered = np.sort(ids)
+        check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
+        if (ordered[1:] - ordered[:-1]).min(initial=2) < 2:  # the same, or side by side
+            unique, inverse = np.unique(ids, return_inverse=True)
+        data = self._fetch(unique, names, inverse is not None or len(names) > 1)
+        out = []
+        for place, name in enumerate(names):
+            values = self._decode(name, data[place :: len(names)])
+            out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
+        return out
+
+    def _fetch(self, ids: Int64s, names: Sequence[str], neighbours: bool) -> list[bytes]:
+        """Return the bytes of each field, record by record; b"" where it is missing."""
+        rows = self._rows(ids, names)
+        where = None
+        if any(self.index.fields[name].missing for name in names):
+            where = self._held(rows, ids, names)
+            rows = rows[where]
+        try:
+            data = self._fetcher.fetch(rows, neighbours=neighbours)
+        except WrongBytes as wrong:
+            place = wrong.place if where is None else int(where[wrong.place])
+            record, name = int(ids[place // len(names)]), names[place % len(names)]
+            raise self._wrong(record, name, rows[wrong.place], wrong.found) from None
+        if where is None:
+            return data
+        filled = [b""] * (len(ids) * len(names))
+        for place, item in zip(where.tolist(), data, strict=True):
+            filled[place] = item
+        return filled
+
+    def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
+        """Return the places of the rows that are there; the others must be allowed to lack."""
+        held = rows["length"] >= 0
+        if not self._fill and not held.all():
+            raise self._missing(int(np.argmin(held)), ids, names)
+        return np.flatnonzero(held)
+
+    def _decode(self, name: str, data: list[bytes]) -> list[Value]:
+        """Return the values that the bytes of a field stand for."""
+        if name in self.follow:
+            return [self._file(self.follow[name], path) for path in data]
+        kind = self.index.fields[name].kind
+        return data if kind == "bytes" else [decode_list(kind, item) for item in data]
+
+    def _file(self, folder: str, path: bytes) -> bytes:
+        """Return the bytes of the file that a field names, which must lie below `folder`."""
+        with open(below(folder, os.fsdecode(path)), "rb") as file:
+            return file.read()
+
+    def _missing(self, place: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
+        """Return the error of a record that lacks a field."""
+        record, name = int(ids[place // len(names)]), names[place % len(names)]
+        return LoaderError(
+            f"{self.index.describe(record)} lacks the field {name!r}",
+            advice="read other fields, or index with fields=, and missing='skip' or 'empty'",
+        )
+
+    def _wrong(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
+        """Return the error of bytes that are not as indexed, after reading them once more."""
+        facts: dict[str, Any] = {
+            "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
+            "offset": int(row["offset"]),
+            "record": self.index.place(record)[1],
+            "key": self.index.keys([record])[0],
+        }
+        where = f"field {name!r} of {self.index.describe(record)}"
+        if len(found) < row["length"]:
+            return TruncatedShardError(
+                f"the shard ends within {where}",
+                expected=f"{row['length']} bytes",
+                found=f"{len(found)} bytes",
+                advice="restore the shard, or index it again: twinfeed index",
+                **facts,
+            )
+        try:
+            same = self._fetcher.reread(row) == found
+        except (OSError, StaleIndexError) as error:
+            again = f"failed ({error})"
+        else:
+            again = "same" if same else "different"
+        return DataCorruptionError(
+            f"corrupted bytes in {where}",
+            expected=f"CRC {int(row['crc']):#010x}",
+            found=f"{crc32c(found):#010x}; read once more: {again}",
+            advice=(
+                "the file reads differently each time: check the disk, the mount and the RAM"
+                if again == "different"
+                else "restore the shard; if it was changed on purpose, index it again; "
+                "to leave bad records out: twinfeed verify, then build_index(exclude=...)"
+            ),
+            **facts,
+        )
+
+
+def _reader(
+    index: Index, verify: bool, max_open_files: int | None, follow: Mapping[str, str]
+) -> Reader:
+    """Rebuild a pickled reader."""
+    return Reader(index, verify=verify, max_open_files=max_open_files, follow=follow)

@@ -1,0 +1,113 @@
+"""Side tables: arrays too large for memory, joined to the records by sample id."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.index import Index
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SideTable:
+    """Map a `.npy` file of one row a sample: captions as numbers, features of another model.
+
+    `table[ids]` reads the rows of these sample ids, and nothing else of the file. The table
+    pickles as its path (a numpy.memmap would travel with all its data), and every process maps the
+    same pages. `by_key` joins a table in another order.
+
+    Raises ValueError for a file that is no `.npy` of numbers, and where `rows`, the row of each
+    sample (int64[N]), leaves the table.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/features.npy", np.arange(6.0).reshape(3, 2))
+    ...     table = SideTable(f"{folder}/features.npy")
+    ...     table[np.array([2, 0])], len(table)
+    (array([[4., 5.],
+           [0., 1.]]), 3)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], /, *, rows: Int64s | None = None) -> None:
+        self.path = os.path.abspath(path)
+        self._rows = rows
+        data = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(data, np.memmap) or data.ndim == 0:
+            raise ValueError(
+                f"a side table must be an .npy file with a row a sample, not {self.path}"
+            )
+        self._data: npt.NDArray[Any] = np.asarray(data)
+        if rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(data):
+            raise ValueError(
+                f"rows must lie in [0, {len(data)}), not in [{rows.min()}, {rows.max()}]"
+            )
+
+    @classmethod
+    def by_key(
+        cls, path: str | os.PathLike[str], keys: Sequence[str], index: Index, /
+    ) -> SideTable:
+        """Join the rows of `path`, whose keys are `keys`, to the records of `index`.
+
+        Raises ValueError with counts and the first five where a record has no row, or a key is
+        there twice; rows of no record are left alone.
+
+        >>> import tempfile
+        >>> from twinfeed.loaders import pack
+        >>> folder = tempfile.mkdtemp()
+        >>> index = pack([{"__key__": "a", "x": 1}, {"__key__": "b", "x": 2}], folder)["data"]
+        >>> np.save(f"{folder}/t.npy", np.array([10, 20, 30]))
+        >>> SideTable.by_key(f"{folder}/t.npy", ["b", "c", "a"], index)[np.array([0, 1])]
+        array([30, 10])
+        """
+        place = {key: row for row, key in enumerate(keys)}
+        if len(place) < len(keys):
+            raise ValueError(f"{len(keys) - len(place)} of the {len(keys)} keys are there twice")
+        wanted = index.keys(range(len(index)))
+        missing = [key for key in wanted if key not in place]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(wanted)} records have no row (first: {missing[:5]})"
+            )
+        return cls(path, rows=np.array([place[key] for key in wanted], np.int64))
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._data) if self._rows is None else len(self._rows)
+
+    def __getitem__(self, ids: Int64s) -> npt.NDArray[Any]:
+        """Return the rows of these sample ids, copied."""
+        return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the path."""
+        return _reopen, (self.path, self._rows, self.shape, self.dtype.str)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of samples, and the shape of a row."""
+        return (len(self), *self._data.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+        return self._data.dtype
+
+
+def _reopen(path: str, rows: Int64s | None, shape: tuple[int, ...], dtype: str) -> SideTable:
+    """Open a pickled table in another process, where it must still look the same."""
+    table = SideTable(path, rows=rows)
+    if (table.shape, table.dtype.str) != (shape, dtype):
+        raise StaleIndexError(
+            "the side table changed while it was in use",
+            path=path,
+            expected=f"{dtype}{list(shape)}",
+            found=f"{table.dtype.str}{list(table.shape)}",
+            advice="start again",
+        )
+    return table

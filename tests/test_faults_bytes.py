@@ -1,0 +1,812 @@
+"""Bad bytes of shards: every fault made for real, and what must come of it.
+
+The letters and numbers are those of the project's list of faults: A is TFRecord, B is tar, G is
+security.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from format_help import (
+    END,
+    archive,
+    block,
+    contents,
+    flip,
+    member,
+    no_hang,
+    pax,
+    webdataset_samples,
+    write_records,
+    write_tar,
+)
+
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    LoaderError,
+    ShardWarning,
+    TruncatedShardError,
+    UnsafeContentError,
+)
+from twinfeed.loaders.formats import files, interop, tar, tfrecord
+from twinfeed.loaders.formats.checksum import masked
+from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.formats.tarheader import MAX_EXTENDED_BYTES
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.formats.wire import length_delimited, varint
+from twinfeed.loaders.index import shards
+
+RECORDS = (b"one", b"", b"three" * 5)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head>" + b" " * 500
+XML = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code></Error>'
+
+
+def records(path: Path, **options: Any) -> list[bytes]:
+    """Scan raw records."""
+    return [r.parts["data"].data for r in tfrecord.scan(path, example=False, **options)]
+
+
+def tfrecord_error(path: Path, **options: Any) -> DataCorruptionError:
+    """Return the error of a raw scan, after checking that it tells everything."""
+    with no_hang(), pytest.raises(DataCorruptionError) as caught:
+        records(path, **options)
+    return told(caught.value, path)
+
+
+def tar_error(path: Path, **options: Any) -> DataCorruptionError:
+    """Return the error of a tar scan, after checking that it tells everything."""
+    with no_hang(), pytest.raises(DataCorruptionError) as caught:
+        list(tar.scan(path, **options))
+    return told(caught.value, path)
+
+
+def told(error: DataCorruptionError, path: Path) -> DataCorruptionError:
+    """Check that an error names its shard, offset and what to do."""
+    assert error.path == str(path)
+    assert error.offset is not None
+    assert error.advice
+    assert f"byte offset: {error.offset}" in str(error)
+    assert "what to do: " in str(error)
+    return error
+
+
+# A. TFRecord bytes
+
+
+def test_a01_length_checksum_wrong_stops_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, *RECORDS)
+    path.write_bytes(flip(shard, 19 + 9))
+    heard: list[DataCorruptionError] = []
+    error = tfrecord_error(path, on_bad=heard.append)
+    assert error.problem == "corrupted length at offset 19"
+    assert (error.record, error.offset, heard) == (1, 19, [])
+    assert "nothing behind this offset can be read" in str(error)
+
+
+def test_a02_data_checksum_wrong_spoils_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(flip(write_records(path, *RECORDS), 12))
+    error = tfrecord_error(path)
+    assert error.problem == "corrupted data at offset 0"
+    assert error.record == 0
+    assert str(error.expected).startswith("data CRC 0x")
+    heard: list[DataCorruptionError] = []
+    assert records(path, on_bad=heard.append) == list(RECORDS[1:])
+    assert [each.record for each in heard] == [0]
+
+
+def test_a02_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, *RECORDS)
+    for bit in range(8 * len(shard)):
+        path.write_bytes(flip(shard, bit // 8, 1 << bit % 8))
+        with pytest.raises(DataCorruptionError):
+            records(path)
+
+
+def test_a03_truncated_at_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, *RECORDS)
+    ends = {0: 0, 19: 1, 35: 2}
+    for size in range(len(shard)):
+        path.write_bytes(shard[:size])
+        if size in ends:
+            assert records(path) == list(RECORDS[: ends[size]])
+            continue
+        error = tfrecord_error(path)
+        assert isinstance(error, TruncatedShardError)
+        assert isinstance(error, EOFError)
+        start = max(end for end in ends if end < size)
+        assert (error.offset, error.record) == (start, ends[start])
+        assert error.found == f"{size - start} bytes"
+
+
+@pytest.mark.parametrize("length", [1 << 30, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
+def test_a04_absurd_length_is_refused_before_it_is_read(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    head = struct.pack("<Q", length)
+    path.write_bytes(head + struct.pack("<I", masked(head)) + bytes(100))
+    assert isinstance(tfrecord_error(path, max_record_bytes=1 << 64), TruncatedShardError)
+    error = tfrecord_error(path, max_record_bytes=1000)
+    assert "max_record_bytes=1000" in str(error)
+
+
+def test_a05_zero_length_shard_has_no_records(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert records(tmp_path / "a") == []
+
+
+def test_a06_zero_length_record_is_legal(tmp_path: Path) -> None:
+    write_records(tmp_path / "a", b"")
+    assert records(tmp_path / "a") == [b""]
+    [record] = tfrecord.scan(tmp_path / "a")
+    assert record.parts == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("gzip", gzip.compress), ("zlib", zlib.compress)], ids=["gzip", "zlib"]
+)
+def test_a07_compressed_file_is_named(
+    name: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(compress(write_records(path, *RECORDS * 10)))
+    error = tfrecord_error(path)
+    assert f"not an uncompressed TFRecord file: {name}-compressed" in str(error)
+    assert "random access" in str(error.advice)
+
+
+def test_a07_compressed_by_tensorflow(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    for kind in ("GZIP", "ZLIB"):
+        path = tmp_path / kind
+        with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(kind)) as writer:
+            writer.write(b"one" * 100)
+        assert f"{kind.lower()}-compressed" in tfrecord_error(path).problem
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [(LFS, "git lfs pull"), (HTML, "HTML page"), (XML, "XML page")],
+    ids=["git-lfs", "html", "xml"],
+)
+@pytest.mark.parametrize("error_of", [tfrecord_error, tar_error])
+def test_a08_pointer_or_error_page_instead_of_data(
+    content: bytes, what: str, error_of: Callable[[Path], DataCorruptionError], tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert what in str(error_of(tmp_path / "a"))
+
+
+def test_a08_a_record_may_begin_as_a_page_does(tmp_path: Path) -> None:
+    write_records(tmp_path / "a", HTML, LFS)
+    assert records(tmp_path / "a") == [HTML, LFS]
+
+
+def test_a09_writer_that_was_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    program = (
+        "import os, sys\n"
+        "from twinfeed.loaders.formats.tfrecord import TFRecordWriter\n"
+        "writer = TFRecordWriter(sys.argv[1])\n"
+        "for _ in range(30): writer.write(bytes(99_999))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == -9
+    error = tfrecord_error(path)
+    assert isinstance(error, TruncatedShardError)
+    assert "its writer may not have been closed" in str(error)
+
+
+def test_a10_the_error_says_whether_the_bytes_read_the_same_again(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, *RECORDS)
+    path.write_bytes(flip(shard, len(shard) - 10))
+    assert "read once more: same" in str(tfrecord_error(path).found)
+    scan = tfrecord.scan(path, example=False)
+    next(scan)  # the whole shard is in the buffer now, the last record damaged
+    path.write_bytes(shard)
+    with pytest.raises(DataCorruptionError, match="corrupted data") as caught:
+        list(scan)
+    assert "read once more: different" in str(caught.value)
+    assert "check the disk" in str(caught.value)
+
+
+def test_a11_scan_of_a_badly_damaged_shard_ends(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a", random.Random(0)
+    shard = bytearray(write_records(path, *[rng.randbytes(100) for _ in range(200)]))
+    for record in range(200):
+        shard[record * 116 + 12 + rng.randrange(100)] ^= 1
+    path.write_bytes(shard)
+    heard: list[DataCorruptionError] = []
+    with no_hang():
+        assert records(path, on_bad=heard.append) == []
+    assert [error.record for error in heard] == list(range(200))
+
+
+# B. tar bytes
+
+
+def small_tar(path: Path) -> bytes:
+    """Write a small archive: two samples, three members, one name in a PAX header."""
+    with TarWriter(path) as writer:
+        writer.write("1", {"txt": b"one", "cls": b"7"})
+        writer.write("n" * 120, {"txt": b"x" * 600})
+    return path.read_bytes()
+
+
+def test_b12_b13_truncated_at_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    shard = small_tar(path)
+    whole = contents(tar.scan(path))
+    last = len(shard) - 1024 - (1024 - 600)
+    for size in range(1, len(shard)):
+        path.write_bytes(shard[:size])
+        with no_hang(), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                found = contents(tar.scan(path))
+            except TruncatedShardError as error:
+                told(error, path)
+                assert size < last
+                continue
+        assert found == whole if size >= last else found in (whole[:1], [("1", {"txt": b"one"})])
+        assert [each.category for each in heard] == [ShardWarning]
+
+
+def test_b12_truncated_in_a_member(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one"), end=block(b"2.txt", 10) + b"12345")
+    error = tar_error(path)
+    assert isinstance(error, TruncatedShardError)
+    assert (error.offset, error.expected, error.found) == (1024, "10 bytes", "5 bytes")
+
+
+def test_b13_missing_end_of_archive_is_a_warning(tmp_path: Path) -> None:
+    for end in (b"", bytes(512), bytes(100)):
+        path = archive(tmp_path / "a.tar", member(b"1.txt", b"one"), end=end)
+        with pytest.warns(ShardWarning, match="zero block"):
+            assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
+
+
+def test_b14_bad_header_checksum_stops_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    shard = small_tar(path)
+    path.write_bytes(flip(shard, 1024 + 3))
+    heard: list[DataCorruptionError] = []
+    error = tar_error(path, on_bad=heard.append)
+    assert error.problem == "bad header checksum at offset 1024"
+    assert heard == []
+
+
+def test_b14_every_flipped_bit_of_a_header_is_found_or_means_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    shard = archive(path, member(b"1.txt", b"one")).read_bytes()
+    for bit in range(8 * 512):
+        path.write_bytes(flip(shard, bit // 8, 1 << bit % 8))
+        try:
+            assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
+        except DataCorruptionError:
+            continue
+        assert bit // 8 in range(148, 156)  # a leading zero or a blank of the checksum itself
+
+
+def test_b14_signed_checksums_of_old_programs_are_accepted(tmp_path: Path) -> None:
+    head = block("é.txt".encode(), 3)
+    signed = sum(b - 256 if b > 127 else b for b in head[:148] + b" " * 8 + head[156:])
+    head = head[:148] + b"%06o\0 " % signed + head[156:]
+    path = archive(tmp_path / "a.tar", head + b"one" + bytes(509))
+    assert contents(tar.scan(path)) == [("é", {"txt": b"one"})]
+
+
+def test_b15_gnu_long_names_are_honoured_and_offsets_are_behind_the_real_header(
+    tmp_path: Path,
+) -> None:
+    name = b"n" * 150 + b".txt"
+    for value in (name + b"\0", name):
+        long = member(b"././@LongLink", value, b"L")
+        link = member(b"././@LongLink", b"t" * 150 + b"\0", b"K")
+        path = archive(tmp_path / "a.tar", long, link, member(name[:100], b"one"))
+        [record] = tar.scan(path)
+        assert (record.key, record.offset) == ("n" * 150, 0)
+        assert record.parts["txt"].offset == 5 * 512
+        assert path.read_bytes()[5 * 512 :][:3] == b"one" == record.parts["txt"].data
+
+
+def test_b16_pax_size_drives_the_jump_to_the_next_header(tmp_path: Path) -> None:
+    """A member whose ustar size is 0 hides another archive in its data (CVE-2025-62518)."""
+    hidden = member(b"evil.txt", b"evil") + member(b"worse.txt", b"worse")
+    size = pax({b"size": b"%d" % len(hidden)})
+    path = archive(tmp_path / "a.tar", size, block(b"1.tar", 0) + hidden, member(b"2.txt", b"two"))
+    assert contents(tar.scan(path)) == [("1", {"tar": hidden}), ("2", {"txt": b"two"})]
+    assert contents(tar.scan(path)) == webdataset_samples(path)
+
+
+def test_b16_pax_header_is_for_the_member_not_for_the_gnu_header_between(tmp_path: Path) -> None:
+    """PAX, then a GNU long name, then the file (GHSA-3pv8-6f4r-ffg2)."""
+    extended = pax({b"size": b"3"})
+    long = member(b"././@LongLink", b"n" * 120 + b".txt\0", b"L")
+    path = archive(tmp_path / "a.tar", extended, long, block(b"short", 0) + b"one" + bytes(509))
+    assert contents(tar.scan(path)) == [("n" * 120, {"txt": b"one"})]
+
+
+def test_b16_pax_path_and_linkpath(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", pax({b"path": "é/1.txt".encode()}), member(b"x", b"one"))
+    assert contents(tar.scan(path)) == [("é/1", {"txt": b"one"})]
+    where = pax({b"linkpath": b"far/away"})
+    path = archive(tmp_path / "a.tar", where, member(b"1.txt", b"", b"2", link=b"near"))
+    assert "link to 'far/away'" in tar_error(path).problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"0 path=x\n",
+        b"path=x\n",
+        b"5 x=\n" + b"junk",
+        b"9 path=x",
+        b"99999 path=x\n",
+        b"10 path=xy\n",
+        b"9999999999999999999999 path=x\n",
+        b"-10 path=x\n",
+        b"7 path\n",
+        b"6 =x\n\n",
+        b"5\n",
+        b"\0" * 20,
+        b"5 a=\n" + bytes(10),
+    ],
+)
+def test_b16_malformed_pax_is_an_error(text: bytes, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"pax", text, b"x"), member(b"1.txt", b"one"))
+    error = tar_error(path)
+    assert "malformed PAX record" in str(error) or "extended header" in str(error)
+
+
+@pytest.mark.parametrize("size", [b"-1", b"1e3", b"0x10", b" 3", b"9" * 30, b"1_0", "٣".encode()])
+def test_b16_pax_size_that_is_no_number(size: bytes, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", pax({b"size": size}), member(b"1.txt", b"one"))
+    assert "PAX size that is no number" in tar_error(path).problem
+
+
+def test_b16_what_programs_read_differently_is_refused(tmp_path: Path) -> None:
+    long = member(b"././@LongLink", b"a.txt\0", b"L")
+    for before in (
+        [pax({b"path": b"b.txt"}), long],
+        [long, long],
+        [pax({b"path": b"b.txt"}), pax({b"path": b"c.txt"})],
+    ):
+        tar_error(archive(tmp_path / "a.tar", *before, member(b"1.txt", b"one")))
+    path = archive(tmp_path / "a.tar", pax({b"path": b"a.txt"}), long, member(b"1.txt", b"one"))
+    assert contents(tar.scan(path)) == [("a", {"txt": b"one"})]
+
+
+def test_b16_extended_header_without_a_member(tmp_path: Path) -> None:
+    for end in (END, b"", b"\0" * 100):
+        path = archive(tmp_path / "a.tar", pax({b"path": b"b.txt"}), end=end)
+        assert isinstance(tar_error(path), TruncatedShardError)
+
+
+def test_b17_global_pax_header_holds_until_it_is_changed(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "a.tar",
+        pax({b"size": b"3", b"comment": b"all are three bytes long"}, b"g"),
+        block(b"1.txt", 0) + b"one" + bytes(509),
+        block(b"2.txt", 0) + b"two" + bytes(509),
+        pax({b"size": b"5"}),
+        block(b"3.txt", 0) + b"three" + bytes(507),
+        pax({b"size": b""}, b"g"),
+        member(b"4.txt", b"four"),
+    )
+    expected = [("1", b"one"), ("2", b"two"), ("3", b"three"), ("4", b"four")]
+    assert contents(tar.scan(path)) == [(key, {"txt": data}) for key, data in expected]
+
+
+def test_b18_sizes_in_base_256(tmp_path: Path) -> None:
+    three = (0x80 << 88 | 3).to_bytes(12, "big")
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=three))
+    assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
+    huge = (0x80 << 88 | 1 << 70).to_bytes(12, "big")
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=huge))
+    assert isinstance(tar_error(path), TruncatedShardError)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"\xff" * 12,
+        b"\xff" * 11 + b"\x01",
+        b"\xc0" + bytes(11),
+        b"-0000000012",
+        b"-1\0\0\0\0\0\0\0\0\0\0",
+    ],
+)
+def test_b18_negative_sizes_are_refused(size: bytes, tmp_path: Path) -> None:
+    for kind in (b"0", b"x", b"L", b"5"):
+        path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", kind, size=size.ljust(12)[:12]))
+        assert re.match("negative size|size that is no octal", tar_error(path).problem)
+
+
+@pytest.mark.parametrize(
+    "size", [b"0000000000x\0", b"0o7\0\0\0\0\0\0\0\0\0", b"1_0\0\0\0\0\0\0\0\0\0", b"9" * 12]
+)
+def test_b18_sizes_that_are_no_octal_numbers_are_refused(size: bytes, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=size))
+    assert "size that is no octal number" in tar_error(path).problem
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+def test_b19_extended_header_that_claims_gigabytes(kind: bytes, tmp_path: Path) -> None:
+    """The claim is true, the file being sparse, and still nothing of the kind is read."""
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:
+        file.write(block(b"long", (0x80 << 88 | 1 << 35).to_bytes(12, "big"), kind))
+        file.truncate(1 << 36)
+    error = tar_error(path)
+    assert error.expected == f"1 to {MAX_EXTENDED_BYTES} bytes"
+    archive(path, member(b"long", b"", kind), member(b"1.txt", b"one"))
+    assert "extended header" in tar_error(path).problem
+
+
+def test_b19_global_headers_may_not_pile_up(tmp_path: Path) -> None:
+    one = pax({b"comment": b"x" * 100_000}, b"g")
+    path = archive(tmp_path / "a.tar", *[one] * 11, member(b"1.txt", b"one"))
+    assert "global PAX headers" in tar_error(path).problem
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"],
+        ["--format=oldgnu"],
+        ["--format=posix", "--sparse-version=0.0"],
+        ["--format=posix", "--sparse-version=0.1"],
+        ["--format=posix", "--sparse-version=1.0"],
+    ],
+    ids="-".join,
+)
+def test_b20_sparse_members_are_refused(options: list[str], tmp_path: Path) -> None:
+    with (tmp_path / "1.bin").open("wb") as file:
+        file.write(b"start")
+        file.seek(1 << 20)
+        file.write(b"end")
+    run = ["tar", *options, "--sparse", "-cf", tmp_path / "a.tar", "-C", tmp_path, "1.bin"]
+    subprocess.run(run, check=True)
+    assert (tmp_path / "a.tar").stat().st_size < 1 << 20
+    assert "sparse member not supported" in tar_error(tmp_path / "a.tar").problem
+
+
+def test_b21_links_that_are_parts_are_errors_that_name_the_target(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "1.txt").write_text("one")
+    os.link(data / "1.txt", data / "2.txt")
+    (data / "3.txt").symlink_to("1.txt")
+    for name in ("2.txt", "3.txt"):
+        path = tmp_path / f"{name}.tar"
+        subprocess.run(["tar", "-cf", path, "-C", data, "1.txt", name], check=True)
+        error = tar_error(path)
+        assert "link to '1.txt'" in str(error)
+        assert (error.key, error.record) == (name[0], 1)
+        heard: list[DataCorruptionError] = []
+        assert contents(tar.scan(path, on_bad=heard.append)) == [("1", {"txt": b"one"})]
+        assert len(heard) == 1
+
+
+def test_b21_sizes_of_members_without_data_are_not_jumped_over(tmp_path: Path) -> None:
+    for kind in (b"1", b"2", b"3", b"4", b"5", b"6"):
+        path = archive(tmp_path / "a.tar", block(b"thing", 5000, kind), member(b"1.txt", b"one"))
+        assert contents(tar.scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
+
+
+def test_b22_names_are_keys_and_lead_nowhere(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"../x.txt", b"1"), member(b"/abs/y.txt", b"2"))
+    assert [record.key for record in tar.scan(path)] == ["../x", "/abs/y"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", [b"a\nb.txt", b"a.t\nxt", b"a\0b.txt", b"\xff.txt", b"a.t\xffxt"])
+def test_b22_names_with_nul_newline_or_no_utf8_are_refused(name: bytes, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", pax({b"path": name}), member(b"x", b"one"))
+    assert "not allowed: NUL, newline or no UTF-8" in tar_error(path).problem
+
+
+def test_b23_one_extension_twice_names_both_offsets(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.jpg", b"one"), member(b"1.JPG", b"two"))
+    error = tar_error(path)
+    assert "part 'jpg' twice in one sample: offsets 512 and 1536" in str(error)
+    assert error.key == "1"
+    with pytest.raises(ValueError, match="duplicate"):
+        webdataset_samples(path)
+
+
+def test_b24_key_in_two_places_is_found(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "a.tar",
+        member(b"1.jpg", b"one"),
+        member(b"2.jpg", b"two"),
+        member(b"1.cls", b"1"),
+    )
+    assert len(webdataset_samples(path)) == 3  # half samples
+    error = tar_error(path)
+    assert "key '1' is met again, first at offset 0" in str(error)
+    assert (error.offset, error.record) == (2048, 2)
+
+
+def test_b26_names_split_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"d.v1/1.Seg.PNG": b"1", "d.v1/1": b"2", ".x": b"3"})
+    assert contents(tar.scan(path)) == [("d.v1/1", {"seg.png": b"1"})] == webdataset_samples(path)
+
+
+@pytest.mark.parametrize("how", ["gzip", "bzip2", "xz"])
+def test_b27_compressed_tar_is_refused_with_advice(how: str, tmp_path: Path) -> None:
+    small_tar(tmp_path / "a.tar")
+    subprocess.run([how, "-k", tmp_path / "a.tar"], check=True)
+    [packed] = [path for path in tmp_path.iterdir() if path.suffix != ".tar"]
+    with pytest.raises(DataCorruptionError, match="compressed shards cannot be read by id"):
+        shards.expand(packed)
+    shutil.move(packed, tmp_path / "b.tar")
+    error = tar_error(tmp_path / "b.tar")
+    assert f"{how}-compressed" in str(error)
+    assert "decompress it, or pack it again" in str(error)
+
+
+def test_b28_what_follows_the_end_is_not_read_and_warned_of(tmp_path: Path) -> None:
+    one, two = member(b"1.txt", b"one"), member(b"2.txt", b"two")
+    for behind in (two + END, bytes(5000) + b"junk", b"x"):
+        path = archive(tmp_path / "a.tar", one, END, behind, end=b"")
+        with pytest.warns(ShardWarning, match="behind the archive's end"):
+            assert contents(tar.scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
+    padded = archive(tmp_path / "a.tar", one, end=bytes(10240))
+    assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
+
+
+def test_b_sample_longer_than_allowed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"x" * 600), member(b"1.cls", b"x" * 600))
+    assert len(list(tar.scan(path, max_record_bytes=1200))) == 1
+    assert "max_record_bytes=1199" in tar_error(path, max_record_bytes=1199).problem
+
+
+# C. names of shards
+
+
+@pytest.mark.parametrize("pattern", ["a{", "a}", "a}{", "{a{b,c}", "{{a,b},c}", "{a,b"])
+def test_c40_unbalanced_or_nested_braces(pattern: str) -> None:
+    with pytest.raises(ValueError, match="braces in the shard pattern"):
+        shards.expand_braces(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{0..999999999}", "{0..9999}{0..9999}", "{0..1000000}", "{a,b}" * 60]
+)
+def test_c40_patterns_of_too_many_names_are_refused_before_any_is_made(pattern: str) -> None:
+    with no_hang(), pytest.raises(ValueError, match="more than 1000000"):
+        shards.expand_braces(pattern)
+
+
+def test_c41_incomplete_set_lists_its_gaps() -> None:
+    names = [f"train-{n:05d}-of-00010.tar" for n in (0, 1, 2, 4, 5, 6, 9)]
+    with pytest.raises(ValueError, match="3 of 10 missing, first: 00003, 00007, 00008"):
+        shards.check_complete(names)
+    with no_hang(), pytest.raises(ValueError, match="first: 000000001, 000000002"):
+        shards.check_complete(["a-000000000-of-999999999"])
+
+
+# G. security
+
+
+class Bomb:
+    """Whoever unpickles this leaves a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_g61_pickles_in_samples_are_bytes_and_nothing_else(tmp_path: Path) -> None:
+    import pickle
+
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write("1", {"pkl": bomb, "pth": bomb, "pyd": bomb})
+    with TFRecordWriter(tmp_path / "a.tfrecord") as records_of:
+        records_of.write(encode({"pickle": bomb}))
+    [sample] = tar.scan(tmp_path / "a.tar")
+    assert {part.data for part in sample.parts.values()} == {bomb}
+    [example] = tfrecord.scan(tmp_path / "a.tfrecord")
+    assert example.parts["pickle"].data == bomb
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_g62_pipe_commands_are_never_run(tmp_path: Path) -> None:
+    command = f"pipe:mkdir {tmp_path}/exploded"
+    index = tmp_path / "index.json"
+    index.write_text(
+        '{"wids_version": 1, "shardlist": [{"url": "%s", "nsamples": 1}]}' % command  # noqa: UP031
+    )
+    uses: list[Callable[[], object]] = [
+        lambda: list(tar.scan(command)),
+        lambda: list(tfrecord.scan(command)),
+        lambda: list(tar.scan(command.replace("pipe", "PIPE"))),
+        lambda: shards.expand(command),
+        lambda: shards.expand([command, "{a,b}.tar"]),
+        lambda: interop.read_wids(index),
+    ]
+    for use in uses:
+        with pytest.raises(UnsafeContentError):
+            use()
+    with pytest.raises(FileNotFoundError):  # taken for the name of a file
+        interop.read_wids(index, allow_outside=True)
+    assert not (tmp_path / "exploded").exists()
+
+
+def bombs() -> Iterator[bytes]:
+    """Yield messages that cost much for their size, if read carelessly."""
+    yield b"\x0b" * 300_000  # groups in groups
+    yield b"\x0b\x0c" * 200_000  # groups side by side
+    yield length_delimited(0x0A, b"\x0a\x00" * 100_000)  # empty features
+    yield b"\x0a\x00" * 200_000  # messages in pieces
+    lists = b"\x0a\x00" * 100_000
+    entry = length_delimited(0x0A, b"x") + length_delimited(0x12, lists)
+    yield length_delimited(0x0A, length_delimited(0x0A, entry))  # a list in pieces
+    values = length_delimited(0x0A, b"\x0a\x00" * 100_000)
+    entry = length_delimited(0x0A, b"x") + length_delimited(0x12, values)
+    yield length_delimited(0x0A, length_delimited(0x0A, entry))  # empty values
+    yield b"\x0a" + varint((1 << 31) - 1)  # two gigabytes promised
+    yield b"\x0a" + varint((1 << 64) - 1)
+    yield b"\xff" * 1_000_000
+    packed = length_delimited(0x1A, length_delimited(0x0A, b"\xff" * 1_000_000))
+    entry = length_delimited(0x0A, b"x") + length_delimited(0x12, packed)
+    yield length_delimited(0x0A, length_delimited(0x0A, entry))  # a number of a million bytes
+
+
+def test_g63_example_bombs_end_soon_and_deep_nesting_is_refused() -> None:
+    for bomb in bombs():
+        for read in (locate, parse):
+            with no_hang():
+                try:
+                    read(bomb)
+                except DataCorruptionError as error:
+                    assert "not a valid tf.train.Example" in str(error)  # noqa: PT017
+    with pytest.raises(DataCorruptionError, match="groups nest deeper than 100"):
+        parse(next(bombs()))
+
+
+def test_g65_paths_of_loose_files_and_indexes_stay_below_their_root(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "root" / "all.csv").write_text("path,label\n../secret,1\n")
+    entries = files.table(tmp_path / "root" / "all.csv")
+    with pytest.raises(UnsafeContentError, match="leaves its root"):
+        list(files.scan(tmp_path / "root", entries))
+
+
+# what is no shard at all
+
+
+def test_folders_pipes_and_devices_are_no_shards(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", Path("/dev/zero")):
+        for scan in (tar.scan, tfrecord.scan):
+            with no_hang(), pytest.raises(LoaderError, match="not a regular file"):
+                list(scan(path))
+    for scan in (tar.scan, tfrecord.scan):
+        with pytest.raises(FileNotFoundError):
+            list(scan(tmp_path / "none"))
+
+
+def test_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_records(path, *[bytes(500_000)] * 8)
+    scan = tfrecord.scan(path, example=False)
+    next(scan)
+    os.truncate(path, 2_000_000)
+    with pytest.raises(TruncatedShardError):
+        list(scan)
+    write_tar(path, {f"{n}.bin": bytes(500_000) for n in range(8)})
+    samples = tar.scan(path)
+    next(samples)
+    os.truncate(path, 2_000_000)
+    with pytest.raises(TruncatedShardError):
+        list(samples)
+
+
+# fuzzing
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """Change, drop, add or repeat some bytes."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        at = rng.randrange(len(out) + 1)
+        size = rng.choice((0, 1, 2, 8, 512))
+        fresh = rng.choice((rng.randbytes(size), bytes(size), b"\xff" * size, out[:size]))
+        out[at : at + rng.choice((0, 1, 2, 8, 512))] = fresh
+    return bytes(out)
+
+
+def fix_sums(shard: bytes) -> bytes:
+    """Make the checksum of every block right, as a skilled attacker would."""
+    blocks = [shard[at : at + 512] for at in range(0, len(shard), 512)]
+    return b"".join(
+        b[:148] + b"%06o\0 " % (sum(b[:148]) + sum(b[156:]) + 256) + b[156:] if len(b) == 512 else b
+        for b in blocks
+    )
+
+
+def only_library_errors(run: Callable[[], object]) -> bool:
+    """Run to the end, or to one of the library's errors; tell which."""
+    with no_hang(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardWarning)
+        try:
+            run()
+        except LoaderError as error:
+            str(error)
+            return False
+    return True
+
+
+def test_mutated_tfrecord_shards_raise_nothing_but_the_librarys_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, *[encode({"image": bytes(50), "label": n}) for n in range(4)])
+    passed = 0
+    for seed in range(1500):
+        path.write_bytes(mutated(random.Random(seed), shard))
+        passed += only_library_errors(lambda: list(tfrecord.scan(path)))
+        only_library_errors(lambda: list(tfrecord.scan(path, on_bad=lambda error: None)))
+    assert passed < 1000
+
+
+def test_mutated_tar_shards_raise_nothing_but_the_librarys_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    small_tar(path)
+    long = member(b"././@LongLink", b"n" * 120 + b".txt\0", b"L") + member(b"x", b"one")
+    shard = pax({b"comment": b"x"}, b"g") + long + path.read_bytes()
+    for seed in range(3000):
+        rng = random.Random(seed)
+        changed = mutated(rng, shard)
+        path.write_bytes(fix_sums(changed) if seed % 2 else changed)
+        only_library_errors(lambda: list(tar.scan(path)))
+        only_library_errors(lambda: list(tar.scan(path, on_bad=lambda error: None)))
+
+
+def test_mutated_messages_raise_nothing_but_the_librarys_errors() -> None:
+    usual = encode({"image": bytes(200), "label": [1, 1 << 40], "box": [0.5, 1.5], "name": "é"})
+    for seed in range(3000):
+        data = mutated(random.Random(seed), usual)
+        only_library_errors(lambda: parse(data))  # noqa: B023
+        only_library_errors(lambda: locate(data))  # noqa: B023
+        for kind in ("bytes_list", "int64_list", "float_list"):
+            only_library_errors(lambda: decode_list(kind, data[20:]))  # noqa: B023
+
+
+def test_mutated_indexes_of_others_raise_nothing_but_the_librarys_errors(tmp_path: Path) -> None:
+    write_records(tmp_path / "a", *RECORDS)
+    interop.write_tfrecord2idx(tmp_path / "a", tmp_path / "idx")
+    small_tar(tmp_path / "a.tar")
+    interop.write_wids([tmp_path / "a.tar"], tmp_path / "wids")
+    lines, described = (tmp_path / "idx").read_bytes(), (tmp_path / "wids").read_bytes()
+    for seed in range(500):
+        (tmp_path / "idx").write_bytes(mutated(random.Random(seed), lines))
+        only_library_errors(lambda: interop.read_tfrecord2idx(tmp_path / "idx", tmp_path / "a"))
+        (tmp_path / "wids").write_bytes(mutated(random.Random(seed), described))
+        only_library_errors(lambda: interop.read_wids(tmp_path / "wids", verify=False))

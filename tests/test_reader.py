@@ -1,0 +1,285 @@
+"""The reader: any ids in any order, through few files, from threads, processes and far away."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making_shards import numbered, tars, tfrecords, total_bytes, write_tar
+
+from twinfeed.loaders.errors import (
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+    UnsafeContentError,
+)
+from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.reading import fetch
+from twinfeed.loaders.reading.reader import Reader
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = tmp_path_factory.mktemp("data")
+    return build_index(tfrecords(folder, shards=5, each=40), folder / "x.index")
+
+
+WANT = [sample["image"] for sample in numbered(0, 200)]
+KEYS = [sample["key"].encode() for sample in numbered(0, 200)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 199), max_size=60)
+    | st.integers(0, 180).map(lambda n: list(range(n, n + 20))),
+    files=st.integers(1, 8),
+    verify=st.booleans(),
+)
+def test_any_ids_in_any_order_read_as_one_by_one(
+    index: Index, ids: list[int], files: int, verify: bool
+) -> None:
+    with Reader(index, verify=verify, max_open_files=files) as reader:
+        got = reader.read(np.array(ids, np.int64))
+    assert got["image"] == [WANT[n] for n in ids]
+    assert got["key"] == [KEYS[n] for n in ids]
+
+
+def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, length: int, offset: int) -> bytes:
+        reads.append(length)
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(fetch.os, "pread", counted)
+    with Reader(index) as reader:
+        assert reader.read([7, 150, 7, 7], ["image"])["image"] == [WANT[n] for n in (7, 150, 7, 7)]
+        assert len(reads) == 2
+        reads.clear()
+        reader.read(range(40))
+        assert len(reads) == 1
+
+
+def test_fields_and_columns_come_in_the_order_asked(index: Index) -> None:
+    with Reader(index) as reader:
+        got = reader.read([3, 1], ["label", "image", "key"])
+        assert list(got) == ["label", "image", "key"]
+        assert got["label"] == [3, 1]
+        assert reader.read([], ["image"]) == {"image": []}
+        assert reader.read([3], []) == {}
+        with pytest.raises(KeyError, match="no field 'nothing'"):
+            reader.read([3], ["nothing"])
+        with pytest.raises(IndexError):
+            reader.read([200])
+
+
+def test_many_shards_are_read_through_few_files(tmp_path: Path) -> None:
+    """A batch that touches more shards than may be open."""
+    for n in range(300):
+        write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
+    index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    ids = np.random.default_rng(0).permutation(300)
+    before = len(os.listdir("/proc/self/fd"))
+    with Reader(index, max_open_files=8) as reader:
+        for _ in range(2):
+            assert reader.read(ids)["txt"] == [b"%d" % n for n in ids]
+            assert len(os.listdir("/proc/self/fd")) <= before + 8
+        reader.prefetch(ids)
+        assert len(os.listdir("/proc/self/fd")) <= before + 8
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
+    code = textwrap.dedent("""
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        from twinfeed.loaders.reading.handles import default_limit
+        print(default_limit())
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "16\n"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64
+
+
+def test_threads_share_a_reader(tmp_path: Path) -> None:
+    """With files opened and closed under each other's hands, every thread still gets its bytes."""
+    index = build_index(tfrecords(tmp_path, shards=12, each=20), tmp_path / "x.index")
+    want = [sample["image"] for sample in numbered(0, 240)]
+    with Reader(index, verify=False, max_open_files=3) as reader:
+
+        def one(seed: int) -> bool:
+            ids = np.random.default_rng(seed).integers(0, 240, 50)
+            return reader.read(ids, ["image"])["image"] == [want[n] for n in ids]
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(one, range(200)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_reader_goes_to_other_processes(index: Index, method: str) -> None:
+    want = sum(map(len, WANT))
+    with Reader(index) as reader:
+        assert total_bytes(reader) == want
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            assert pool.map_async(total_bytes, [reader] * 4).get(60) == [want] * 4
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_that_a_thread_held(index: Index) -> None:
+    with Reader(index) as reader:
+        reader.read([0])
+        lock = reader._fetcher.handles._lock  # type: ignore[attr-defined]
+        with lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                os._exit(0 if reader.read([0], ["image"])["image"] == WANT[:1] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_closed_reader_opens_its_files_anew(index: Index) -> None:
+    reader = Reader(index)
+    reader.read([0])
+    reader.close()
+    assert reader.read([0], ["image"])["image"] == WANT[:1]
+    reader.close()
+    reader.close()
+
+
+def test_a_reader_that_is_never_closed_ends_with_its_process_in_silence(index: Index) -> None:
+    code = """
+        import sys
+        from twinfeed.loaders import Reader, open_index
+        reader = Reader(open_index(sys.argv[1]))
+        reader.read([0, 100])
+    """
+    command = [sys.executable, "-X", "dev", "-c", textwrap.dedent(code), os.fspath(index.path)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert done.stderr == b""
+
+
+def test_prefetch_changes_nothing_that_is_read(index: Index) -> None:
+    with Reader(index) as reader:
+        reader.prefetch([5, 3, 3, 199], ["image", "label"])
+        reader.prefetch([])
+        assert reader.read([5], ["image"])["image"] == [WANT[5]]
+
+
+@pytest.fixture
+def memory() -> Any:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+def upload(memory: Any, paths: list[Path]) -> None:
+    for path in paths:
+        memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+
+
+def test_remote_shards_are_indexed_and_read_by_ranges(tmp_path: Path, memory: Any) -> None:
+    upload(memory, tfrecords(tmp_path, shards=3, each=10))
+    index = build_index(
+        [f"memory://bucket/d-{n:05d}-of-00003.tfrecord" for n in range(3)], tmp_path / "x.index"
+    )
+    assert index.root == "memory://bucket"
+    again = open_index(index.path, root="memory://bucket")
+    assert verify(again).ok
+    with Reader(again) as reader:
+        assert reader.read([29, 3, 3, 4], ["image"])["image"] == [WANT[n] for n in (29, 3, 3, 4)]
+        reader.prefetch([1])
+    with Reader(pickle.loads(pickle.dumps(again))) as reader:
+        assert reader.read([29], ["image"])["image"] == [WANT[29]]
+
+
+def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> None:
+    shards = tars(tmp_path, shards=1)
+    upload(memory, shards)
+    index = build_index(["memory://bucket/d-000000.tar"], tmp_path / "x.index")
+    data = bytearray(shards[0].read_bytes())
+    offset = int(index.table("png")["offset"][4])
+    data[offset] ^= 1
+    memory.pipe_file("/bucket/d-000000.tar", bytes(data))
+    with Reader(index) as reader:
+        reader.read([3])
+        with pytest.raises(ValueError, match="read once more: same"):
+            reader.read([3, 4])
+    memory.pipe_file("/bucket/d-000000.tar", bytes(data) + b"more")
+    with Reader(index) as reader, pytest.raises(StaleIndexError):
+        reader.read([3])
+
+
+def test_a_field_of_paths_is_followed(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "a.jpg").write_bytes(b"A")
+    (tmp_path / "secret").write_bytes(b"S")
+    (images / "link").symlink_to(tmp_path / "secret")
+    paths = [b"a.jpg", b"../secret", b"/etc/passwd", b"link", b"gone.jpg"]
+    write_tar(tmp_path / "a.tar", [(f"k{n}", {"path": path}) for n, path in enumerate(paths)])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
+    with pickle.loads(pickle.dumps(Reader(index, follow={"path": images}))) as reader:
+        assert reader.read([0]) == {"path": [b"A"]}
+        for unsafe in (1, 2, 3):
+            with pytest.raises(UnsafeContentError, match="unsafe path"):
+                reader.read([unsafe])
+        with pytest.raises(FileNotFoundError):
+            reader.read([4])
+    with pytest.raises(KeyError, match="no field 'image'"):
+        Reader(index, follow={"image": images})
+
+
+def test_a_field_that_a_record_lacks_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
+    assert index.fields["txt"].missing == 1
+    with Reader(index) as reader:
+        assert reader.read([1, 0], ["jpg"])["jpg"] == [b"2", b"1"]
+        with pytest.raises(LoaderError, match=r"record 1 \(a.tar, number 1.*'b'\) lacks .*'txt'"):
+            reader.read([0, 1], ["txt", "jpg"])
+
+
+def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> None:
+    for n in range(20):
+        path = tmp_path / "images" / f"c{n % 2}" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % n)
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    before = len(os.listdir("/proc/self/fd"))
+    with Reader(index) as reader:
+        reader.prefetch(range(20))
+        got = reader.read([19, 0, 19])["image"]
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert got == [b"9", b"0", b"9"]
+
+
+def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
+    """A bit of the table flipped on the disk: opening checks sizes only, reading must tell."""
+    index = pack([{"word": b"to"}], tmp_path)["data"]
+    (table,) = index.path.glob("columns-*/field-0.npy")
+    rows = np.load(table, mmap_mode="r+")
+    rows["file"] = 7
+    rows.flush()
+    told = r"a file below 1\n  found: 7\n  what to do: "
+    with Reader(open_index(index.path)) as reader, pytest.raises(IndexFormatError, match=told):
+        reader.read([0])
