@@ -1,0 +1,357 @@
+"""Write records to shards and index them: from a folder, an iterable, or another index."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.store import beside, make_folder, read_manifest, room_for, sync
+from twinfeed.loaders.packing.samples import (
+    ImageFolder,
+    IndexSamples,
+    LooseFiles,
+    Sample,
+    Samples,
+    SequenceSamples,
+)
+from twinfeed.loaders.packing.shard_writer import Container, Written, number_in_cls, write_shards
+from twinfeed.loaders.progress import bar
+from twinfeed.samplers._bits import root_key
+from twinfeed.samplers._permutation import permute
+
+__all__ = ["ImageFolder", "LooseFiles", "pack"]
+
+Source = Samples | Index | Iterable[Sample]
+Split = Mapping[str, int | float]
+
+SHARD_BYTES = 200_000_000
+_WORK = "packing"
+
+
+class _Piece(NamedTuple):
+    """Name one split and give its samples; `stops` are where its shards end, if that is known."""
+
+    name: str
+    samples: Iterable[Sample]
+    records: int | None
+    stops: Sequence[int]
+
+
+def pack(
+    source: Source | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    /,
+    *,
+    container: Container = "tfrecord",
+    split: Split | None = None,
+    seed: int | None = None,
+    shards: int = 1,
+    shard_bytes: int = SHARD_BYTES,
+    shard_records: int | None = None,
+    names: Literal["of", "numbered"] = "of",
+    overwrite: bool = False,
+    progress: bool = False,
+) -> dict[str, Index]:
+    """Write `source` to shards in the folder `out`, index them, and return the index of each split.
+
+    `source` is an `ImageFolder` or its path, `LooseFiles`, an `Index`, or an iterable of dicts
+    (bytes, str, numbers, arrays by field name; `__key__` is the key, `label` the class). An
+    index's fields and columns are packed as they are, whatever it was made of. `container` is
+    "tfrecord" or "tar" (webdataset). In a tar, numbers are text, and the label is the member
+    `cls`. `split` maps names to numbers of records that add up to all, or to fractions that add up
+    to 1; by default there is one, "data". `seed` shuffles the records, and a split needs one. Each
+    split has at least `shards` shards, of about `shard_bytes` bytes and `shard_records` records at
+    most. `names` is "of" (`train-00000-of-00010.tfrecord`) or "numbered" (`train-000000.tar`, for
+    brace patterns).
+
+    Everything is written to a hidden folder in `out` and moved into place at the end, the index
+    last. Files of the same names are only replaced with `overwrite`. An iterable that is to be
+    shuffled or split is first written as it comes, then again.
+
+    Raises ValueError for arguments or samples that do not fit, FileExistsError, OSError where the
+    disk is full.
+
+    >>> import tempfile
+    >>> words = [{"word": word, "label": word[0]} for word in ("to", "be", "or", "not", "to", "be")]
+    >>> packed = pack(words, tempfile.mkdtemp(), split={"train": 4, "eval": 2}, seed=0)
+    >>> len(packed["train"]), packed["eval"].classes
+    (4, ('b', 'n', 'o', 't'))
+    """
+    _check(container, split, seed, shards, shard_bytes, shard_records, names)
+    if isinstance(source, (str, os.PathLike)):
+        source = ImageFolder(source)
+    folder = make_folder(Path(os.path.abspath(out)))
+    if not overwrite:
+        _check_free(folder, split or {"data": 1})
+    with _workplace(folder) as work:
+        random_access = seed is not None or split is not None or shards > 1
+        samples = _samples(source, work if random_access else None)
+        pieces = _pieces(samples, split, seed, shards, shard_bytes)
+        written = {}
+        with room_for(folder, _nbytes(samples) or 0):
+            for piece in pieces:
+                doing = f"packing {piece.name}"
+                written[piece.name] = write_shards(
+                    bar(piece.samples, doing, "record", progress, total=piece.records),
+                    work,
+                    piece.name,
+                    container=container,
+                    stops=piece.stops,
+                    most_bytes=_limit(samples, shard_bytes),
+                    most_records=shard_records,
+                )
+        classes = _classes(samples, written.values())
+        for name, done in written.items():
+            files = _named(work, name, done.files, container, names)
+            _index(work, name, files, done, container, classes, progress)
+        for name in written:
+            _move(work, folder, name)
+    return {name: open_index(folder / f"{name}.index") for name in written}
+
+
+def _check(
+    container: str,
+    split: Split | None,
+    seed: int | None,
+    shards: int,
+    shard_bytes: int,
+    shard_records: int | None,
+    names: str,
+) -> None:
+    """Check the arguments of `pack`."""
+    if container not in ("tfrecord", "tar"):
+        raise ValueError(f"container must be 'tfrecord' or 'tar', not {container!r}")
+    if names not in ("of", "numbered"):
+        raise ValueError(f"names must be 'of' or 'numbered', not {names!r}")
+    limits = {"shards": shards, "shard_bytes": shard_bytes, "shard_records": shard_records}
+    for name, value in limits.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    if split is not None and seed is None:
+        raise ValueError("split= needs a seed=: which records go where is drawn at random")
+    bad = [name for name in split or () if not name or "/" in name or name.startswith(".")]
+    if bad:
+        raise ValueError(f"split= names become file names, {bad[0]!r} cannot")
+
+
+def _check_free(folder: Path, split: Split) -> None:
+    """Refuse to write where there is something already."""
+    taken = [
+        path.name
+        for name in split
+        for path in [folder / f"{name}.index", *_shards(folder, name)]
+        if path.exists()
+    ]
+    if taken:
+        raise FileExistsError(
+            f"{folder} already holds {len(taken)} files of these names ({', '.join(taken[:5])}): "
+            "pack elsewhere, or with overwrite=True (--overwrite)"
+        )
+
+
+@contextmanager
+def _workplace(folder: Path) -> Iterator[Path]:
+    """Give a hidden folder to write in, locked while in use; those of packers that were killed are
+    removed.
+    """
+    for left in folder.glob(f".{_WORK}-*"):
+        with _lock(left) as free:
+            if free:
+                shutil.rmtree(left)
+    work = beside(folder / _WORK)
+    work.mkdir()
+    with _lock(work):
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock if it is free; say whether it was. A process that dies lets go of it."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
+    """Return the source as samples in any order; an iterable as it is, unless there is a place to
+    spool it to.
+    """
+    if isinstance(source, Index):
+        return IndexSamples(source)
+    if isinstance(source, Samples):
+        return source
+    if isinstance(source, Sequence):
+        return SequenceSamples(source)
+    if spool is None:
+        return source
+    return IndexSamples(pack(source, spool / "spool")["data"])
+
+
+def _pieces(
+    samples: Samples | Iterable[Sample],
+    split: Split | None,
+    seed: int | None,
+    shards: int,
+    shard_bytes: int,
+) -> list[_Piece]:
+    """Return the splits with their samples in the order they are written."""
+    if not isinstance(samples, Samples):
+        return [_Piece("data", samples, None, ())]
+    n = len(samples)
+    order = np.arange(n)
+    if seed is not None:
+        order = permute(n, root_key(seed, "pack"), order)
+    pieces, start = [], 0
+    for name, count in _counts(split or {"data": n}, n).items():
+        share = (samples.nbytes or 0) * count / max(n, 1)
+        number = max(shards, math.ceil(share / shard_bytes))
+        if count < shards:
+            raise ValueError(f"{count} records of {name!r} cannot fill shards={shards}")
+        number = min(number, count)
+        stops = [count * (shard + 1) // number for shard in range(number)]
+        chosen = samples.at(order[start : start + count])
+        pieces.append(_Piece(name, chosen, count, stops))
+        start += count
+    return pieces
+
+
+def _counts(split: Split, n: int) -> dict[str, int]:
+    """Return the number of records of each split."""
+    if n == 0:
+        raise ValueError("there is nothing to pack: the source is empty")
+    total = sum(split.values())
+    if all(isinstance(size, int) for size in split.values()):
+        if total != n or min(split.values()) < 0:
+            raise ValueError(
+                f"split= must add up to the {n} records of the source, not {total}: "
+                f"give counts, or fractions that add up to 1, such as 0.8 and 0.2"
+            )
+        return {name: int(size) for name, size in split.items()}
+    if not math.isclose(total, 1) or min(split.values()) < 0:
+        raise ValueError(f"split= must be counts, or fractions that add up to 1, not {total}")
+    counts, reached, before = {}, 0.0, 0
+    for name, size in split.items():
+        reached += size
+        counts[name] = round(reached * n) - before
+        before += counts[name]
+    return counts
+
+
+def _limit(samples: Samples | Iterable[Sample], shard_bytes: int) -> int:
+    """Return when to close a shard by its bytes: never where they were cut evenly before."""
+    return shard_bytes if _nbytes(samples) is None else 1 << 62
+
+
+def _nbytes(samples: Samples | Iterable[Sample]) -> int | None:
+    """Return about how many bytes there are to write, if that is known."""
+    return samples.nbytes if isinstance(samples, Samples) else None
+
+
+def _classes(samples: Samples | Iterable[Sample], written: Iterable[Written]) -> tuple[str, ...]:
+    """Return the class names of all splits together."""
+    named: set[str] = set()
+    for done in written:
+        named |= done.named
+    known = samples.classes if isinstance(samples, Samples) else ()
+    return tuple(sorted(named)) or known
+
+
+def _named(
+    work: Path, name: str, files: Sequence[Path], container: Container, names: str
+) -> list[Path]:
+    """Give the shards their names, now that their number is known."""
+    out = []
+    for number, file in enumerate(files):
+        place = f"{number:05d}-of-{len(files):05d}" if names == "of" else f"{number:06d}"
+        out.append(file.rename(work / f"{name}-{place}.{container}"))
+    return out
+
+
+def _index(
+    work: Path,
+    name: str,
+    files: Sequence[Path],
+    written: Written,
+    container: Container,
+    classes: tuple[str, ...],
+    progress: bool,
+) -> None:
+    """Index the shards of one split, where they were written."""
+    if written.records == 0:
+        raise ValueError(f"there is nothing to pack: {name!r} has no records")
+    if 0 < written.keyed < written.records:
+        raise ValueError(
+            f"{written.keyed} of {written.records} samples have a __key__: give all one, or none"
+        )
+    if 0 < written.labelled < written.records:
+        raise ValueError(
+            f"{written.labelled} of {written.records} samples have a label: give all one, or none"
+        )
+    named = bool(written.named)
+    path = work / f"{name}.index"
+    missing: Literal["empty", "error"] = "empty" if written.optional else "error"
+    if container == "tar":
+        label = None if not written.labelled else "cls" if named else number_in_cls
+        build_index(
+            files,
+            path,
+            fields={field: ";".join(ext) for field, ext in written.fields.items()},
+            label=label,
+            classes=classes if written.labelled else None,
+            missing=missing,
+            progress=progress,
+        )
+    else:
+        build_index(
+            files,
+            path,
+            label="label" if named else None,
+            classes=classes if written.labelled and classes else None,
+            key="key" if written.keyed else None,
+            missing=missing,
+            progress=progress,
+        )
+
+
+def _move(work: Path, folder: Path, name: str) -> None:
+    """Put the shards of one split in place, then its index; those of the index before it go."""
+    index = folder / f"{name}.index"
+    new = {file.name for file in _shards(work, name)}
+    old: set[str] = set()
+    if index.exists():
+        old = set(Index(index, str(folder), read_manifest(index)).shard_paths.tolist()) - new
+    for file in sorted(new):
+        os.replace(work / file, folder / file)
+    if index.exists():
+        index.rename(work / f"{name}.old")
+    (work / f"{name}.index").rename(index)
+    for file in old:
+        (folder / file).unlink(missing_ok=True)
+    sync(folder)
+
+
+def _shards(folder: Path, name: str) -> list[Path]:
+    """Return the shards of one split that lie in a folder."""
+    pattern = re.compile(rf"{re.escape(name)}-\d+(-of-\d+)?\.(tar|tfrecord)")
+    return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]

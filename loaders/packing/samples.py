@@ -1,0 +1,183 @@
+"""What can be packed: folders of images, loose files, an index, any sequence or iterable of dicts.
+
+A sample is a dict of values by field name: bytes, str, numbers, arrays of one dimension. `__key__`
+(str) is its key, `label` (int or str) its class, and `__ext__` maps fields to the extensions of
+the files they come from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.formats.files import IMAGES, Entry, folder
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.paths import below
+from twinfeed.loaders.reading.reader import Reader
+
+Sample = Mapping[str, Any]
+Int64s = npt.NDArray[np.int64]
+
+_BATCH = 64
+
+
+class LooseFiles:
+    """Take samples from loose files, a list of `files.Entry` below `root`: image and annotation
+    pairs, say.
+
+    Labels that entries have are numbered in sorted order. Keys that would be the same in a tar get
+    their extension added.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (root / "a.png").write_bytes(b"..."), (root / "a.txt").write_text("a cat")
+    >>> pairs = LooseFiles(root, [Entry("a", {"image": "a.png", "caption": "a.txt"})])
+    >>> pairs[0]  # doctest: +NORMALIZE_WHITESPACE
+    {'__key__': 'a', '__ext__': {'image': 'png', 'caption': 'txt'},
+     'image': b'...', 'caption': b'a cat'}
+    """
+
+    def __init__(self, root: str | os.PathLike[str], entries: Sequence[Entry], /) -> None:
+        self.root = Path(root)
+        self.entries = list(entries)
+        self.classes = tuple(sorted({entry.label for entry in self.entries if entry.label}))
+        self.nbytes: int | None = sum(
+            (self.root / path).stat().st_size
+            for entry in self.entries
+            for path in entry.paths.values()
+        )
+        self._number = {name: number for number, name in enumerate(self.classes)}
+        self._keys = _distinct([_tar_key(entry.key) for entry in self.entries], self.entries)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.entries)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return one sample, its files read."""
+        entry = self.entries[number]
+        extensions = {
+            field: path.rpartition("/")[2].rpartition(".")[2].lower()
+            for field, path in entry.paths.items()
+        }
+        sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
+        for field, path in entry.paths.items():
+            with open(below(str(self.root), path), "rb") as file:
+                sample[field] = file.read()
+        if self.classes:
+            if entry.label is None:
+                raise ValueError(f"{entry.key} has no label while others have one")
+            sample["label"] = self._number[entry.label]
+        return sample
+
+    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
+        """Yield the samples of these numbers."""
+        return map(self.__getitem__, numbers.tolist())
+
+
+class ImageFolder(LooseFiles):
+    """Take samples from a directory tree of images, a folder for each class, as torchvision's
+    ImageFolder does.
+
+    Raises FileNotFoundError for a tree without images.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "cat").mkdir()
+    >>> _ = (root / "cat" / "1.png").write_bytes(b"...")
+    >>> source = ImageFolder(root)
+    >>> source.classes, source[0]
+    (('cat',), {'__key__': 'cat/1', '__ext__': {'image': 'png'}, 'image': b'...', 'label': 0})
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGES
+    ) -> None:
+        entries = folder(root, extensions=extensions)
+        if not entries:
+            raise FileNotFoundError(f"no images below {os.fspath(root)}: {', '.join(extensions)}")
+        super().__init__(root, entries)
+
+
+class IndexSamples:
+    """Take samples from an index: its fields, its columns, its keys if it has some."""
+
+    def __init__(self, index: Index, /) -> None:
+        self.index = index
+        self.classes = index.classes
+        self.nbytes: int | None = sum(
+            int(np.maximum(index.table(field)["length"], 0).sum()) for field in index.fields
+        )
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.index)
+
+    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
+        """Yield the samples of these records, read in batches."""
+        with Reader(self.index) as reader:
+            for start in range(0, len(numbers), _BATCH):
+                yield from self._batch(reader, numbers[start : start + _BATCH])
+
+    def _batch(self, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
+        """Return some samples; what a record lacks is left out of its sample."""
+        samples: list[dict[str, Any]] = [{} for _ in ids]
+        if self.index.has_keys:
+            for sample, key in zip(samples, self.index.keys(ids), strict=True):
+                sample["__key__"] = key
+        for name in self.index.fields:
+            held = np.flatnonzero(self.index.rows(name, ids)["length"] >= 0)
+            values = reader.read(ids[held], [name])[name]
+            for place, value in zip(held.tolist(), values, strict=True):
+                samples[place][name] = value
+        for name, column in self.index.columns.items():
+            for sample, row in zip(samples, column[ids], strict=True):
+                sample[name] = row
+        return samples
+
+
+class SequenceSamples:
+    """Take samples from a sequence of dicts."""
+
+    def __init__(self, samples: Sequence[Sample], /) -> None:
+        self.samples = samples
+        self.classes: tuple[str, ...] = tuple(getattr(samples, "classes", ()))
+        self.nbytes: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples)
+
+    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
+        """Yield the samples of these numbers."""
+        return (self.samples[number] for number in numbers.tolist())
+
+
+def _tar_key(key: str) -> str:
+    """Return a key without dots in its base name: in a tar the key ends at the first of them."""
+    place, slash, name = key.rpartition("/")
+    return f"{place}{slash}{name.replace('.', '_')}"
+
+
+def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
+    """Return keys of which no two are the same."""
+    counts: dict[str, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    out = [
+        key if counts[key] == 1 else _tar_key(next(iter(entry.paths.values())))
+        for key, entry in zip(keys, entries, strict=True)
+    ]
+    if len(set(out)) < len(out):
+        twice = next(key for key in out if out.count(key) > 1)
+        raise ValueError(f"two records have the key {twice!r}: rename one of their files")
+    return out
+
+
+Samples = LooseFiles | IndexSamples | SequenceSamples
+"""Samples in any order; `nbytes` tells about how much they hold, None if that is not known."""

@@ -1,0 +1,161 @@
+"""Samples to shard files: what each container makes of a sample, and where one shard ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.store import sync
+from twinfeed.loaders.packing.samples import Sample
+
+Container = Literal["tfrecord", "tar"]
+
+_MAGIC = {
+    "jpg": rb"\xff\xd8\xff",
+    "png": rb"\x89PNG\r\n\x1a\n",
+    "webp": rb"RIFF....WEBP",
+    "gif": rb"GIF8[79]a",
+    "bmp": rb"BM",
+}
+
+
+@dataclass
+class Written:
+    """Say what was written of one split: what its index has to be told."""
+
+    files: list[Path] = field(default_factory=list)
+    records: int = 0
+    keyed: int = 0
+    named: set[str] = field(default_factory=set)
+    labelled: int = 0
+    fields: dict[str, dict[str, None]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def optional(self) -> bool:
+        """Whether some records lack a field that others have."""
+        return any(count < self.records for count in self.counts.values())
+
+
+def write_shards(
+    samples: Iterable[Sample],
+    folder: Path,
+    name: str,
+    *,
+    container: Container,
+    stops: Sequence[int],
+    most_bytes: int,
+    most_records: int | None,
+) -> Written:
+    """Write `samples` to shards: a new one behind each of `stops` records, and where one would
+    grow too large.
+    """
+    written = Written()
+    writer: TFRecordWriter | TarWriter | None = None
+    ends, in_shard = set(stops), 0
+    try:
+        for sample in samples:
+            if writer is None:
+                written.files.append(folder / f"{name}-{len(written.files):05d}.part")
+                writer = _writer(container, written.files[-1])
+                in_shard = 0
+            _write(writer, sample, written)
+            in_shard += 1
+            if written.records in ends or in_shard == most_records or writer.offset >= most_bytes:
+                _close(writer, written.files[-1])
+                writer = None
+    finally:
+        if writer is not None:
+            _close(writer, written.files[-1])
+    return written
+
+
+def number_in_cls(sample: dict[str, Any]) -> int:
+    """Return the label that a packed tar holds as a number."""
+    return int(sample["cls"])
+
+
+def _writer(container: Container, path: Path) -> TFRecordWriter | TarWriter:
+    """Open a shard."""
+    return TarWriter(path) if container == "tar" else TFRecordWriter(path)
+
+
+def _close(writer: TFRecordWriter | TarWriter, path: Path) -> None:
+    """Close a shard and bring it to the disk."""
+    writer.close()
+    sync(path)
+
+
+def _write(writer: TFRecordWriter | TarWriter, sample: Sample, written: Written) -> None:
+    """Write one sample and note what it has."""
+    number = written.records
+    written.records += 1
+    values = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
+    key = sample.get("__key__")
+    label = values.get("label")
+    if label is not None:
+        written.labelled += 1
+        if isinstance(label, (str, bytes)):
+            label = values["label"] = label.decode() if isinstance(label, bytes) else label
+            written.named.add(label)
+    for name in values:
+        written.counts[name] = written.counts.get(name, 0) + 1
+    if key is not None:
+        written.keyed += 1
+        if "key" in values and isinstance(writer, TFRecordWriter):
+            raise ValueError(
+                "a sample has both __key__ and key, and a TFRecord room for one of them"
+            )
+    if isinstance(writer, TFRecordWriter):
+        writer.write(encode(values | ({} if key is None else {"key": key})))
+        return
+    parts = {}
+    for name, value in values.items():
+        extension = _extension(name, value, sample.get("__ext__", {}))
+        if extension in parts:
+            raise ValueError(f"two fields of a sample would be the tar member {extension!r}")
+        parts[extension] = _as_bytes(name, value)
+        if name != "label":
+            written.fields.setdefault(name, {})[extension] = None
+    writer.write(f"{number:09d}" if key is None else key, parts)
+
+
+def _extension(name: str, value: Any, known: dict[str, str]) -> str:
+    """Return the extension of a field in a tar: plain for the image, behind the field's name for
+    others.
+    """
+    if name == "label":
+        return "cls"
+    plain = name.replace("/", ".").lower()
+    if name == "image":
+        return known.get(name) or _sniffed(value) or plain
+    return f"{plain}.{known[name]}" if name in known else plain
+
+
+def _sniffed(value: Any) -> str | None:
+    """Return the extension that the first bytes of an image call for."""
+    if not isinstance(value, bytes):
+        return None
+    found = (ext for ext, magic in _MAGIC.items() if re.match(magic, value[:12], re.DOTALL))
+    return next(found, None)
+
+
+def _as_bytes(name: str, value: Any) -> bytes:
+    """Return a value as the bytes of a tar member; numbers as JSON text."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    array = np.asarray(value)
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"field {name!r} must hold bytes, str or numbers in a tar, not {value!r}")
+    return json.dumps(array.tolist()).encode()

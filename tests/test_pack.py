@@ -1,0 +1,253 @@
+"""Packing: what goes in comes out, in the order, the number and the size asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import numbered, tree
+
+from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.packing.pack import ImageFolder, LooseFiles, pack
+from twinfeed.loaders.reading.reader import Reader
+
+CONTAINERS = ("tfrecord", "tar")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Eleven classes named as numbers, so that sorting them as text matters."""
+    root = tmp_path / "images"
+    for n in range(44):
+        path = root / f"{n % 11}" / f"{n:02d}.{'jpg' if n % 2 else 'png'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"image {n}".encode() * (n + 1))
+    return root
+
+
+def contents(index: Index, *fields: str) -> list[tuple[Any, ...]]:
+    """What each record holds."""
+    with Reader(index) as reader:
+        got = reader.read(range(len(index)), fields or None)
+    return list(zip(index.keys(range(len(index))), *got.values(), strict=True))
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_folder_is_packed_whole_into_its_splits(
+    tmp_path: Path, images: Path, container: Any
+) -> None:
+    split = {"train": 31, "eval": 13}
+    packed = pack(ImageFolder(images), tmp_path / "out", container=container, split=split, seed=3)
+    assert {name: len(index) for name, index in packed.items()} == split
+    seen = Counter()
+    for index in packed.values():
+        assert index.classes == tuple(sorted(map(str, range(11))))
+        assert list(index.fields) == ["image"]
+        assert index.labels is not None
+        for (key, image), label in zip(contents(index), index.labels.tolist(), strict=True):
+            number = int(key.rpartition("/")[2])
+            assert image == f"image {number}".encode() * (number + 1)
+            assert index.classes[label] == str(number % 11) == key.partition("/")[0]
+            seen[number] += 1
+        assert verify(index).ok
+        assert open_index(index.path).fingerprint == index.fingerprint
+    assert seen == Counter(range(44))
+
+
+def test_both_containers_hold_the_same_records_in_the_same_order(
+    tmp_path: Path, images: Path
+) -> None:
+    one, two = (
+        pack(ImageFolder(images), tmp_path / c, container=c, seed=5)["data"] for c in CONTAINERS
+    )
+    assert contents(one) == contents(two)
+    assert one.labels is not None
+    assert two.labels is not None
+    assert one.labels.tolist() == two.labels.tolist()
+    assert contents(one) != contents(pack(ImageFolder(images), tmp_path / "s", seed=6)["data"])
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_packing_twice_makes_the_same_bytes(tmp_path: Path, images: Path, container: Any) -> None:
+    for name in ("one", "two"):
+        pack(ImageFolder(images), tmp_path / name, container=container, seed=1, shards=3)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+def test_shards_are_as_many_and_as_large_as_asked(tmp_path: Path) -> None:
+    samples = numbered(0, 100, size=1000)
+    for options, lengths in [
+        ({}, [100]),
+        ({"shards": 6}, [16, 17, 17, 16, 17, 17]),
+        ({"shard_records": 30}, [30, 30, 30, 10]),
+        ({"shard_bytes": 40_000}, [38, 38, 24]),
+        ({"shards": 3, "shard_records": 20}, [20, 13, 20, 13, 20, 14]),
+    ]:
+        index = pack(samples, tmp_path / str(options), **options)["data"]  # type: ignore[arg-type]
+        assert index.shard_lengths.tolist() == lengths, options
+    again = pack(index, tmp_path / "again", shard_bytes=25_000)["data"]
+    assert again.shard_lengths.tolist() == [20] * 5
+    assert again.shard_paths[3] == "data-00003-of-00005.tfrecord"
+
+
+def test_numbered_names_suit_brace_patterns(tmp_path: Path) -> None:
+    index = pack(numbered(0, 4), tmp_path, container="tar", shards=2, names="numbered")["data"]
+    assert index.shard_paths.tolist() == ["data-000000.tar", "data-000001.tar"]
+
+
+def test_fractions_are_rounded_to_whole_records(tmp_path: Path) -> None:
+    packed = pack(numbered(0, 10), tmp_path, split={"a": 0.25, "b": 0.25, "c": 0.5}, seed=0)
+    assert [len(index) for index in packed.values()] == [2, 3, 5]
+
+
+def test_an_iterable_is_written_as_it_comes_or_shuffled(tmp_path: Path) -> None:
+    def words() -> Iterator[dict[str, Any]]:
+        for n in range(50):
+            yield {"__key__": f"w{n}", "word": f"word{n}", "label": f"class{n % 3}"}
+
+    plain = pack(words(), tmp_path / "plain")["data"]
+    assert [word for _, word in contents(plain)] == [b"word%d" % n for n in range(50)]
+    assert plain.classes == ("class0", "class1", "class2")
+    packed = pack(words(), tmp_path / "split", split={"a": 20, "b": 30}, seed=0, shards=2)
+    both = contents(packed["a"]) + contents(packed["b"])
+    assert both != contents(plain)
+    assert sorted(both) == sorted(contents(plain))
+    assert packed["a"].classes == plain.classes
+
+
+def test_tfrecord_to_tar_and_back_keeps_every_field(tmp_path: Path) -> None:
+    samples = [
+        {"__key__": f"k{n}", "image": b"\xff\xd8\xff%d" % n, "note": f"n{n}", "label": n % 3}
+        for n in range(20)
+    ]
+    first = pack(samples, tmp_path / "a")["data"]
+    second = pack(first, tmp_path / "b", container="tar")["data"]
+    third = pack(second, tmp_path / "c")["data"]
+    assert contents(first) == contents(second) == contents(third)
+    assert first.labels is not None
+    for other in (second, third):
+        assert other.labels is not None
+        assert other.labels.tolist() == first.labels.tolist()
+    assert b"k0.jpg" in (tmp_path / "b" / "data-00000-of-00001.tar").read_bytes()
+
+
+def test_one_record_tfrecords_are_repacked(tmp_path: Path) -> None:
+    for sample in numbered(0, 30):
+        pack([sample], tmp_path / "many" / sample["key"])
+    index = build_index(
+        sorted((tmp_path / "many").glob("*/*.tfrecord")), tmp_path / "many" / "x.index"
+    )
+    assert len(index.shards) == 30
+    again = pack(index, tmp_path / "few", shards=2, seed=0)["data"]
+    assert len(again.shards) == 2
+    with Reader(again) as reader:
+        images = reader.read(range(30), ["image"])["image"]
+    assert sorted(images) == sorted(sample["image"] for sample in numbered(0, 30))
+
+
+def test_pairs_of_image_and_annotation_stay_together(tmp_path: Path) -> None:
+    for n in range(5):
+        (tmp_path / f"{n}.jpg").write_bytes(b"image%d" % n)
+        (tmp_path / f"{n}.xml").write_bytes(b"<n>%d</n>" % n)
+    entries = [Entry(str(n), {"image": f"{n}.jpg", "annotation": f"{n}.xml"}) for n in range(5)]
+    for container in CONTAINERS:
+        out = tmp_path / container
+        index = pack(LooseFiles(tmp_path, entries), out, container=container, seed=0)["data"]
+        for key, annotation, image in contents(index, "annotation", "image"):
+            assert (annotation, image) == (b"<n>%s</n>" % key.encode(), b"image" + key.encode())
+
+
+def test_names_that_differ_by_their_extension_or_dots_alone_stay_apart(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    (root / "c").mkdir(parents=True)
+    for name in ("a.jpg", "a.png", "b.1.jpg", "b.2.jpg"):
+        (root / "c" / name).write_bytes(name.encode())
+    index = pack(ImageFolder(root), tmp_path / "out", container="tar")["data"]
+    assert index.keys(range(4)) == ["c/a_jpg", "c/a_png", "c/b_1", "c/b_2"]
+
+
+def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
+    samples = [{"image": b"a", "note": "x"}, {"image": b"b"}]
+    for container in CONTAINERS:
+        index = pack(samples, tmp_path / container, container=container)["data"]
+        with Reader(index) as reader:
+            assert reader.read([0, 1], ["note"]) == {"note": [b"x", b""]}
+        again = pack(index, tmp_path / f"{container} again")["data"]
+        assert again.fields["note"].missing == 1
+
+
+def test_existing_files_are_replaced_only_when_asked(tmp_path: Path) -> None:
+    pack(numbered(0, 10), tmp_path, shards=3)
+    with pytest.raises(FileExistsError, match="already holds 4 files of these names"):
+        pack(numbered(0, 10), tmp_path)
+    (tmp_path / "data-notes.txt").write_text("mine")
+    index = pack(numbered(10, 14), tmp_path, shards=2, overwrite=True)["data"]
+    assert len(index) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "data-00000-of-00002.tfrecord",
+        "data-00001-of-00002.tfrecord",
+        "data-notes.txt",
+        "data.index",
+    ]
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    samples = numbered(0, 10)
+    bad: list[tuple[Any, dict[str, Any], str]] = [
+        (samples, {"container": "zip"}, "container must be"),
+        (samples, {"names": "other"}, "names must be"),
+        (samples, {"shards": 0}, "shards must be at least 1, not 0"),
+        (samples, {"shards": 11}, "10 records of 'data' cannot fill shards=11"),
+        (samples, {"split": {"a": 10}}, "needs a seed="),
+        (samples, {"split": {"a": 9}, "seed": 0}, "must add up to the 10 records.*such as 0.8"),
+        (samples, {"split": {"a": 0.5, "b": 0.6}, "seed": 0}, "fractions that add up to 1"),
+        (samples, {"split": {"../a": 10}, "seed": 0}, "become file names"),
+        ([], {}, "nothing to pack"),
+        (iter([]), {}, "nothing to pack"),
+        ([{"a": b"1", "label": 1}, {"a": b"1"}], {}, "1 of 2 samples have a label"),
+        ([{"a": b"1", "__key__": "k"}, {"a": b"1"}], {}, "1 of 2 samples have a __key__"),
+        ([{"a": b"1", "__key__": "k", "key": b"x"}], {}, "both __key__ and key"),
+        ([{"__key__": "a.b", "txt": b""}], {"container": "tar"}, "no fit member name"),
+    ]
+    for source, options, text in bad:
+        with pytest.raises(ValueError, match=text):
+            pack(source, tmp_path / "out", **options)
+    with pytest.raises(TypeError, match="'pair' must hold bytes, str or numbers in a tar"):
+        pack([{"pair": [b"a", b"b"]}], tmp_path / "out", container="tar")
+    with pytest.raises(FileNotFoundError, match="no images below"):
+        ImageFolder(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_numbers_and_arrays_are_kept_by_kind(tmp_path: Path) -> None:
+    samples = [{"box": np.array([0.5, n], np.float32), "id": n, "flag": True} for n in range(3)]
+    index = pack(samples, tmp_path / "a")["data"]
+    assert index.columns["box"].tolist() == [[0.5, 0], [0.5, 1], [0.5, 2]]
+    assert index.columns["id"].tolist() == [0, 1, 2]
+    tar = pack(index, tmp_path / "b", container="tar")["data"]
+    with Reader(tar) as reader:
+        assert reader.read([2]) == {"box": [b"[0.5, 2.0]"], "flag": [b"1"], "id": [b"2"]}
+
+
+def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    (root / "c").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(b"S")
+    (root / "c" / "a.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(UnsafeContentError, match="a link leads out"):
+        pack(ImageFolder(root), tmp_path / "out")
+
+
+def test_a_folder_is_packed_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_bytes(b"...")
+    index = pack(str(tmp_path / "images"), tmp_path / "out")["data"]
+    assert (len(index), index.classes) == (1, ("cat",))
