@@ -1,0 +1,125 @@
+"""Webdataset's convention, a member's extension says what it holds, with decoders of our own."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.decode import DecodeImage
+from twinfeed.loaders.errors import UnsafeContentError
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
+INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+TEXTS = ("txt", "text", "transcript")
+PICKLES = ("pyd", "pickle", "pkl")
+TORCHES = ("pt", "pth")
+
+
+class DecodeExtensions:
+    """Decode each field by the extension it is named after, as webdataset's users expect.
+
+    A field is named by its member's extension, of which the last part counts (`seg.png`); `kinds`
+    gives the extension of a field with another name (`{"image": "jpg"}`).
+
+    - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or as `mode` and `size` say;
+      the bytes tell which kind of image it is
+    - cls, index, count, id, …: an int
+    - txt, text, transcript: a str; json, jsn: what it holds, for a transform to make arrays of
+    - npy: an array; npz: each of its arrays, as `<field>.<name>`
+    - anything else: the bytes as they are
+
+    A pickle (pyd, pickle, pkl, pt, pth, or Python objects in npy and npz) runs the code that it
+    holds when it is loaded. It raises UnsafeContentError, and with `allow_pickle=True` is loaded;
+    torch's own files (pt, pth) are for your own `decode` and `torch.load(weights_only=True)`.
+
+    >>> DecodeExtensions()({"cls": b"7", "txt": b"a cat", "json": b'{"x": [1]}', "mp4": b"..."})
+    {'cls': 7, 'txt': 'a cat', 'json': {'x': [1]}, 'mp4': b'...'}
+    >>> DecodeExtensions()({"pyd": b"..."})
+    Traceback (most recent call last):
+    twinfeed.loaders.errors.UnsafeContentError: field 'pyd' is a pickle: loading it executes code
+      what to do: pass allow_pickle=True if you trust the data
+    """
+
+    def __init__(
+        self,
+        *,
+        kinds: Mapping[str, str] | None = None,
+        mode: str = "RGB",
+        size: tuple[int, int] | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.kinds = dict(kinds or {})
+        self.mode = mode
+        self.size = size
+        self.allow_pickle = allow_pickle
+        self._image = DecodeImage("image", mode=mode, size=size)
+
+    def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the sample with every field decoded whose extension is known."""
+        decoded: dict[str, Any] = {}
+        for field, value in sample.items():
+            extension = self.kinds.get(field, field).rpartition(".")[2].lower()
+            if not isinstance(value, bytes):
+                decoded[field] = value
+            elif extension == "npz":
+                arrays = self._arrays(field, value)
+                decoded |= {f"{field}.{name}": array for name, array in arrays.items()}
+            else:
+                decoded[field] = self._decode(field, extension, value)
+        return decoded
+
+    def _decode(self, field: str, extension: str, data: bytes) -> Any:
+        if extension in IMAGES:
+            return self._image({"image": data})["image"]
+        if extension in PLAIN:
+            return PLAIN[extension](data)
+        if extension == "npy":
+            return self._load(field, io.BytesIO(data))
+        if extension in PICKLES:
+            if not self.allow_pickle:
+                raise _unsafe(field)
+            return pickle.loads(data)
+        if extension in TORCHES:
+            raise UnsafeContentError(
+                f"field {field!r} is a file of torch's own: loading it may execute code",
+                advice="load it in your own decode with torch.load(..., weights_only=True)",
+            )
+        return data
+
+    def _arrays(self, field: str, data: bytes) -> dict[str, npt.NDArray[Any]]:
+        archive = self._load(field, io.BytesIO(data))
+        with archive:
+            try:
+                return {name: archive[name] for name in archive.files}
+            except ValueError as error:
+                raise self._reason(field, error) from error
+
+    def _load(self, field: str, file: io.BytesIO) -> Any:
+        try:
+            return np.load(file, allow_pickle=self.allow_pickle)
+        except ValueError as error:
+            raise self._reason(field, error) from error
+
+    def _reason(self, field: str, error: ValueError) -> Exception:
+        """Tell an array that holds Python objects from one that is broken."""
+        return _unsafe(field) if "allow_pickle" in str(error) else error
+
+
+PLAIN: Mapping[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(INTEGERS, int),
+    **dict.fromkeys(TEXTS, bytes.decode),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+}
+
+
+def _unsafe(field: str) -> UnsafeContentError:
+    return UnsafeContentError(
+        f"field {field!r} is a pickle: loading it executes code",
+        advice="pass allow_pickle=True if you trust the data",
+    )

@@ -1,0 +1,149 @@
+"""Run an iterator ahead of its consumer, on one background thread; map over items on several."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from twinfeed.loaders.closing import Closing
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+# How often a waiting thread looks whether the other side is still there, in seconds.
+_POLL = 0.1
+
+# How long a thread that is at its last item may keep its consumer from leaving, in seconds.
+_PATIENCE = 5.0
+
+
+def in_order(
+    function: Callable[[S], T], items: Iterable[S], /, *, threads: int
+) -> Generator[T, None, None]:
+    """Yield `function(item)` of each item, in order, at work on `threads` items at once.
+
+    With fewer than two threads it works on the caller's, one item when it is asked for.
+
+    >>> list(in_order(str.upper, "abc", threads=2))
+    ['A', 'B', 'C']
+    """
+    if threads < 2:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(threads, "twinfeed-batch")
+    try:
+        at_work: deque[Future[T]] = deque()
+        for item in items:
+            at_work.append(pool.submit(function, item))
+            if len(at_work) > threads:
+                yield at_work.popleft().result()
+        while at_work:
+            yield at_work.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Prefetcher(Iterator[T], Closing, Generic[T]):
+    """Keep up to `depth` items of `source` ready, in order.
+
+    An exception in `source` reaches the consumer with its traceback, after the items before it,
+    and ends the iteration; so does one of `while_waiting`, which the consumer calls now and then
+    while it waits for an item. The thread ends with `close`, with the iteration, when the
+    prefetcher is garbage, and at interpreter exit. Raises ValueError for a depth below 1.
+
+    >>> with Prefetcher(iter("abc"), depth=2) as letters:
+    ...     print(next(letters), next(letters))
+    a b
+    """
+
+    def __init__(
+        self,
+        source: Iterator[T],
+        /,
+        *,
+        depth: int,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self._while_waiting = while_waiting
+        self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+        self._stop = stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_fill, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
+        )
+        self._finalize = weakref.finalize(self, _stop, self._thread, stop)
+        self._thread.start()
+
+    def __next__(self) -> T:
+        while self._finalize.alive:
+            with suppress(queue.Empty):
+                item, error = self._ready.get(timeout=_POLL)
+                if error is None:
+                    return item  # type: ignore[no-any-return]
+                self.close()
+                raise error
+            self._check()
+        raise StopIteration
+
+    @property
+    def busy(self) -> bool:
+        """Whether the thread is still at an item: it may outlive `close`."""
+        return self._thread.is_alive()
+
+    def _check(self) -> None:
+        """Call `while_waiting`; where it raises, the thread is not to be waited for."""
+        if self._while_waiting is not None:
+            try:
+                self._while_waiting()
+            except BaseException:
+                self._finalize.detach()
+                self._stop.set()
+                raise
+
+    def close(self) -> None:
+        """Stop the thread, once it has finished the item it is at; calling it twice is fine.
+
+        A thread that takes more than five seconds for that is left behind: it is a daemon, and
+        keeps neither the consumer nor the interpreter from ending.
+        """
+        self._finalize()
+
+
+def _fill(
+    source: Iterator[T],
+    ready: queue.Queue[tuple[T | None, BaseException | None]],
+    stop: threading.Event,
+) -> None:
+    """Put the items and then what ended them: StopIteration or the source's own exception."""
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not stop.is_set():
+            with suppress(queue.Full):
+                ready.put((item, error), timeout=_POLL)
+                return
+
+    try:
+        for item in source:
+            put(item, None)
+            if stop.is_set():
+                return
+        put(None, StopIteration())
+    except BaseException as error:
+        put(None, error)
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()
+
+
+def _stop(thread: threading.Thread, stop: threading.Event) -> None:
+    stop.set()
+    if thread is not threading.current_thread():
+        thread.join(_PATIENCE)

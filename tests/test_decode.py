@@ -1,0 +1,344 @@
+"""The batteries: what each extension and option gives, what is refused, and what an error names."""
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from twinfeed.loaders import (
+    DecodeError,
+    DecodeImage,
+    Feed,
+    Index,
+    UnsafeContentError,
+    build_index,
+    pack,
+    request_of,
+)
+from twinfeed.loaders.decode import DecodeArray, DecodeExample
+from twinfeed.loaders.extensions import DecodeExtensions
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.samplers import ExactOnceBatchSampler
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (11, 7, 3), dtype=np.uint8)
+
+
+def encoded(pixels: np.ndarray, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=True, **arrays)
+    return file.getvalue()
+
+
+class Bomb:
+    """What a pickle may do when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('the pickle ran')",)
+
+
+def batch(index: Index, decode: Any, n: int) -> dict[str, Any]:
+    sampler = ExactOnceBatchSampler(n, batch_size=n)
+    return Feed(index, sampler, decode=decode)(request_of(sampler, epoch=0, step=0))
+
+
+# Images
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp", "webp"])
+def test_lossless_images_come_back(kind: str) -> None:
+    options = {"lossless": True} if kind == "webp" else {}
+    array = DecodeImage()({"image": encoded(PIXELS, kind, **options)})["image"]
+    np.testing.assert_array_equal(array, PIXELS)
+    assert array.dtype == np.uint8
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("source", [PIXELS, PIXELS[..., 0]], ids=["colour", "grey"])
+def test_jpeg_is_what_pillow_decodes_within_a_step(mode: str, source: np.ndarray) -> None:
+    smooth = np.asarray(Image.fromarray(source).resize((64, 48)))
+    data = encoded(smooth, "jpeg", quality=95)
+    array = DecodeImage(mode=mode)({"image": data})["image"]
+    other = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+    assert array.shape == other.shape
+    assert np.abs(array.astype(int) - other.astype(int)).max() <= 3
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_size_resizes_as_pillow_does(kind: str, mode: str) -> None:
+    data = encoded(PIXELS, kind)
+    array = DecodeImage(mode=mode, size=(5, 9))({"image": data})["image"]
+    whole = Image.fromarray(DecodeImage(mode=mode)({"image": data})["image"])
+    np.testing.assert_array_equal(array, whole.resize((9, 5), Image.Resampling.BILINEAR))
+
+
+def test_other_fields_stay() -> None:
+    data = encoded(PIXELS, "png")
+    sample = DecodeImage("photo")({"photo": data, "name": b"cat"})
+    assert list(sample) == ["photo", "name"]
+    assert sample["name"] == b"cat"
+
+
+def test_decoded_images_are_writable_and_ones_own() -> None:
+    for kind in ("png", "jpeg"):
+        decode = DecodeImage(size=(4, 4))
+        first = decode({"image": encoded(PIXELS, kind)})["image"].copy()
+        kept = decode({"image": encoded(PIXELS, kind)})["image"]
+        decode({"image": encoded(255 - PIXELS, kind)})
+        np.testing.assert_array_equal(kept, first)
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode must be 'RGB' or 'L', got 'CMYK'"):
+        DecodeImage(mode="CMYK")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8 broken", b"\x89PNG broken", b"no image"])
+def test_what_is_no_image_names_the_record(tmp_path: Path, data: bytes) -> None:
+    index = pack([{"image": encoded(PIXELS, "png")}, {"image": data}], tmp_path)["data"]
+    with pytest.raises(DecodeError, match=r"record 1 \(data.*number 1"):
+        batch(index, DecodeImage(), 2)
+
+
+def test_a_truncated_jpeg_is_an_error_not_grey_pixels(tmp_path: Path) -> None:
+    whole = encoded(np.asarray(Image.fromarray(PIXELS).resize((64, 64))), "jpeg")
+    index = pack([{"image": whole[: len(whole) * 2 // 3]}], tmp_path)["data"]
+    with pytest.raises(DecodeError, match="record 0"):
+        batch(index, DecodeImage(), 1)
+
+
+def test_pillows_limit_against_bombs_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    with pytest.raises(Image.DecompressionBombError):
+        DecodeImage()({"image": encoded(PIXELS, "png")})
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_the_limit_holds_for_every_decoder(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    with pytest.raises(Image.DecompressionBombError):
+        DecodeImage()({"image": encoded(PIXELS, kind)})
+
+
+# Into the batch's own memory
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [None, (11, 7), (5, 9)])
+@pytest.mark.parametrize("kinds", [("jpeg",), ("png",), ("jpeg", "png")])
+def test_decoding_in_place_is_decoding(tmp_path: Path, mode: str, size: Any, kinds: Any) -> None:
+    images = [np.roll(PIXELS, number, 0) for number in range(6)]
+    data = [encoded(image, kinds[n % len(kinds)]) for n, image in enumerate(images)]
+    index = pack([{"image": one} for one in data], tmp_path)["data"]
+    decode = DecodeImage(mode=mode, size=size)
+    straight = batch(index, decode, 6)
+    copied = batch(index, decode.__call__, 6)  # a plain callable
+    np.testing.assert_array_equal(straight["image"], copied["image"])
+    assert straight["image"].dtype == np.uint8
+    assert straight["image"].flags.writeable
+    one_by_one = [decode({"image": one})["image"] for one in data]
+    np.testing.assert_array_equal(straight["image"], np.stack(one_by_one))
+
+
+def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
+    index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
+    slots = []
+
+    class Watched(DecodeImage):
+        def into(self, sample: Any, given: Any, /) -> dict[str, Any]:
+            slots.append(given["image"])
+            return super().into(sample, given)
+
+    image = batch(index, Watched(), 4)["image"]
+    assert len(slots) == 4
+    assert all(slot.base is image for slot in slots)
+
+
+def test_batches_do_not_share_memory(tmp_path: Path) -> None:
+    index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(4, batch_size=2)
+    feed = Feed(index, sampler, decode=DecodeImage())
+    first, second = (feed(request_of(sampler, epoch=0, step=step))["image"] for step in range(2))
+    second[:] = 0
+    assert first.any()
+
+
+def test_images_of_other_sizes_are_refused_in_place_too(tmp_path: Path) -> None:
+    images = [PIXELS, PIXELS[:5]]
+    index = pack([{"image": encoded(image, "jpeg")} for image in images], tmp_path)["data"]
+    with pytest.raises(ValueError, match=r"'image' has shape \(5, 7, 3\) beside \(11, 7, 3\)"):
+        batch(index, DecodeImage(), 2)
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+    feed = Feed(index, sampler, decode=DecodeImage(), collate="ragged")
+    assert feed(request_of(sampler, epoch=0, step=0))["image"].lengths.tolist() == [11, 5]
+
+
+def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
+    data = [encoded(np.roll(PIXELS, n, 0), "png") for n in range(3)]
+    index = pack([{"image": one} for one in data], tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(3, batch_size=4, final="pad")
+    feed = Feed(index, sampler, decode=DecodeImage())
+    padded = feed(request_of(sampler, epoch=0, step=0))["image"]
+    assert not padded[3].any()
+    np.testing.assert_array_equal(padded[2], np.roll(PIXELS, 2, 0))
+    request = request_of(sampler, epoch=0, step=0)
+    twice = np.array([2, 0, 2, 1])
+    got = feed(request._replace(ids=twice, records=twice))["image"]
+    for place, record in enumerate(twice):
+        np.testing.assert_array_equal(got[place], np.roll(PIXELS, record, 0))
+
+
+# Arrays and Examples
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "<i4", ">f8"])
+def test_raw_arrays_come_back(dtype: str) -> None:
+    array = np.arange(12).astype(dtype).reshape(3, 4)
+    decode = DecodeArray("x", dtype=dtype, shape=(-1, 4))
+    np.testing.assert_array_equal(decode({"x": array.tobytes()})["x"], array)
+
+
+def test_bytes_that_do_not_fill_the_shape_name_the_record(tmp_path: Path) -> None:
+    index = pack([{"x": bytes(8)}, {"x": bytes(7)}], tmp_path)["data"]
+    with pytest.raises(DecodeError, match=r"record 1 .*cannot reshape"):
+        batch(index, DecodeArray("x", dtype="u1", shape=8), 2)
+
+
+def test_a_dtype_of_objects_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype must be one of numbers, got object"):
+        DecodeArray("x", dtype=object)
+
+
+def test_an_example_becomes_its_features() -> None:
+    data = encode({"a": 1, "b": [1, 2], "c": [0.5], "d": [b"x", b"y"], "e": b"z"})
+    sample = DecodeExample("data")({"data": data, "kept": 3})
+    assert {name: np.asarray(value).tolist() for name, value in sample.items()} == {
+        "kept": 3, "a": 1, "b": [1, 2], "c": 0.5, "d": [b"x", b"y"], "e": b"z",
+    }  # fmt: skip
+    assert list(DecodeExample("data", features=("e", "a"))({"data": data})) == ["e", "a"]
+    with pytest.raises(KeyError, match="missing"):
+        DecodeExample("data", features=("missing",))({"data": data})
+
+
+# Extensions
+
+
+@pytest.mark.parametrize(
+    ("field", "data", "value"),
+    [
+        ("cls", b"12", 12),
+        ("index", b" 3\n", 3),
+        ("txt", "ein Käfer".encode(), "ein Käfer"),
+        ("json", b'{"box": [1, 2]}', {"box": [1, 2]}),
+        ("a.JSN", b"[]", []),
+        ("mp4", b"\x00\x01", b"\x00\x01"),
+        ("seg.cls", b"4", 4),
+    ],
+)
+def test_each_extension(field: str, data: bytes, value: Any) -> None:
+    assert DecodeExtensions()({field: data}) == {field: value}
+
+
+def test_arrays_and_images_by_extension() -> None:
+    sample = {
+        "png": encoded(PIXELS, "png"),
+        "npy": npy(np.arange(3)),
+        "npz": npz(a=np.ones(2), b=np.zeros((1, 2))),
+        "label": np.int64(3),
+    }
+    decoded = DecodeExtensions(mode="RGB")(sample)
+    assert list(decoded) == ["png", "npy", "npz.a", "npz.b", "label"]
+    np.testing.assert_array_equal(decoded["png"], PIXELS)
+    assert decoded["npy"].tolist() == [0, 1, 2]
+    assert decoded["npz.b"].shape == (1, 2)
+    assert decoded["label"] == 3
+
+
+def test_a_field_with_another_name() -> None:
+    decode = DecodeExtensions(kinds={"image": "jpg"}, size=(4, 5))
+    assert decode({"image": encoded(PIXELS, "jpeg")})["image"].shape == (4, 5, 3)
+
+
+@pytest.mark.parametrize("field", ["pyd", "pickle", "pkl", "a.pkl", "PYD"])
+def test_pickles_are_refused_and_never_run(field: str) -> None:
+    with pytest.raises(UnsafeContentError, match=r"executes code[\s\S]*allow_pickle=True"):
+        DecodeExtensions()({field: pickle.dumps(Bomb())})
+
+
+@pytest.mark.parametrize("make", [npy, lambda array: npz(x=array)], ids=["npy", "npz"])
+def test_arrays_of_objects_are_refused(make: Any) -> None:
+    field = "npy" if make is npy else "npz"
+    with pytest.raises(UnsafeContentError, match=rf"field '{field}' is a pickle"):
+        DecodeExtensions()({field: make(np.array([Bomb()], object))})
+
+
+@pytest.mark.parametrize("field", ["pt", "pth"])
+@pytest.mark.parametrize("allow", [False, True])
+def test_torchs_files_are_for_the_callers_own_decode(field: str, allow: bool) -> None:
+    with pytest.raises(UnsafeContentError, match="weights_only=True"):
+        DecodeExtensions(allow_pickle=allow)({field: b"PK"})
+
+
+def test_pickles_are_loaded_where_they_are_trusted() -> None:
+    sample = {"pyd": pickle.dumps({"x": 1}), "npy": npy(np.array([None, 2], object))}
+    decoded = DecodeExtensions(allow_pickle=True)(sample)
+    assert decoded["pyd"] == {"x": 1}
+    assert decoded["npy"].tolist() == [None, 2]
+
+
+def test_a_broken_array_is_not_called_unsafe() -> None:
+    with pytest.raises(ValueError, match=r"(?i)header|reshape|magic|array"):
+        DecodeExtensions()({"npy": npy(np.arange(100))[:-8]})
+
+
+def test_a_tar_of_webdataset_goes_through(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as tar:
+        for number in range(3):
+            meta = json.dumps({"box": [number, 1]}).encode()
+            parts = {"png": encoded(PIXELS, "png"), "cls": b"%d" % number, "json": meta}
+            tar.write(f"{number:03}", parts)
+    index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        decoded = DecodeExtensions()(sample)
+        return {"png": decoded["png"], "cls": decoded["cls"], "box": decoded["json"]["box"]}
+
+    got = batch(index, decode, 3)
+    assert got["png"].shape == (3, *PIXELS.shape)
+    assert got["cls"].tolist() == [0, 1, 2]
+    assert got["box"].tolist() == [[0, 1], [1, 1], [2, 1]]
+
+
+def test_an_unsafe_member_names_its_record(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as tar:
+        tar.write("one", {"pyd": pickle.dumps(Bomb())})
+    index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
+    with pytest.raises(UnsafeContentError, match=r"record 0 \(a\.tar.*key 'one'.*'pyd'"):
+        batch(index, DecodeExtensions(), 1)
+
+
+def test_what_json_holds_is_no_batch(tmp_path: Path) -> None:
+    """Python objects are for a transform: the batch says so."""
+    with TarWriter(tmp_path / "a.tar") as tar:
+        tar.write("one", {"json": b'{"x": 1}'})
+    index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
+    with pytest.raises(ValueError, match=r"'json' holds dict.*array, a number or a string"):
+        batch(index, DecodeExtensions(), 1)

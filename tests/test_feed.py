@@ -1,0 +1,229 @@
+"""The part both backends share: what a batch holds, and what decode and transform are told."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinfeed.loaders import (
+    DecodeError,
+    DecodeImage,
+    Feed,
+    FieldSpec,
+    Index,
+    Request,
+    pack,
+    request_of,
+)
+from twinfeed.samplers import (
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseBatchSampler,
+)
+
+WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    samples = [{"word": word, "label": number % 3} for number, word in enumerate(WORDS)]
+    return pack(samples, tmp_path_factory.mktemp("words"))["data"]
+
+
+@pytest.fixture
+def sampler() -> ExactOnceBatchSampler:
+    return ExactOnceBatchSampler(6, batch_size=4)
+
+
+def requested(*ids: int, views: tuple[int, ...] | None = None) -> Request:
+    """A request for these sample ids, each of the record of the same number."""
+    array = np.array(ids, np.int64)
+    seeds = np.arange(len(ids), dtype=np.uint64)
+    return Request(0, 0, array, array, np.array(views or [0] * len(ids), np.int64), seeds)
+
+
+def measure(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"size": np.int32(len(sample["word"]))}
+
+
+def test_without_callables_a_batch_holds_ids_columns_and_fields(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    batch = Feed(index, sampler)(request_of(sampler, epoch=0, step=1))
+    assert list(batch) == ["id", "label", "word"]
+    assert batch["id"].tolist() == [4, 5]
+    assert batch["label"].tolist() == [1, 2]
+    assert batch["word"] == [b"to", b"be"]
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_decode_runs_once_for_each_record_of_a_batch(
+    index: Index, sampler: ExactOnceBatchSampler, threads: int
+) -> None:
+    calls: Counter[bytes] = Counter()
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        calls[sample["word"]] += 1
+        return measure(sample)
+
+    feed = Feed(
+        index, sampler, decode=decode, threads=threads, spec={"size": FieldSpec((), np.dtype("i4"))}
+    )
+    batch = feed(requested(3, 2, 3, 3))
+    feed.close()
+    assert batch["size"].tolist() == [3, 2, 3, 3]
+    assert batch["size"].dtype == np.int32
+    assert calls == {b"not": 1, b"or": 1}
+
+
+def test_transform_is_told_the_sample_and_its_numbers(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    told = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        told.append(sample)
+        return sample
+
+    side = {"weight": np.arange(6, dtype=np.float32) / 2}
+    feed = Feed(index, sampler, decode=measure, transform=transform, side=side)
+    assert feed.spec  # read off record 0, once
+    told.clear()
+    batch = feed(requested(3, 1, views=(0, 7)))
+    assert len(told) == 2
+    assert told[1] == {
+        "size": 2, "label": 1, "weight": 0.5, "id": 1, "record": 1, "view": 7, "seed": 1
+    }  # fmt: skip
+    assert sorted(batch) == ["id", "label", "size", "weight"]
+    assert batch["weight"].tolist() == [1.5, 0.5]
+
+
+def test_transform_runs_for_every_sample_also_of_one_record(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    feed = Feed(index, sampler, transform=lambda sample: {"seed_plus_one": sample["seed"] + 1})
+    assert feed(requested(2, 2, 2))["seed_plus_one"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("decode", [None, measure])
+def test_an_empty_batch_has_every_field(
+    index: Index, sampler: ExactOnceBatchSampler, decode: Any
+) -> None:
+    feed = Feed(index, sampler, decode=decode, side={"weight": np.zeros((6, 2), np.float32)})
+    full, empty = feed(requested(1, 2)), feed(requested())
+    assert list(empty) == list(full)
+    for name, value in empty.items():
+        if isinstance(value, list):
+            assert value == []
+        else:
+            assert (value.shape, value.dtype) == ((0, *full[name].shape[1:]), full[name].dtype)
+
+
+@pytest.mark.parametrize("decode", [None, measure])
+def test_padding_is_masked_and_never_read(index: Index, decode: Any) -> None:
+    sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
+    batch = Feed(index, sampler, decode=decode)(request_of(sampler, epoch=0, step=1))
+    assert batch["id"].tolist() == [4, 5, -1, -1]
+    assert batch["mask"].tolist() == [True, True, False, False]
+    assert batch["label"].tolist() == [1, 2, 0, 0]
+    if decode is None:
+        assert batch["word"] == [b"to", b"be", b"", b""]
+    else:
+        assert batch["size"].tolist() == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("what", ["decode", "transform"])
+def test_a_failing_callable_names_the_record(
+    index: Index, sampler: ExactOnceBatchSampler, what: str
+) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["word"] == b"not":
+            raise RuntimeError("no negatives")
+        return sample
+
+    feed = Feed(index, sampler, **{what: fail})
+    with pytest.raises(
+        DecodeError, match=rf"record 3 \(.*\): {what} failed.*no negatives"
+    ) as caught:
+        feed(requested(2, 3))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_fields_that_change_from_record_to_record_are_refused(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
+    with pytest.raises(DecodeError, match=r"record 2 .*\['or'\].*\['be'\]"):
+        feed(requested(1, 2))
+
+
+def test_a_sampler_for_other_data_is_refused(index: Index) -> None:
+    with pytest.raises(ValueError, match="made for 7 records, the index has 6"):
+        Feed(index, ExactOnceBatchSampler(7, batch_size=2))
+
+
+def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
+    feed = Feed(index, sampler, decode=measure, threads=2)
+    request = request_of(sampler, epoch=0, step=0)
+    assert feed(request)["size"].tolist() == [2, 2, 2, 3]
+    assert pickle.loads(pickle.dumps(feed))(request)["size"].tolist() == [2, 2, 2, 3]
+    feed.close()
+
+
+def test_seeds_come_from_the_sampler(index: Index) -> None:
+    sampler = PKBatchSampler(index.labels, p=3, k=2, seed=1)
+    request = request_of(sampler, epoch=2, step=0)
+    assert request.seeds.tolist() == sampler.seeds(2, 0).tolist()
+    assert request.ids.tolist() == sampler.batch(2, 0).tolist()
+
+
+@pytest.mark.parametrize(("reuse", "live"), [(3, 4), (2, 8), (5, 20), (1, 4)])
+def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
+    tmp_path: Path, reuse: int, live: int
+) -> None:
+    n = 21
+    index = pack([{"number": bytes([number])} for number in range(n)], tmp_path)["data"]
+    sampler = ReuseBatchSampler(n, batch_size=4, reuse=reuse, live=live, seed=0)
+    feed = Feed(index, sampler, decode=lambda sample: {"number": sample["number"][0]})
+    assert feed.cache is not None
+    assert feed.spec
+    for epoch in range(3):
+        before = feed.cache.decodes
+        for step in range(len(sampler)):
+            batch = feed(request_of(sampler, epoch=epoch, step=step))
+            assert batch["number"].tolist() == sampler.records(batch["id"]).tolist()
+        assert n <= feed.cache.decodes - before <= n + live - 1
+    assert feed.cache.peak <= live
+
+
+def test_what_is_no_index_or_no_batch_sampler_is_refused(index: Index) -> None:
+    with pytest.raises(TypeError, match="got a str: open_index"):
+        Feed(str(index.path), ExactOnceBatchSampler(6, batch_size=2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got a RandomSampler: BatchSampler"):
+        Feed(index, RandomSampler(6, seed=0))  # type: ignore[arg-type]
+
+
+def test_a_decode_that_returns_no_dict_is_told_so(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    with pytest.raises(DecodeError, match="must return a dict of fields, not a NoneType"):
+        Feed(index, sampler, decode=lambda sample: None)(requested(0))  # type: ignore[arg-type,return-value]
+
+
+def test_a_field_that_is_not_there_is_told_with_those_that_are(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    with pytest.raises(DecodeError, match=r"KeyError\('label'\); it was given \['word'\]"):
+        Feed(index, sampler, decode=lambda sample: {"x": sample["label"]})(requested(0))
+
+
+def test_so_it_is_where_an_image_is_decoded_in_place(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
+    with pytest.raises(DecodeError, match=r"KeyError\('jpg'\); it was given \['word'\]"):
+        Feed(index, sampler, decode=DecodeImage("jpg"), spec=spec)(requested(0, 1))
