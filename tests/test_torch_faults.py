@@ -1,0 +1,74 @@
+"""Nothing hangs: each fault in a process of its own, with a limit."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "torch_faults.py"
+LIMIT = 60  # seconds; each takes a few
+
+
+def run(scenario: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", SCRIPT, scenario],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "how", "advice"),
+    [
+        ("killed", "was killed by SIGKILL", r"out of memory \(see `dmesg`\).*num_workers"),
+        ("full", "was killed by SIGBUS", r"/dev/shm.*\d+ MiB.*--shm-size.*prefetch_factor"),
+        ("left", "ended with exit code 0", "num_workers=0"),
+    ],
+)
+def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str) -> None:
+    done = run(scenario)
+    assert done.returncode == 0, done.stderr
+    said = rf"^\d worker 0 of 2 \(process \d+\) {how}\n  what to do: .*{advice}"
+    assert re.search(said, done.stdout)
+
+
+def test_a_worker_killed_in_the_midst_of_a_message() -> None:
+    done = run("killed while sending")
+    assert "was killed by SIGKILL" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("what", ["threads", "workers"])
+def test_ctrl_c(what: str) -> None:
+    """As a terminal sends it: to the process and all its workers."""
+    command = [sys.executable, SCRIPT, f"interrupted {what}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for _ in range(8):
+            assert process.stdout.readline() == "batch\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+    assert "interrupted, and went on" in out
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("KeyboardInterrupt") == 1
+
+
+@pytest.mark.parametrize("what", ["threads", "workers"])
+def test_a_break_and_a_live_iterator_at_exit(what: str) -> None:
+    done = run(f"broken off {what}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+def test_an_exception_in_the_training_step() -> None:
+    done = run("failed")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("failed in 'the training step'") == 2

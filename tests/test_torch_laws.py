@@ -1,0 +1,61 @@
+"""Seekable, honest about its length, and twin to a plain loop: every sampler through the loader."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from sampler_cases import CASES
+from torch_help import OPTIONS, Noted, expected, noted, pack_words, received
+
+from twinfeed.loaders import Index
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import BatchStream
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+WORKERS = (0, 1, 2, 4)
+HELD = [case for case in CASES if case[1]().num_records]  # an index has records
+
+
+@cache
+def index_of(records: int) -> Index:
+    return pack_words(Path(mkdtemp()), records)
+
+
+def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
+    """Another number of workers, and with it another depth, for each case in turn."""
+    workers = 0 if sampler.live is not None else WORKERS[number % len(WORKERS)]
+    if len(sampler) > 100:
+        workers = min(workers, 1)  # a long epoch
+    return {**OPTIONS, "num_workers": workers, "prefetch": 1 + number % 3, "threads": number % 4}
+
+
+@pytest.mark.parametrize(
+    ("number", "make"), [(n, make) for n, (_, make) in enumerate(HELD)], ids=[c[0] for c in HELD]
+)
+def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:
+    """Resumed at the start, in the middle, before the last step, and at the end."""
+    index, steps = index_of(make().num_records), len(make())
+    whole = expected(index, make(), epochs=(0, 1), **OPTIONS)
+    states, got = _followed(TorchLoader(index, make(), **options_of(number, make())), steps)
+    assert len(got) == steps
+    assert got == whole[:steps]
+    for step in sorted({0, steps // 2, steps - 1, steps}):
+        fresh = TorchLoader(index, make(), **OPTIONS, threads=step % 4)
+        fresh.load_state_dict(states[step])
+        assert received(fresh) == (whole[step:steps] if step < steps else whole[steps:])
+        fresh.close()
+
+
+def _followed(loader: TorchLoader, steps: int) -> tuple[list[dict[str, Any]], list[Noted]]:
+    """The state before and after each batch of an epoch, and the batches."""
+    states, got = [loader.state_dict()], []
+    for batch in loader:
+        got.append(noted(batch))
+        states.append(loader.state_dict())
+    assert len(loader) == steps
+    loader.close()
+    return states, got

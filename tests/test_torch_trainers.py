@@ -1,0 +1,193 @@
+"""Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.data import _update_dataloader
+from torch.utils.data import DataLoader, DistributedSampler
+from torch_help import OPTIONS, RECORDS, expected, noted, pack_words, received
+
+from twinfeed.loaders import Feed, Index
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
+from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+# Lightning warns of workers, of checkpoints that it overwrites, and calls what torch retired.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def random() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
+
+
+def evaluation() -> BatchStream:
+    return ExactOnceBatchSampler(RECORDS, batch_size=5)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return pack_words(tmp_path_factory.mktemp("words"))
+
+
+def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
+    dataset = RecordDataset(Feed(index, sampler, **OPTIONS))
+    return DataLoader(
+        dataset, batch_sampler=RequestSampler(sampler), collate_fn=as_tensors, **options
+    )
+
+
+def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
+    return TorchLoader(index, sampler, **OPTIONS, **options)
+
+
+class Notes(lightning.LightningModule):
+    """A module that notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.trained: list[Any] = []
+        self.validated: list[list[Any]] = []
+
+    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+        self.trained.append(noted(batch))
+        return self.weight * 2
+
+    def on_validation_epoch_start(self) -> None:
+        self.validated.append([])
+
+    def validation_step(self, batch: dict[str, Any], _: int) -> None:
+        self.validated[-1].append(noted(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(folder: Path, **options: Any) -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("make", [whole, plain])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lightning_gets_every_epoch_and_whole_validations(
+    index: Index, tmp_path: Path, make: Any, workers: int
+) -> None:
+    """Its sanity check takes two validation batches: none may be missing from the validation."""
+    module = Notes()
+    training, validation = (
+        make(index, sampler, num_workers=workers) for sampler in (random(), evaluation())
+    )
+    options = {"max_epochs": 2, "num_sanity_val_steps": 2, "enable_checkpointing": False}
+    trainer(tmp_path, **options).fit(module, training, validation)
+    assert module.trained == expected(index, random(), epochs=(0, 1), **OPTIONS)
+    sanity, *validations = module.validated
+    for epoch, batches in enumerate(validations):
+        assert batches == expected(index, evaluation(), epochs=(epoch,), **OPTIONS)
+    assert (len(sanity), len(validations)) == (2, 2)
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
+    index: Index, tmp_path: Path, limit: int
+) -> None:
+    module = Notes()
+    options = {"max_epochs": 3, "limit_train_batches": limit, "enable_checkpointing": False}
+    trainer(tmp_path, **options).fit(module, whole(index, random()))
+    epochs = [expected(index, random(), (epoch,), **OPTIONS)[:limit] for epoch in range(3)]
+    assert module.trained == [batch for epoch in epochs for batch in epoch]
+
+
+@pytest.mark.parametrize("saved", [3, 5, 7, 10])
+def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int) -> None:
+    """In mid-epoch and at an epoch's end."""
+    saver = ModelCheckpoint(tmp_path, "state", every_n_train_steps=saved, save_top_k=1)
+    first = trainer(tmp_path, max_steps=saved + 1, callbacks=[saver])
+    first.fit(Notes(), whole(index, random(), num_workers=1))
+    module = Notes()
+    again = trainer(tmp_path, max_steps=12, enable_checkpointing=False)
+    again.fit(module, whole(index, random()), ckpt_path=tmp_path / "state.ckpt")
+    assert module.trained == expected(index, random(), (0, 1, 2), **OPTIONS)[saved:12]
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: int | None) -> None:
+    """It would put its own distributed sampler in; that is an error, not another stream."""
+    sampler = random() if rank is None else random().shard(rank, 2)
+    other: Any = DistributedSampler(range(RECORDS), num_replicas=2, rank=0)
+    with pytest.raises(TypeError, match=r"inject|rank 0 of 2"):
+        _update_dataloader(plain(index, sampler), other)
+    with pytest.raises(TypeError):
+        _update_dataloader(DataLoader(range(RECORDS), batch_sampler=sampler), other)
+
+
+def test_accelerate_leaves_a_loader_alone(index: Index) -> None:
+    loader = whole(index, random())
+    assert Accelerator(cpu=True).prepare(loader) is loader
+
+
+def test_accelerate_sets_the_epochs_of_a_prepared_dataloader(index: Index) -> None:
+    prepared = Accelerator(cpu=True).prepare(plain(index, random(), num_workers=1))
+    got = received(prepared) + received(prepared)
+    assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
+
+
+def test_accelerate_cannot_shard_a_rank_again(index: Index) -> None:
+    dataloader = plain(index, random().shard(1, 2))
+    with pytest.raises(TypeError, match=r"already is rank 1 of 2.*TorchLoader"):
+        prepare_data_loader(dataloader, num_processes=2, process_index=1, put_on_device=False)
+
+
+def test_accelerate_does_not_change_what_it_is_given(index: Index) -> None:
+    """Its shards of a sampler add to the first lists they get."""
+    sampler = random()
+    before = sampler.batches(0, 0, len(sampler))
+    prepared = prepare_data_loader(
+        plain(index, sampler), num_processes=2, process_index=0, put_on_device=False
+    )
+    assert len(received(prepared)) == 3
+    for ids, again in zip(before, sampler.batches(0, 0, len(sampler)), strict=True):
+        assert ids.tolist() == again.tolist()
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_lightning_example_on_two_ranks(tmp_path: Path) -> None:
+    example = str(EXAMPLES / "lightning_training.py")
+    out = run(example, "--devices", "2", "--data", str(tmp_path))
+    assert "of 761 right, each met once" in out
+    assert out.count("of 2: resumed at step 27 with its stream") == 2
+
+
+def test_the_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    out = run(*launcher, str(EXAMPLES / "accelerate_training.py"), "--data", str(tmp_path))
+    assert out.count("of 2: resumed at step 27 with its stream") == 2

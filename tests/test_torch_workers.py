@@ -1,0 +1,285 @@
+"""Worker processes and torch's own loaders: every way of starting them gives the same stream."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch_help import (
+    OPTIONS,
+    RECORDS,
+    expected,
+    lengths,
+    noted,
+    pack_words,
+    received,
+    take,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from twinfeed.loaders import DecodeError, Feed, Index, WorkerDiedError
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseBatchSampler,
+)
+
+# Four workers are more than this machine may have processors; torchdata calls what torch retired.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return pack_words(tmp_path_factory.mktemp("words"))
+
+
+def random() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
+
+
+def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
+    """A DataLoader as a user of torch writes it."""
+    dataset = RecordDataset(Feed(index, sampler, **OPTIONS))
+    return DataLoader(
+        dataset, batch_sampler=RequestSampler(sampler), collate_fn=as_tensors, **options
+    )
+
+
+# Each pair of values of two options comes at least once; all of them would be 96.
+PAIRWISE = [
+    {"num_workers": 0},
+    {"num_workers": 1, "multiprocessing_context": "fork", "prefetch_factor": 1},
+    {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    {"num_workers": 4, "multiprocessing_context": "fork", "prefetch_factor": 4, "timeout": 60},
+    {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+    {"num_workers": 2, "multiprocessing_context": "forkserver", "prefetch_factor": 4},
+]
+
+
+@pytest.mark.parametrize("options", PAIRWISE, ids=str)
+def test_a_plain_dataloader_gives_the_stream(index: Index, options: dict[str, Any]) -> None:
+    loader = plain(index, random(), **options)
+    assert len(loader) == 5
+    got = [batch for _ in range(2) for batch in received(loader)]
+    assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
+
+
+@pytest.mark.parametrize("options", PAIRWISE[2:4], ids=str)
+def test_the_loader_resumes_at_any_step_under_workers(
+    index: Index, options: dict[str, Any]
+) -> None:
+    whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
+    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+        states = [loader.state_dict()]
+        for batch, right in zip(loader, whole, strict=False):
+            assert noted(batch) == right
+            states.append(loader.state_dict())
+        for step, state in [*enumerate(states)][::-2]:
+            loader.load_state_dict(state)
+            loader.load_state_dict(loader.state_dict())
+            assert received(loader) == (whole[step:5] if step < 5 else whole[5:])
+
+
+def test_the_loader_under_spawn(index: Index) -> None:
+    options = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+        assert received(loader) == expected(index, random(), **OPTIONS)
+
+
+def test_threads_within_workers_and_readahead_before_them(index: Index) -> None:
+    options = {"num_workers": 1, "threads": 2, "readahead": 3}
+    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+        assert received(loader) == expected(index, random(), **OPTIONS)
+
+
+def test_a_fork_after_threads(index: Index) -> None:
+    """The feed has had threads and files in this process when it is forked."""
+    sampler = random()
+    feed = Feed(index, sampler, **OPTIONS, threads=2)
+    whole = expected(index, random(), **OPTIONS)
+    for workers in (0, 1):
+        loader: DataLoader[Any] = DataLoader(
+            RecordDataset(feed),
+            batch_sampler=RequestSampler(random()),  # type: ignore[arg-type]
+            collate_fn=as_tensors,  # type: ignore[arg-type]
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+            timeout=30 if workers else 0,
+        )
+        assert received(loader) == whole
+    feed.close()
+
+
+def test_a_pinned_dataloader_without_a_device_warns_and_works(index: Index) -> None:
+    loader = plain(index, random(), pin_memory=True)
+    if torch.cuda.is_available():
+        assert all(batch["id"].is_pinned() for batch in loader)
+        return
+    with pytest.warns(UserWarning, match="pin_memory"):
+        assert received(loader) == expected(index, random(), **OPTIONS)
+
+
+# torchdata
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_dataloader_resumes_at_any_step(index: Index, workers: int) -> None:
+    def loader() -> Any:
+        sampler = random()
+        return StatefulDataLoader(
+            RecordDataset(Feed(index, sampler, **OPTIONS)),
+            batch_sampler=RequestSampler(sampler),
+            collate_fn=as_tensors,
+            num_workers=workers,
+        )
+
+    whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
+    first, states = loader(), []
+    for batch, right in zip(first, whole, strict=False):
+        assert noted(batch) == right
+        states.append(first.state_dict())
+    assert received(first) == whole[5:]
+    for step in (1, 4, 5):
+        fresh = loader()
+        fresh.load_state_dict(states[step - 1])
+        got = received(fresh) or received(fresh)
+        assert got == (whole[step:5] if step < 5 else whole[5:])
+
+
+# Plain ids, and datasets of the user's own
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_dataset_is_a_dataset_like_any_other(index: Index, workers: int) -> None:
+    dataset = RecordDataset(Feed(index, random(), decode=lengths))
+    assert len(dataset) == RECORDS
+    assert dataset[7] == {"id": 7, "label": 3, "length": 7}
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, shuffle=True, num_workers=workers)
+    ids = []
+    for batch in loader:
+        assert batch["length"].tolist() == batch["id"].tolist()
+        assert batch["label"].tolist() == [number % 4 for number in batch["id"].tolist()]
+        ids += batch["id"].tolist()
+    assert sorted(ids) == list(range(RECORDS))
+
+
+def test_a_record_dataset_ends(index: Index) -> None:
+    dataset = RecordDataset(Feed(index, random()))
+    assert [sample["id"] for sample in dataset] == list(range(RECORDS))
+    with pytest.raises(IndexError):
+        dataset[RECORDS]
+
+
+def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
+    dataset = RecordDataset(Feed(index, random(), **OPTIONS))
+    torch.manual_seed(3)
+    first = [dataset[4]["noisy"].tolist() for _ in range(2)]
+    assert first[0] != first[1]
+    torch.manual_seed(3)
+    assert [dataset[4]["noisy"].tolist() for _ in range(2)] == first
+
+
+def test_plain_samples_do_not_know_a_side_table_by_sample_id(index: Index) -> None:
+    feed = Feed(index, random(), side={"caption": np.zeros(2 * RECORDS)})
+    with pytest.raises(ValueError, match=r"'caption' has 48 rows for 24 records"):
+        RecordDataset(feed)[0]
+    feed = Feed(index, random(), side={"weight": np.arange(RECORDS) / 2})
+    assert RecordDataset(feed)[5]["weight"] == 2.5
+
+
+class Squares(Dataset[int]):
+    """A dataset of the user's own."""
+
+    def __getitem__(self, number: int) -> int:
+        return int(number) ** 2
+
+    def __len__(self) -> int:
+        return RECORDS
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "sampler",
+    [random(), PKBatchSampler(np.arange(RECORDS) % 4, p=2, k=3, seed=0).shard(1, 2)],
+    ids=["random", "P x K, rank 1 of 2"],
+)
+def test_samplers_alone_drive_a_plain_dataloader(sampler: Any, workers: int) -> None:
+    loader: DataLoader[Any] = DataLoader(Squares(), batch_sampler=sampler, num_workers=workers)
+    sampler.set_epoch(3)
+    got = [batch.tolist() for batch in loader]
+    assert got == [(ids**2).tolist() for ids in sampler.batches(3, 0, len(sampler))]
+
+
+# Errors
+
+
+def fail(sample: dict[str, Any]) -> dict[str, Any]:
+    if len(sample["word"]) == 11:
+        raise RuntimeError("eleven")
+    return lengths(sample)
+
+
+def test_an_exception_in_a_worker_names_the_record(index: Index) -> None:
+    loader = TorchLoader(index, random(), decode=fail, num_workers=2)
+    with pytest.raises(DecodeError, match=r"record 11 .*decode failed: RuntimeError.*eleven"):
+        list(loader)
+    step = next(s for s in range(5) if 11 in random().batch(0, s))
+    assert loader.step == step
+
+
+class KilledOnce:
+    """Decode, but for the one time that a flag asks to be killed for."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if len(sample["word"]) == 11 and self.flag.exists():
+            self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lengths(sample)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_after_a_death_has_new_workers(
+    index: Index, tmp_path: Path, persistent: bool
+) -> None:
+    (tmp_path / "flag").touch()
+    options = {"num_workers": 2, "persistent_workers": persistent}
+    decode = KilledOnce(tmp_path / "flag")
+    with TorchLoader(index, random(), decode=decode, **options) as loader:
+        got = []
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            got.extend(map(noted, loader))
+        assert loader.step == len(got)
+        got += received(loader)
+    assert got == expected(index, random(), decode=lengths)
+
+
+def test_a_reuse_cache_is_refused_in_a_worker(index: Index) -> None:
+    def sampler() -> BatchStream:
+        return ReuseBatchSampler(RECORDS, batch_size=4, reuse=3, live=8, seed=2)
+
+    with pytest.raises(ValueError, match="needs num_workers=0"):
+        list(plain(index, sampler(), num_workers=1))
+    assert received(plain(index, sampler())) == expected(index, sampler(), **OPTIONS)
+
+
+def test_workers_end_with_the_loader(index: Index) -> None:
+    before = set(multiprocessing.active_children())
+    with TorchLoader(index, random(), num_workers=2, persistent_workers=True) as loader:
+        list(take(loader, 2))
+        workers = set(multiprocessing.active_children()) - before
+        assert len(workers) == 2
+    assert not any(worker.is_alive() for worker in workers)
