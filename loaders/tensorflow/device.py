@@ -1,0 +1,47 @@
+"""Which device the batches go to, and which TensorFlow may take."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def prefetch_to_device(
+    dataset: tf.data.Dataset, /, *, device: str | None = None, buffer_size: int = 2
+) -> tf.data.Dataset:
+    """Keep `buffer_size` batches ready on `device`; the last step of a pipeline, after every `map`.
+
+    `device` is a name such as "/GPU:0"; by default the first GPU that TensorFlow sees, else the
+    CPU. Strings have no place on a GPU: TensorFlow leaves them on the host. The length is kept.
+    Raises ValueError for a device that TensorFlow does not see.
+
+    >>> dataset = prefetch_to_device(tf.data.Dataset.range(2), device="/CPU:0")
+    >>> len(dataset), next(iter(dataset)).device
+    (2, '/job:localhost/replica:0/task:0/device:CPU:0')
+    """
+    seen = [one.name.replace("device:", "") for one in tf.config.list_logical_devices()]
+    if device is None:
+        device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")
+    if device not in seen:
+        raise ValueError(f"device must be one that TensorFlow sees, {seen}, got {device!r}")
+    length = dataset.cardinality()
+    copied = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size))
+    # The copy hides the length, and an op that asserts it would fetch everything back.
+    copied.cardinality = lambda: length
+    return copied
+
+
+def hide_gpus() -> None:
+    """Keep TensorFlow off every GPU of this process: for feeding another framework from tf.data.
+
+    TensorFlow otherwise takes all of a GPU's memory with its first operation. To be called before
+    that; RuntimeError afterwards.
+
+    >>> if not tf.config.list_physical_devices("GPU"):
+    ...     hide_gpus()
+    """
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError as error:
+        raise RuntimeError(
+            "hide_gpus() must be called before TensorFlow's first operation: it holds its GPUs now"
+        ) from error

@@ -1,0 +1,219 @@
+"""From serialized records to the fields of a batch: in the graph, or by the shared feed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError
+from twinfeed.loaders.feed import Feed, Request
+from twinfeed.loaders.formats.example import decode_list, parse
+from twinfeed.loaders.index.table import Ids, Index, check_ids
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.tensorflow.errors import remembered
+from twinfeed.loaders.tensorflow.layout import Layout
+from twinfeed.loaders.tensorflow.serve import Server
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+
+# Steps whose ids and columns are handed over in one call.
+_STEPS = 32
+
+
+class ParsedFields:
+    """Let TensorFlow take byte strings out of the records.
+
+    What else a batch holds (ids, columns, side tables, the mask) comes aside, for many steps in
+    one call, with the lengths that the fields must have.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.index = server, server.feed.index
+        self.parallel = server.threads
+        self.names = [name for name in server.feed.fields if name not in self.index.columns]
+        self._fill = self.index.manifest["options"]["missing"] == "empty"
+        self._example = self.index.manifest["options"]["example"]
+        sampler = server.ranks[0].sampler
+        self._rest = Feed(self.index, sampler, fields=(), side=server.feed.side, spec={})
+        self._layout = Layout(self._rest, server.layout.batch)
+
+    @staticmethod
+    def fit(feed: Feed) -> bool:
+        """Whether the fields are byte strings that nothing in Python is done to."""
+        names = [name for name in feed.fields if name not in feed.index.columns]
+        kinds = {feed.index.fields[name].kind for name in names}
+        return feed.decode is None and feed.transform is None and kinds <= {"bytes"}
+
+    def aside(self, epoch: tf.Tensor, start: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of what comes aside, of each step, `width` rows long."""
+        specs = [spec for parts in self._layout.specs.values() for spec in parts]
+
+        def steps(first: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            inputs = [epoch, first, width]
+            found = tf.numpy_function(self._steps, inputs, [*self._layout.dtypes, tf.int64])
+            for part, spec in zip(found, specs, strict=False):
+                part.set_shape([None, None, *spec.shape[1:]])
+            found[-1].set_shape([None, len(self.names), None])
+            return tuple(found)
+
+        chunks = tf.data.Dataset.range(start, self.server.places, _STEPS)
+        return chunks.map(steps, num_parallel_calls=1, deterministic=True).unbatch()
+
+    def batch(
+        self,
+        epoch: tf.Tensor,
+        *,
+        place: tf.Tensor,
+        size: tf.Tensor,
+        records: tf.Tensor,
+        aside: tuple[tf.Tensor, ...],
+    ) -> dict[str, Any]:
+        """Give the batch."""
+        *rest, lengths = aside
+        records = records[:size]
+        batch = self._layout.restore([part[:size] for part in rest])
+        if not self._example:
+            batch |= dict.fromkeys(self.names, records)
+        elif self.names:
+            features = dict.fromkeys(self.names, tf.io.FixedLenFeature([], tf.string, ""))
+            batch |= tf.io.parse_example(records, features)
+        found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
+        same = tf.reduce_all(tf.stack(found) == lengths[:, :size]) if found else True
+        checked = tf.cond(same, lambda: True, lambda: self._mismatch(epoch, place, found))
+        with tf.control_dependencies([checked]):
+            batch["id"] = tf.identity(batch["id"])
+        for name in self.names:
+            batch[name].set_shape([self.server.layout.batch])
+        return {name: batch[name] for name in self.server.layout.specs}
+
+    @remembered
+    def _steps(self, epoch: np.int64, first: np.int64, width: np.int64) -> list[Array]:
+        """Give each array of a few steps at once: [steps, width, …]; and the fields' lengths."""
+        sampler = self.server.ranks[0].sampler
+        last = min(int(first) + _STEPS, self.server.steps)
+        drawn = sampler.batches(int(epoch), int(first), last)
+        ids = np.concatenate(drawn)
+        records = sampler.records(ids)
+        none = np.zeros(len(ids), np.uint64)
+        batch = self._rest(Request(int(epoch), int(first), ids, records, sampler.views(ids), none))
+        sizes = np.array([len(one) for one in drawn])
+        held = np.arange(int(width)) < sizes[:, None]
+        lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)
+        for number, name in enumerate(self.names):
+            lengths[:, number][held] = self._lengths(name, records)
+        return [*(_spread(part, held) for part in self._layout.arrays(batch)), lengths]
+
+    def _lengths(self, name: str, records: Int64s) -> Int64s:
+        """Return the bytes of a field in each record; 0 for padding."""
+        stored = np.zeros(len(records), np.int64)
+        found = self.index.table(name)["length"][records[records >= 0]]
+        stored[records >= 0] = np.maximum(found, 0) if self._fill else found
+        return stored
+
+    def _mismatch(self, epoch: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
+        """Raise for the first record whose fields are not as long as they should be."""
+
+        @remembered
+        def refuse(epoch: np.int64, place: np.int64, *found: Int64s) -> bool:
+            records = self.server.request(int(epoch), int(place)).records
+            expected = [self._lengths(name, records) for name in self.names]
+            number = int(np.flatnonzero((np.array(found) != np.array(expected)).any(axis=0))[0])
+            raise DataCorruptionError(
+                f"{self.index.describe(records[number])}: its fields are not as long as indexed",
+                expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
+                found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
+                advice="build the index again; where it renames fields, use engine='gather'",
+            )
+
+        return tf.numpy_function(refuse, [epoch, place, *found], tf.bool)
+
+
+class FedFields:
+    """Have the shared feed parse, decode and collate the records that TensorFlow read."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.parallel = server.parallel
+        assert server.feed.spec is not None  # read with the true reader, before it is replaced
+        self._given = GivenRecords(server.feed.index)
+        server.feed.reader = self._given
+
+    def aside(self, epoch: tf.Tensor, start: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
+        """Make a dataset of nothing in particular: the feed makes all of a batch."""
+        return tf.data.Dataset.range(start, self.server.places)
+
+    def batch(
+        self,
+        epoch: tf.Tensor,
+        *,
+        place: tf.Tensor,
+        size: tf.Tensor,
+        records: tf.Tensor,
+        aside: tf.Tensor,
+    ) -> dict[str, Any]:
+        """Give the batch."""
+        layout = self.server.layout
+        inputs = [epoch, place, records[:size]]
+        return layout.restore(tf.numpy_function(self._arrays, inputs, layout.dtypes))
+
+    @remembered
+    def _arrays(self, epoch: np.int64, place: np.int64, data: Array) -> list[Array]:
+        request = self.server.request(int(epoch), int(place))
+        with self._given.holding(request.records, data):
+            return self.server.layout.flatten(self.server.feed(request))
+
+
+class GivenRecords(Reader):
+    """Read records that this thread holds already."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(index)
+        self._local = threading.local()
+
+    @contextmanager
+    def holding(self, records: Int64s, data: npt.NDArray[Any]) -> Iterator[None]:
+        """Hold the serialized `records` of one batch."""
+        self._local.held = {
+            record: item for record, item in zip(records.tolist(), data, strict=True) if record >= 0
+        }
+        yield
+        del self._local.held
+
+    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Any]]:
+        """Return what `Reader.read` does."""
+        ids = check_ids(ids, len(self.index))
+        data = [self._local.held[record] for record in ids.tolist()]
+        example = self.index.manifest["options"]["example"]
+        parsed = [parse(item) if example else {} for item in data]
+        values: dict[str, list[Any]] = {}
+        for name in self.index.fields if fields is None else fields:
+            if name in self.index.columns:
+                values[name] = list(self.index.columns[name][ids])
+            elif not example:
+                values[name] = data
+            else:
+                rows = zip(parsed, ids.tolist(), strict=True)
+                values[name] = [self._value(name, row, record) for row, record in rows]
+        return values
+
+    def _value(self, name: str, row: dict[str, Any], record: int) -> Any:
+        kind = self.index.fields[name].kind
+        if name in row:
+            return row[name][0] if kind == "bytes" else row[name]
+        if self.index.manifest["options"]["missing"] == "empty":
+            return b"" if kind == "bytes" else decode_list(kind, b"")
+        raise LoaderError(f"{self.index.describe(record)} lacks the field {name!r}")
+
+
+def _spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
+    """Lay rows out step by step, zeros where a step has fewer."""
+    out = np.zeros((*held.shape, *part.shape[1:]), part.dtype)
+    out[held] = part
+    return out

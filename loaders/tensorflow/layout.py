@@ -1,0 +1,117 @@
+"""How a batch of numpy arrays becomes a batch of tensors, and the shapes that are known before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from twinfeed.loaders.collate import Ragged, mode_of
+from twinfeed.loaders.feed import Batch, Feed, Request
+from twinfeed.samplers import BatchStream
+
+Array = npt.NDArray[Any]
+
+
+class Layout:
+    """Say which tensors carry each value of a batch, with their shapes as far as they are static.
+
+    `batch` is the size of every batch, or None where batches differ in size.
+    """
+
+    def __init__(self, feed: Feed, batch: int | None) -> None:
+        self.batch = batch
+        none = np.zeros(0, np.int64)
+        empty = feed(Request(0, 0, none, none, none, none.astype(np.uint64)))
+        self.specs = {
+            name: [
+                _tensor_spec(part, batch, padded=mode_of(feed.how, name) == "pad")
+                for part in _parts(value)
+            ]
+            for name, value in empty.items()
+        }
+        for name, value in empty.items():
+            if isinstance(value, Ragged):  # only the lengths have one entry a sample
+                self.specs[name][0] = _tensor_spec(value.values, None, padded=False)
+
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """The types of all tensors, in the order of `flatten`."""
+        return [spec.dtype for specs in self.specs.values() for spec in specs]
+
+    def flatten(self, batch: Batch) -> list[Array]:
+        """Give the arrays of a batch in a list; ValueError where a shape is not the static one."""
+        flat = self.arrays(batch)
+        names = [name for name, specs in self.specs.items() for _ in specs]
+        for name, part, spec in zip(
+            names, flat, itertools.chain(*self.specs.values()), strict=True
+        ):
+            if not spec.shape.is_compatible_with(part.shape):
+                raise ValueError(
+                    f"field {name!r} has shape {part.shape[1:]} beside {tuple(spec.shape[1:])} "
+                    f"of the first record: make them equal in decode, or collate it with "
+                    f"'pad' or 'ragged', or say with spec= what is right"
+                )
+        return flat
+
+    def arrays(self, batch: Batch) -> list[Array]:
+        """Give the arrays of a batch of any size in a list."""
+        return [part for name in self.specs for part in _parts(batch[name])]
+
+    def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
+        """Give the batch that the tensors of `flatten` make."""
+        parts = iter(flat)
+        return {
+            name: _shaped([next(parts) for _ in specs], specs) for name, specs in self.specs.items()
+        }
+
+
+def constant_size(sampler: BatchStream, /) -> int | None:
+    """Return the size of every batch of every epoch, or None where it may differ.
+
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> [constant_size(ExactOnceBatchSampler(n, batch_size=4)) for n in (8, 9)]
+    [4, None]
+    """
+    facts: Mapping[str, Any] = sampler.fingerprint
+    whole = facts.get("batch_size")
+    if whole is None:
+        p, k = str(facts.get("p")), str(facts.get("k"))
+        if not (p.isdecimal() and k.isdecimal()):
+            return None
+        whole = int(p) * int(k)
+    each, over = divmod(whole, sampler.world_size)
+    if over or not len(sampler):
+        return None
+    # The slices of a smaller last batch take turns, and come round after world_size epochs.
+    last = len(sampler) - 1
+    sizes = {len(sampler.batch(epoch, last)) for epoch in range(sampler.world_size)}
+    return each if sizes == {each} else None
+
+
+def _tensor_spec(part: Array, batch: int | None, *, padded: bool) -> tf.TensorSpec:
+    dtype = tf.string if part.dtype == object else tf.as_dtype(part.dtype)
+    rest = [None] * (part.ndim - 1) if padded else part.shape[1:]
+    return tf.TensorSpec([batch, *rest], dtype)
+
+
+def _parts(value: Any) -> list[Array]:
+    """The arrays that carry one value of a batch into the graph."""
+    if isinstance(value, Ragged):
+        return [value.values, value.lengths]
+    if not isinstance(value, list):
+        return [value]
+    strings = np.empty(len(value), object)
+    strings[:] = value
+    return [strings]
+
+
+def _shaped(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
+    """The tensor that the graph goes on with: two parts are a ragged one."""
+    for part, spec in zip(parts, specs, strict=True):
+        part.set_shape(spec.shape)
+    return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]

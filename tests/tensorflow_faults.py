@@ -1,0 +1,37 @@
+"""Scripts that must end by themselves: each is run in a process of its own, with a limit."""
+
+import sys
+import time
+
+import numpy as np
+import tensorflow_help
+
+from twinfeed.loaders.tensorflow import make_dataset
+from twinfeed.samplers import BatchSampler, RandomSampler
+
+
+def slow(sample):  # type: ignore[no-untyped-def]
+    time.sleep(0.02)
+    return {"x": np.zeros(1000)}
+
+
+def failing(sample):  # type: ignore[no-untyped-def]
+    if sample["word"] == tensorflow_help.word(40):
+        raise RuntimeError("this one is bad")
+    return {"x": np.zeros(10)}
+
+
+def main(how: str) -> None:
+    sampler = BatchSampler(RandomSampler(61, seed=1), batch_size=4)
+    decode = failing if how == "error" else slow
+    dataset = make_dataset(tensorflow_help.packed(61), sampler, decode=decode, prefetch=8)
+    iterator = iter(dataset)
+    for number, _ in enumerate(iterator):
+        if how == "live iterator" and number == 2:
+            return
+        if how == "exit" and number == 2:
+            sys.exit(3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

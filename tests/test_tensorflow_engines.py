@@ -1,0 +1,293 @@
+"""Both engines give every sampler's batches as a plain loop does."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sampler_cases import CASES
+from tensorflow_help import decode, expected, ids_of, noted, packed
+
+from twinfeed.loaders import DataCorruptionError, FieldSpec, Index, build_index, pack
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.tensorflow import make_dataset, original_errors
+from twinfeed.loaders.tensorflow.layout import constant_size
+from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ShardShuffleSampler,
+)
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "gather": {},
+    "shards": {"engine": "choose_from_datasets", "sources": "shards"},
+    "classes": {"engine": "choose_from_datasets", "sources": "classes"},
+    "files": {"engine": "choose_from_datasets", "sources": "files"},
+}
+
+
+# No index has no records: a sampler over none is served by no loader.
+SERVED = [name for name, make in CASES if make().num_records]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
+    make = dict(CASES)[name]
+    index = packed(make().num_records)
+    options = {"decode": decode} if name.startswith(("reuse", "views", "exact")) else {}
+    many = len(index) > 1000
+    want = expected(index, make(), range(1 if many else 2), **options)
+    engines = ["gather", "shards"]
+    if name.startswith(("pk", "views")):
+        engines.append("classes")
+    if name in ("pk", "pk-k-schedule") or not (many or name.startswith("pk")):
+        engines.append("files")  # serves any order, but is meant for stored ones
+    for engine in engines:
+        dataset = make_dataset(index, make(), **options, **ENGINES[engine])
+        assert len(dataset) == len(make())
+        assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want, engine
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_static_batch_size_is_true(name: str, world_size: int) -> None:
+    sampler = dict(CASES)[name]()
+    try:
+        ranks = [sampler.shard(rank, world_size) for rank in range(world_size)]
+    except ValueError:  # P classes that world_size does not divide
+        return
+    for rank in ranks:
+        epochs = range(2 * world_size + 1)
+        sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
+        assert constant_size(rank) is None or sizes == {constant_size(rank)}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("sequential", None),
+        ("sequential-drop-last", 8),
+        ("random-feistel", 500),
+        ("exact-once-pad", 8),
+        ("mixture", 7),
+        ("pk", 8),
+        ("pk-once", 8),
+        ("pk-k-schedule", None),
+        ("pk-random-k", None),
+    ],
+)
+def test_shapes_are_static_where_they_can_be(name: str, size: int | None) -> None:
+    sampler = dict(CASES)[name]()
+    dataset = make_dataset(packed(sampler.num_records), sampler, decode=decode)
+    spec = {field: tuple(one.shape) for field, one in dataset.element_spec.items()}
+    assert spec.pop("mask", (size,)) == (size,)
+    assert spec == {"id": (size,), "label": (size,), "first": (size, 5), "word": (size,)}
+
+
+@pytest.mark.parametrize("engine", ["gather", "shards", "classes"])
+def test_engines_over_tar(engine: str) -> None:
+    index = packed(60, "tar")
+
+    def sampler() -> BatchStream:
+        return PKBatchSampler(index.labels, p=4, k={0: 2, 7: 3}, batches_per_epoch=5, seed=3)
+
+    want = expected(packed(60), sampler(), range(2), decode=decode)
+    dataset = make_dataset(index, sampler(), decode=decode, **ENGINES[engine])
+    assert [noted(batch) for batch in dataset.repeat(2)] == want
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("made", [decode, None])
+def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) -> None:
+    index = packed(61)
+    options = {"decode": made, "side": {"row": np.arange(122).reshape(61, 2)}}
+
+    def sampler() -> BatchStream:
+        return ExactOnceBatchSampler(61, batch_size=8).shard(6, 7)
+
+    want = expected(index, sampler(), range(3), **options)
+    dataset = make_dataset(index, sampler(), **options, **ENGINES[engine])
+    assert [noted(batch) for batch in dataset.repeat(3)] == want
+    assert any(batch["row"][1] == (0, 2) and batch["word"] == [] for batch in want)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("collate", ["pad", "ragged"])
+def test_engines_collate(engine: str, collate: Any, tmp_path: Path) -> None:
+    samples = [{"sizes": np.arange(n % 4), "word": b"%d" % n, "x": n / 2} for n in range(20)]
+    index = pack(samples, tmp_path, shards=2)["data"]
+    spec = {"sizes": FieldSpec((0,), np.dtype(np.int64)), "word": FieldSpec((), None)}
+    options: dict[str, Any] = {"collate": collate, "spec": spec}
+
+    def sampler() -> BatchStream:
+        return BatchSampler(RandomSampler(20, seed=1), batch_size=3)
+
+    want = expected(index, sampler(), **options)
+    if engine == "classes":
+        with pytest.raises(ValueError, match="needs labels"):
+            make_dataset(index, sampler(), **options, **ENGINES[engine])
+        return
+    dataset = make_dataset(index, sampler(), **options, **ENGINES[engine])
+    assert [noted(batch) for batch in dataset] == want
+
+
+def test_files_of_raw_records(tmp_path: Path) -> None:
+    path = tmp_path / "raw.tfrecord"
+    with TFRecordWriter(path) as writer:
+        for number in range(10):
+            writer.write(b"record %d" % number)
+    index = build_index(str(path), tmp_path / "raw.index", example=False)
+    want = expected(index, ExactOnceBatchSampler(10, batch_size=4))
+    for engine in ("gather", "shards", "files"):
+        dataset = make_dataset(index, ExactOnceBatchSampler(10, batch_size=4), **ENGINES[engine])
+        assert [noted(batch) for batch in dataset] == want
+
+
+def class_files(folder: Path, classes: int, each: int) -> Index:
+    """One TFRecord file for each class."""
+    for label in range(classes):
+        with TFRecordWriter(folder / f"class-{label:05}.tfrecord") as writer:
+            for number in range(each):
+                writer.write(encode({"word": b"%d %d" % (label, number), "label": label}))
+    return build_index(str(folder / "class-*.tfrecord"), folder / "classes.index", label="label")
+
+
+def test_p_by_k_over_class_files_in_stored_order(tmp_path: Path) -> None:
+    index = class_files(tmp_path, 12, 7)
+
+    def sampler() -> BatchStream:
+        return PKBatchSampler(
+            index.labels, p=4, k=3, seed=1, batches_per_epoch=9, order_within="stored"
+        )
+
+    want = expected(index, sampler(), range(3))
+    dataset = make_dataset(index, sampler(), **ENGINES["files"])
+    assert [noted(batch) for batch in dataset.repeat(3)] == want
+    restored = sampler()
+    restored.load_state_dict(sampler().state_at(1, 4))
+    dataset = make_dataset(index, restored, **ENGINES["files"])
+    assert [noted(batch) for batch in dataset] == want[13:18]
+
+
+@contextmanager
+def open_files_limited_to(number: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("classes", [1100, 5000])
+def test_more_class_files_than_may_be_open_are_refused_and_gathered(
+    tmp_path: Path, classes: int
+) -> None:
+    index = class_files(tmp_path, classes, 2)
+
+    def sampler() -> BatchStream:
+        return PKBatchSampler(
+            index.labels, p=50, k=1, seed=1, batches_per_epoch=classes // 25, order_within="stored"
+        )
+
+    with open_files_limited_to(1024):
+        with pytest.raises(
+            ValueError, match=rf"{classes} files.*ulimit -n is 1024.*engine='gather'"
+        ):
+            make_dataset(index, sampler(), **ENGINES["files"])
+        want = ids_of(sampler(), 0)
+        given = [batch["id"].numpy().tolist() for batch in make_dataset(index, sampler())]
+        assert given == want
+        each = ExactOnceBatchSampler(len(index), batch_size=64)
+        once = make_dataset(index, each, **ENGINES["files"])
+        assert sum(len(batch["id"]) for batch in once) == len(index)
+
+
+def test_lanes_in_stored_order_are_read_in_large_pieces() -> None:
+    lengths = [400, 300, 500]
+    shuffle = ShardShuffleSampler(lengths, seed=1, block=50, window=6, order_within="stored")
+    sampler = BatchSampler(shuffle, batch_size=32)
+    ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
+    runs = find_runs(ids, np.cumsum(lengths))
+    assert runs.most_at_once() <= 8
+    assert len(runs.first) <= 24 + 6  # the blocks, and those that a lane boundary cuts
+
+
+def test_exactly_once_needs_one_reader() -> None:
+    assert find_runs(np.arange(100), np.array([10, 40, 40, 100])).most_at_once() == 1
+
+
+@given(st.data(), st.integers(1, 5))
+def test_pieces_give_any_stream_with_any_number_of_readers(data: Any, readers: int) -> None:
+    records = np.array(data.draw(st.lists(st.integers(0, 19), max_size=60)), np.int64)
+    stops = np.array([4, 4, 11, 20])
+    pieces = lay_out(find_runs(records, stops), readers)
+    streams = []
+    for start, stop in pairwise(pieces.bounds.tolist()):
+        own = zip(pieces.first[start:stop], pieces.counts[start:stop], strict=True)
+        streams.append([first + n for first, count in own for n in range(count)])
+    assert [streams[reader].pop(0) for reader in pieces.reader] == records.tolist()
+    assert not any(streams)
+    for first, count in zip(pieces.first, pieces.counts, strict=True):
+        file = np.searchsorted(stops, [first, first + count - 1], side="right")
+        assert count > 0
+        assert file[0] == file[1]
+
+
+def test_class_files_over_several_ranks_are_refused(tmp_path: Path) -> None:
+    index = class_files(tmp_path, 4, 4)
+    sampler = PKBatchSampler(index.labels, p=4, k=2, seed=0).shard(0, 2)
+    with pytest.raises(ValueError, match="would move between the ranks; use engine='gather'"):
+        make_dataset(index, sampler, **ENGINES["files"])
+
+
+def test_files_that_are_no_tfrecords_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs local TFRecord shards, got tar"):
+        make_dataset(packed(60, "tar"), ExactOnceBatchSampler(60, batch_size=8), **ENGINES["files"])
+
+
+def test_files_with_records_left_out_are_refused(tmp_path: Path) -> None:
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for number in range(4):
+            writer.write(encode({"word": b"x", "size": number} if number != 2 else {"size": 2}))
+    index = build_index(
+        str(tmp_path / "a.tfrecord"),
+        tmp_path / "a.index",
+        fields={"word": "word"},
+        missing="skip",
+    )
+    with pytest.raises(ValueError, match="this index leaves out 1"):
+        make_dataset(index, ExactOnceBatchSampler(3, batch_size=2), **ENGINES["files"])
+
+
+def test_engine_and_sources_are_checked() -> None:
+    sampler = ExactOnceBatchSampler(60, batch_size=8)
+    with pytest.raises(ValueError, match="engine must be"):
+        make_dataset(packed(60), sampler, engine="interleave")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sources must be"):
+        make_dataset(packed(60), sampler, sources="lanes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"threads must be at least 1 .*got 0 and 2"):
+        make_dataset(packed(60), sampler, threads=0)
+    with pytest.raises(ValueError, match="made for 61 records, the index has 60"):
+        make_dataset(packed(60), ExactOnceBatchSampler(61, batch_size=8))
+
+
+def test_files_renamed_fields_are_noticed(tmp_path: Path) -> None:
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for _ in range(4):
+            writer.write(encode({"word": b"x"}))
+    index = build_index(str(tmp_path / "a.tfrecord"), tmp_path / "a.index", fields={"name": "word"})
+    dataset = make_dataset(index, ExactOnceBatchSampler(4, batch_size=2), **ENGINES["files"])
+    with pytest.raises(DataCorruptionError, match=r"record 0 .*not as long as"), original_errors():
+        list(dataset)

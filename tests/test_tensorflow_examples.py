@@ -1,0 +1,59 @@
+"""The TensorFlow examples run as a user runs them; one of them over devices and processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_distribute(tmp_path: Path, workers: int) -> None:
+    """P x K by whole classes, and 761 records exactly once, over two replicas."""
+    shown = run("tensorflow_distribute.py", "--out", tmp_path, "--workers", workers)
+    results: list[dict[str, Any]] = [
+        json.loads(path.read_text()) for path in sorted(tmp_path.glob("worker-*.json"))
+    ]
+    assert len(results) == max(1, workers)
+    assert shown.count("accuracy over all 761") == len(results)
+    for batches in zip(*(result["labels"] for result in results), strict=True):
+        replicas = [labels for parts in batches for labels in parts]
+        classes = [labels[::4] for labels in replicas]
+        assert [sorted(part * 4) for part in classes] == [sorted(labels) for labels in replicas]
+        assert len({label for part in classes for label in part}) == 6
+    evaluated = [record for result in results for record in result["evaluated"]]
+    assert sorted(evaluated) == list(range(761))
+    assert len({result["accuracy"] for result in results}) == 1
+
+
+def test_keras_fit(tmp_path: Path) -> None:
+    interrupted = run("keras_fit.py", "--out", tmp_path, "--stop-after", 25)
+    assert "stopped at epoch 1, step 5" in interrupted
+    resumed = run("keras_fit.py", "--out", tmp_path)
+    assert "resuming at epoch 1, step 5" in resumed
+    assert "15/15" in resumed
+    assert "20/20" in resumed
+    assert "evaluated 761 images" in resumed
+
+
+def test_tensorflow_loop(tmp_path: Path) -> None:
+    interrupted = run("tensorflow_loop.py", "--out", tmp_path, "--stop-after", 25)
+    assert "stopped at epoch 1, step 5" in interrupted
+    resumed = run("tensorflow_loop.py", "--out", tmp_path)
+    assert "resuming at epoch 1, step 5" in resumed
+    assert resumed.count("accuracy on 761") == 2
