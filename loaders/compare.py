@@ -1,0 +1,272 @@
+"""Run one sampler through both frameworks: what differs, how fast each is, what it costs.
+
+Each backend runs in a process of its own, so that times and memory are its own. What they
+received is compared batch by batch through checksums; only where these differ are the arrays
+themselves fetched, to tell by how much.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.collate import Collate, Ragged
+from twinfeed.loaders.feed import Decode, Feed, request_of
+from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.index import Index
+from twinfeed.samplers import BatchStream
+
+BACKENDS = ("plain", "torch", "tensorflow")
+KEPT = 4  # batches that differ whose arrays are fetched, for each field
+
+
+class Run(NamedTuple):
+    """What one backend delivered, and what it took.
+
+    `first` is the time to the first batch and `seconds` the time of all batches after it, in
+    seconds; `memory` the process's largest resident size, in bytes; `sums` one checksum for each
+    field of each batch.
+
+    >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
+    32.0
+    """
+
+    backend: str
+    records: int
+    first: float
+    seconds: float
+    rate: float
+    memory: int
+    sums: tuple[Mapping[str, int], ...]
+
+
+class Comparison(NamedTuple):
+    """What `compare` found: `runs`, and for each field that differs the number of batches.
+
+    `worst` is the largest absolute difference of each numeric field that differs (of the first
+    few batches that do), None where shapes or types differ. Printed, it is a table.
+
+    >>> Comparison((), {}, {}).equal
+    True
+    """
+
+    runs: tuple[Run, ...]
+    differing: Mapping[str, int]
+    worst: Mapping[str, float | None]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every backend delivered the same ids, bytes and arrays in every batch."""
+        return not self.differing
+
+    def __str__(self) -> str:
+        lines = [f"{'backend':12}{'records/s':>12}{'first batch':>13}{'peak memory':>13}"]
+        lines += [
+            f"{run.backend:12}{run.rate:>12,.0f}{run.first:>11.2f} s{run.memory / 2**20:>9,.0f} MiB"
+            for run in self.runs
+        ]
+        names = sorted({name for run in self.runs for sums in run.sums for name in sums})
+        batches = len(self.runs[0].sums) if self.runs else 0
+        for name in names:
+            count = self.differing.get(name, 0)
+            verdict = f"differs in {count} of {batches} batches" if count else "the same"
+            if self.worst.get(name) is not None:
+                verdict += f", by {self.worst[name]:g} at most"
+            lines.append(f"{name}: {verdict}")
+        return "\n".join(lines)
+
+
+def compare(
+    index: Index,
+    sampler: BatchStream,
+    /,
+    *,
+    backends: Sequence[str] = ("torch", "tensorflow"),
+    batches: int | None = None,
+    fields: Sequence[str] | None = None,
+    decode: Decode | None = None,
+    transform: Decode | None = None,
+    collate: Collate = "stack",
+    side: Mapping[str, npt.NDArray[Any]] | None = None,
+    maps: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> Comparison:
+    """Run `sampler` over `index` through each backend and compare what arrives.
+
+    `backends` are at least two of "plain" (a loop in numpy), "torch" and "tensorflow"; `batches`
+    (default: an epoch) counts from the start of the sampler's epoch. `maps` gives a backend a
+    function that its batches go through last: `Dataset.map` in TensorFlow, a call elsewhere, so
+    that decoders of the frameworks' own can be compared. The other options are those of `Feed`;
+    all callables must pickle, and a script must guard its start (`if __name__ == "__main__"`),
+    since each backend runs in a process of its own. Raises ValueError for other backends, and
+    what the backends raise.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> found = compare(index, ExactOnceBatchSampler(3, batch_size=2), backends=["plain", "plain"])
+    >>> found.equal, found.runs[0].records
+    (True, 3)
+    """
+    if len(backends) < 2 or not set(backends) <= set(BACKENDS):
+        raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
+    jobs = [
+        _Job(
+            name,
+            index,
+            sampler,
+            len(sampler) if batches is None else batches,
+            {
+                "fields": fields,
+                "decode": decode,
+                "transform": transform,
+                "collate": collate,
+                "side": side,
+            },
+            (maps or {}).get(name),
+        )
+        for name in backends
+    ]
+    runs = [_alone(_run, job) for job in jobs]
+    places = _differing([run.sums for run in runs])
+    wanted = sorted({place for found in places.values() for place in found[:KEPT]})
+    kept = [_alone(_keep, job, wanted) for job in jobs] if wanted else []
+    counts = {name: len(found) for name, found in places.items()}
+    worst = {
+        name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:KEPT])
+        for name, found in places.items()
+    }
+    return Comparison(tuple(runs), counts, worst)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a process needs to run one backend."""
+
+    backend: str
+    index: Index
+    sampler: BatchStream
+    batches: int
+    options: Mapping[str, Any]
+    last: Callable[[Any], Any] | None
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in a new process, and give what it returns or raise what it raises."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _run(job: _Job) -> Run:
+    """Time one pass that does nothing else, then checksum another."""
+    started = time.perf_counter()
+    stream = _deliver(job)
+    records = len(_leading(next(stream)))
+    first = time.perf_counter()
+    rest = sum(len(_leading(batch)) for batch in stream)
+    seconds = time.perf_counter() - first
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
+    rate = rest / seconds if rest else 0.0
+    return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
+
+
+def _keep(job: _Job, wanted: Sequence[int]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+    """Fetch the arrays of some batches."""
+    return {place: _flat(b) for place, b in enumerate(_deliver(job)) if place in set(wanted)}
+
+
+def _deliver(job: _Job) -> Iterator[Any]:
+    """Give the batches as the backend delivers them."""
+    sampler = pickle.loads(pickle.dumps(job.sampler))  # a cursor of its own
+    sampler.load_state_dict(sampler.state_at(sampler.epoch, 0))
+    passes = -(-job.batches // max(1, len(sampler)))
+    return islice(_BACKENDS[job.backend](job, sampler, passes), job.batches)
+
+
+def _plain(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
+    feed = Feed(job.index, sampler, **job.options)
+    for epoch in range(sampler.epoch, sampler.epoch + passes):
+        for step in range(len(sampler)):
+            batch = feed(request_of(sampler, epoch=epoch, step=step))
+            yield batch if job.last is None else job.last(batch)
+
+
+def _torch(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
+    from twinfeed.loaders.torch import TorchLoader
+
+    with TorchLoader(job.index, sampler, device="cpu", **job.options) as loader:
+        for _ in range(passes):
+            for batch in loader:
+                yield batch if job.last is None else job.last(batch)
+
+
+def _tensorflow(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
+    from twinfeed.loaders.tensorflow import make_dataset
+
+    dataset = make_dataset(job.index, sampler, **job.options)
+    yield from (dataset if job.last is None else dataset.map(job.last)).repeat(passes)
+
+
+_BACKENDS = {"plain": _plain, "torch": _torch, "tensorflow": _tensorflow}
+
+
+def _leading(batch: Mapping[str, Any]) -> Any:
+    """The value that counts the records of a batch."""
+    return batch["id"] if "id" in batch else next(iter(batch.values()))
+
+
+def _flat(batch: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """The values of a batch as numpy arrays, byte strings as an array of objects."""
+    flat = {}
+    for name, value in batch.items():
+        if hasattr(value, "row_lengths"):  # tf.RaggedTensor
+            value = Ragged(value.values.numpy(), value.row_lengths().numpy())
+        elif getattr(value, "is_nested", False):  # a jagged torch tensor
+            value = Ragged(value.values().numpy(), value.offsets().diff().numpy())
+        if isinstance(value, Ragged):
+            flat[f"{name}.values"], flat[f"{name}.lengths"] = value
+        else:
+            flat[name] = np.array(value, object) if isinstance(value, list) else np.asarray(value)
+    return flat
+
+
+def _sum(array: npt.NDArray[Any]) -> int:
+    """One checksum for shape, type and content."""
+    if array.dtype == object:
+        return crc32c(repr(array.tolist()).encode())
+    return crc32c(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+
+
+def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
+    """The places of the batches that differ, by field."""
+    places: dict[str, list[int]] = {}
+    for place, batch in enumerate(zip_longest(*sums, fillvalue={})):
+        for name in {name for one in batch for name in one}:
+            if len({one.get(name) for one in batch}) > 1:
+                places.setdefault(name, []).append(place)
+    return places
+
+
+def _worst(batches: Iterable[Sequence[npt.NDArray[Any] | None]]) -> float | None:
+    """The largest absolute difference to the first backend's array, None where there is none."""
+    worst = 0.0
+    for first, *others in batches:
+        for other in others:
+            if first is None or other is None or first.dtype.kind not in "biuf":
+                return None
+            if first.shape != other.shape or first.dtype != other.dtype:
+                return None
+            apart = np.abs(first.astype(np.float64) - other.astype(np.float64))
+            worst = max(worst, float(apart.max(initial=0)))
+    return worst
