@@ -1,0 +1,78 @@
+"""Bring the records a sampler names from shards into TensorFlow and PyTorch.
+
+Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` and `open_index` (index/) tell
+where each record and field lies, in TFRecord files, webdataset tar files or loose files (formats/),
+and `verify` reads every byte again; `Reader` (reading/) reads records by id, `SideTable` rows.
+
+Batches: `Feed` (feed.py) reads, decodes, transforms and collates what a sampler asks for;
+`DecodeImage` and the other batteries (decode.py, extensions.py) decode; `compare` (compare.py) runs
+both frameworks and tells what differs. The backends are packages of their own, which import their
+framework: `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. The command `twinfeed` is
+command_line/.
+"""
+
+from twinfeed.loaders.collate import FieldSpec, Ragged
+from twinfeed.loaders.compare import Comparison, compare
+from twinfeed.loaders.decode import DecodeArray, DecodeExample, DecodeImage
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    DecodeError,
+    IndexFormatError,
+    LoaderError,
+    ShardWarning,
+    StaleIndexError,
+    TruncatedShardError,
+    UnsafeContentError,
+    WorkerDiedError,
+)
+from twinfeed.loaders.extensions import DecodeExtensions
+from twinfeed.loaders.feed import Feed, Request, request_of
+from twinfeed.loaders.index import Field, Index, open_index
+from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
+from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
+from twinfeed.loaders.index.verify import Report, verify
+from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing.samples import ImageFolder, LooseFiles
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.samplers import StateMismatchError
+
+__all__ = [
+    "Comparison",
+    "DataCorruptionError",
+    "DecodeArray",
+    "DecodeError",
+    "DecodeExample",
+    "DecodeExtensions",
+    "DecodeImage",
+    "Feed",
+    "Field",
+    "FieldSpec",
+    "FromFolder",
+    "FromJson",
+    "FromTable",
+    "ImageFolder",
+    "Index",
+    "IndexFormatError",
+    "LoaderError",
+    "LooseFiles",
+    "Ragged",
+    "Reader",
+    "Report",
+    "Request",
+    "ShardWarning",
+    "SideTable",
+    "StaleIndexError",
+    "StateMismatchError",
+    "TruncatedShardError",
+    "UnsafeContentError",
+    "WorkerDiedError",
+    "build_index",
+    "build_parts",
+    "compare",
+    "merge_parts",
+    "open_index",
+    "pack",
+    "request_of",
+    "verify",
+]

@@ -1,0 +1,245 @@
+"""What each command of the command line does, given its options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.command_line.preview import preview
+from twinfeed.loaders.compare import compare
+from twinfeed.loaders.decode import DecodeImage
+from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
+from twinfeed.loaders.index.store import MANIFEST
+from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing.samples import ImageFolder
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
+
+_SHOWN = 20
+
+
+def run_pack(options: argparse.Namespace) -> int:
+    """Run `pack`."""
+    is_index = Path(options.source, MANIFEST).exists()
+    packed = pack(
+        open_index(options.source) if is_index else ImageFolder(options.source),
+        options.out,
+        container=options.container,
+        split=dict(options.split) if options.split else None,
+        seed=options.seed,
+        shards=options.shards,
+        shard_bytes=options.shard_size,
+        shard_records=options.shard_records,
+        names=options.names,
+        overwrite=options.overwrite,
+        progress=not options.quiet,
+    )
+    for index in packed.values():
+        print(f"{index.path}: {_summary(index)}")
+    return 0
+
+
+def run_index(options: argparse.Namespace) -> int:
+    """Run `index`."""
+    fields = dict(options.field) if options.field else None
+    classes = (
+        Path(options.classes).read_text(encoding="utf-8").splitlines() if options.classes else None
+    )
+    with _executor(options.jobs) as executor:
+        index = build_index(
+            _one_or_all(options.shards),
+            options.out,
+            label=_label(options),
+            classes=classes,
+            background=options.background,
+            fields=fields,
+            key=options.key,
+            missing=options.missing,
+            exclude=options.exclude or (),
+            container=options.container,
+            example=not options.raw,
+            root=options.root,
+            executor=executor,
+            progress=not options.quiet,
+        )
+    print(f"{index.path}: {_summary(index)}")
+    return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Run `verify`."""
+    target: Any = _one_or_all(options.target)
+    if isinstance(target, str) and Path(target, MANIFEST).exists():
+        target = open_index(target, root=options.root)
+    with _executor(options.jobs) as executor:
+        report = verify(
+            target,
+            bad_list=options.bad_list,
+            container=options.container,
+            example=not options.raw,
+            root=options.root,
+            executor=executor,
+            progress=not options.quiet,
+        )
+    for bad in report.bad[:_SHOWN]:
+        where = "" if bad.record < 0 else f", record {bad.record}"
+        print(f"{bad.shard}{where}: {bad.problem}")
+    if len(report.bad) > _SHOWN:
+        print(f"... and {len(report.bad) - _SHOWN} more")
+    result = "all is well" if report.ok else f"{len(report.bad)} bad"
+    print(f"{report.records} records in {report.shards} shards: {result}")
+    if not report.ok and options.bad_list is None:
+        print(
+            "what to do: restore the shards, or list what is bad with --bad-list FILE "
+            "and leave it out with index --exclude FILE"
+        )
+    return 0 if report.ok else 1
+
+
+def run_info(options: argparse.Namespace) -> int:
+    """Run `info`."""
+    index = open_index(options.index, root=options.root)
+    lengths = index.shard_lengths
+    facts: dict[str, Any] = {
+        "records": len(index),
+        "shards": len(index.shards),
+        "container": index.container,
+        "bytes": int(index.shards["bytes"].sum()),
+        "records a shard": [int(lengths.min()), int(lengths.max())],
+        "fields": {
+            name: field.kind + (f", {field.missing} missing" if field.missing else "")
+            for name, field in index.fields.items()
+        },
+        "columns": {
+            name: f"{column.dtype}{list(column.shape[1:]) or ''}"
+            for name, column in index.columns.items()
+        },
+        "left out": index.manifest["options"].get("left_out", 0),
+        "fingerprint": index.fingerprint,
+    }
+    if index.labels is not None:
+        _, counts = np.unique(index.labels, return_counts=True)
+        facts["classes"] = len(counts)
+        facts["records a class"] = [int(counts.min()), int(counts.max())]
+        facts["class names"] = list(index.classes)
+    if options.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    for name, value in facts.items():
+        print(f"{name}: {_shown(value)}")
+    return 0
+
+
+def run_cat(options: argparse.Namespace) -> int:
+    """Run `cat`."""
+    index = open_index(options.index, root=options.root)
+    with Reader(index) as reader:
+        for record in _records(index, options.records):
+            if options.field is not None:
+                (value,) = reader.read([record], [options.field])[options.field]
+                sys.stdout.buffer.write(
+                    value if isinstance(value, bytes) else f"{value}\n".encode()
+                )
+                sys.stdout.buffer.flush()
+                continue
+            print(index.describe(record))
+            for line in preview(index, reader, record):
+                print(f"  {line}")
+    return 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Run `compare`."""
+    index = open_index(options.index, root=options.root)
+    if options.p is None:
+        order = RandomSampler(len(index), seed=options.seed)
+        sampler: Any = BatchSampler(order, batch_size=options.batch_size)
+    elif index.labels is None:
+        raise ValueError("--p needs labels, and this index has none: index again with --label")
+    else:
+        sampler = PKBatchSampler(index.labels, p=options.p, k=options.k, seed=options.seed)
+    decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
+    batches = min(options.batches, len(sampler))
+    found = compare(index, sampler, backends=options.backends, batches=batches, decode=decode)
+    print(found)
+    return 0 if found.equal else 1
+
+
+def _records(index: Index, wanted: Sequence[str]) -> list[int]:
+    """Return the records that numbers or keys name."""
+    found: dict[str, int] = {}
+    keys = [one for one in wanted if not re.fullmatch(r"-?\d+", one)]
+    if keys:
+        for record, key in enumerate(index.keys(range(len(index)))):
+            if key in keys:
+                found.setdefault(key, record)
+        missing = [key for key in keys if key not in found]
+        if missing:
+            raise KeyError(
+                f"no record has the key {missing[0]!r}; see twinfeed info, or give a number"
+            )
+    records = [found[one] if one in found else int(one) for one in wanted]
+    return [record + len(index) if record < 0 else record for record in records]
+
+
+def _label(options: argparse.Namespace) -> LabelSource | None:
+    """Return where labels come from."""
+    if options.label_json:
+        field, _, key = options.label_json.partition(":")
+        return FromJson(field, key)
+    if options.label_table:
+        return FromTable(options.label_table)
+    if options.label_folder:
+        return FromFolder()
+    label: str | None = options.label
+    return label
+
+
+def _summary(index: Index) -> str:
+    """Return one line on an index."""
+    classes = f", {len(index.classes)} classes" if index.classes else ""
+    left_out = index.manifest["options"].get("left_out", 0)
+    without = f", {left_out} left out" if left_out else ""
+    return f"{len(index)} records, {len(index.shards)} shards{classes}{without}"
+
+
+def _shown(value: Any) -> str:
+    """Return a fact as a person wants to see it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({kind})" for name, kind in value.items()) or "none"
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) for one in value):
+        return str(value[0]) if value[0] == value[1] else f"{value[0]} to {value[1]}"
+    if isinstance(value, list):
+        rest = f", ... ({len(value)} in all)" if len(value) > _SHOWN else ""
+        return ", ".join(map(str, value[:_SHOWN])) + rest if value else "none"
+    return str(value)
+
+
+def _one_or_all(given: list[str]) -> str | list[str]:
+    """Return the one path given, or all of them."""
+    return given[0] if len(given) == 1 else given
+
+
+@contextmanager
+def _executor(jobs: int) -> Iterator[Executor | None]:
+    """Give a pool of processes, if there is to be more than one."""
+    if jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, not {jobs}")
+    if jobs == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield pool

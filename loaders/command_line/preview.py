@@ -1,0 +1,78 @@
+"""One record as a person wants to see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.reader import Reader
+
+_TEXT = 200
+_HEX = 24
+
+
+def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
+    """Yield a line for each column and field; control characters are escaped, data may be anything.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> index = pack([{"word": b"to", "label": "verb"}], mkdtemp())["data"]
+    >>> list(preview(index, Reader(index), 0))
+    ['label: 0 (verb)', 'word: 2 bytes, text: to']
+    """
+    for name, column in index.columns.items():
+        value = column[record]
+        named = name == "label" and index.classes
+        yield f"{name}: {value}" + (f" ({index.classes[int(value)]})" if named else "")
+    for name in index.fields:
+        if index.table(name)["length"][record] < 0:
+            yield f"{name}: missing"
+        else:
+            yield f"{name}: {_described(reader.read([record], [name])[name][0])}"
+
+
+def _described(value: Any) -> str:
+    """Return a value in one line."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes, {_bytes(value)}"
+    if isinstance(value, list):
+        return f"{len(value)} values: " + "; ".join(_bytes(item) for item in value[:5])
+    array = np.asarray(value)
+    return (
+        f"{array.dtype}[{len(array)}]: {np.array2string(array, threshold=10, max_line_width=120)}"
+    )
+
+
+def _bytes(data: bytes) -> str:
+    """Say what bytes are: an image, JSON, text, or anything."""
+    image = _image(data)
+    if image is not None:
+        return image
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return f"begins with {data[:_HEX].hex(' ')}"
+    if text[:1] in ("{", "["):
+        with suppress(ValueError):
+            text = json.dumps(json.loads(text), ensure_ascii=False)
+    shown = text if len(text) <= _TEXT else text[:_TEXT] + "..."
+    return f"text: {shown if shown.isprintable() else repr(shown)}"
+
+
+def _image(data: bytes) -> str | None:
+    """Return the format and size of an image that Pillow knows, if Pillow is there."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        return None
+    try:
+        with Image.open(BytesIO(data)) as image:
+            return f"{image.format} image, {image.width} x {image.height}, {image.mode}"
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError):
+        return None
