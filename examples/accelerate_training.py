@@ -1,0 +1,109 @@
+"""Train with Accelerate on P×K batches, and resume in mid-epoch.
+
+`prepare` leaves a TorchLoader as it is, so that the ranks are given here, once. Its state goes into
+Accelerate's checkpoints when it is registered. A plain DataLoader would be sharded by `prepare`,
+again where its sampler has a rank already. Whether the run resumed where it stopped is checked
+against the sampler, which is a pure function:
+
+    python examples/accelerate_training.py
+    torchrun --nproc-per-node 2 examples/accelerate_training.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+
+from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import PKBatchSampler
+
+SEED = 7
+STEPS, SAVED, STOPPED = 20, 27, 34  # steps of an epoch; where a state is saved; where a run stops
+
+
+def prepare(folder: Path) -> None:
+    """Pack the digits, as raw bytes."""
+    digits = load_digits()
+    samples = [
+        {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
+        for pixels, label in zip(digits.images, digits.target, strict=True)
+    ]
+    pack(samples, folder, seed=SEED)
+
+
+def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
+    """Turn 64 bytes into 64 numbers between 0 and 1."""
+    return {"pixels": np.frombuffer(sample["pixels"], np.uint8).astype(np.float32) / 16}
+
+
+def sampler_of(index: Index, accelerator: Accelerator) -> PKBatchSampler:
+    """Draw all ten classes, four images each; this rank has whole classes of every batch."""
+    sampler = PKBatchSampler(index.labels, p=10, k=4, batches_per_epoch=STEPS, seed=SEED)
+    return sampler.shard(accelerator.process_index, accelerator.num_processes)
+
+
+def train(index: Index, *, resume: Path | None) -> list[list[int]]:
+    """Train up to a global step; return which records came."""
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    torch.manual_seed(SEED)
+    model = torch.nn.Linear(64, 10)
+    optimiser = torch.optim.SGD(model.parameters(), 0.5)
+    sampler = sampler_of(index, accelerator)
+    loader = TorchLoader(index, sampler, decode=decode, device=accelerator.device)
+    prepared = accelerator.prepare(model, optimiser, loader)
+    assert prepared[2] is loader, "Accelerate leaves it alone"
+    model, optimiser, _ = prepared
+    accelerator.register_for_checkpointing(loader)
+    if resume is not None:
+        accelerator.load_state(str(resume))
+
+    received = []
+    step = loader.epoch * len(loader) + loader.step
+    while step < STOPPED:
+        for batch in loader:
+            received.append(batch["id"].tolist())
+            optimiser.zero_grad()
+            accelerator.backward(cross_entropy(model(batch["pixels"]), batch["label"]))
+            optimiser.step()
+            step += 1
+            if step == SAVED and resume is None:
+                accelerator.save_state(str(Path(index.root) / "state"))
+            if step == STOPPED:
+                break
+    return received
+
+
+def main() -> None:
+    """Train beyond a checkpoint, start again from it, and compare what was received."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "digits")
+    folder: Path = parser.parse_args().data
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    if accelerator.is_main_process:
+        prepare(folder)
+    accelerator.wait_for_everyone()
+    index = open_index(folder / "data.index")
+
+    first = train(index, resume=None)
+    resumed = train(index, resume=folder / "state")
+    sampler = sampler_of(index, accelerator)
+    stream = [sampler.batch(*divmod(step, STEPS)).tolist() for step in range(STOPPED)]
+    assert first == stream
+    assert resumed == stream[SAVED:]
+    print(
+        f"rank {accelerator.process_index} of {accelerator.num_processes}: "
+        f"resumed at step {SAVED} with its stream"
+    )
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

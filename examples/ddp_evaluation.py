@@ -1,0 +1,116 @@
+"""Train on whole classes per rank, then evaluate every record exactly once, on any number of ranks.
+
+The images are scikit-learn's handwritten digits; 761 of them, a prime number, are for evaluation,
+so that no number of ranks divides them. The metrics are the same for any number of processes:
+
+    python examples/ddp_evaluation.py
+    torchrun --nproc-per-node 2 examples/ddp_evaluation.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
+
+SEED = 7
+
+
+def prepare(folder: Path, rank: int) -> tuple[Index, Index]:
+    """Pack the digits, as raw bytes, on the first rank; open them on every one."""
+    if rank == 0 and not (folder / "eval.index").exists():
+        digits = load_digits()
+        samples = [
+            {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
+            for pixels, label in zip(digits.images, digits.target, strict=True)
+        ]
+        pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
+    dist.barrier()
+    return open_index(folder / "train.index"), open_index(folder / "eval.index")
+
+
+def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
+    """Turn 64 bytes into 64 numbers between 0 and 1."""
+    return {"pixels": np.frombuffer(sample["pixels"], np.uint8) / 16}
+
+
+def train(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> None:
+    """Take 60 steps on 10 classes with 4 images each; every rank has whole classes."""
+    sampler = PKBatchSampler(index.labels, p=10, k=4, batches_per_epoch=60, seed=SEED)
+    optimiser = torch.optim.SGD(model.parameters(), 0.5)
+    with TorchLoader(index, sampler.shard(rank, world_size), decode=decode) as loader:
+        for batch in loader:
+            classes, images = batch["label"].unique(return_counts=True)
+            assert len(classes) == 10 // world_size
+            assert images.eq(4).all()
+            optimiser.zero_grad()
+            cross_entropy(model(batch["pixels"]), batch["label"]).backward()
+            optimiser.step()
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> torch.Tensor:
+    """Return how many records there were, their sum of losses, and how many were right.
+
+    Every rank has the same number of steps. The last batch is smaller, and may be empty on a
+    rank: its sums are zero, and no collective waits for ever.
+    """
+    device = next(model.parameters()).device
+    seen = torch.zeros(len(index), dtype=torch.int64, device=device)
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sampler = ExactOnceBatchSampler(len(index), batch_size=64).shard(rank, world_size)
+    with TorchLoader(index, sampler, decode=decode) as loader:
+        for batch in loader:
+            logits, labels = model(batch["pixels"]), batch["label"]
+            loss = cross_entropy(logits, labels, reduction="sum")
+            right = logits.argmax(1).eq(labels).sum()
+            sums += torch.stack([torch.tensor(len(labels), device=device), loss, right])
+            seen[batch["id"]] += 1
+    dist.all_reduce(sums)
+    dist.all_reduce(seen)
+    assert seen.eq(1).all(), "every record exactly once, over all ranks and steps"
+    return sums
+
+
+def main() -> None:
+    """Train and evaluate on as many processes as torchrun started."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path("ddp-data"))
+    folder: Path = parser.parse_args().data
+    for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        os.environ.setdefault(name, alone)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:  # the loader puts batches on the current device
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    training, evaluation = prepare(folder, rank)
+
+    torch.manual_seed(SEED)
+    model = torch.nn.Linear(64, 10, dtype=torch.float64)
+    model = DistributedDataParallel(model.cuda() if on_gpu else model)
+    train(model, training, rank, world_size)
+    records, loss, right = evaluate(model, evaluation, rank, world_size).tolist()
+    if rank == 0:
+        print(
+            f"{world_size} processes: {records:.0f} records, each once; "
+            f"loss {loss / records:.6f}, {right:.0f} right"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Train with Lightning on P×K batches, validate exactly once, and resume in mid-epoch.
+
+A TorchLoader goes into a Trainer as it is. Lightning leaves its sampler alone, so that the ranks
+are given here, once; it sets the epoch, and keeps the loader's state in its checkpoints. Whether
+Lightning resumed where it stopped is checked against the sampler, which is a pure function:
+
+    python examples/lightning_training.py --devices 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+
+from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
+
+SEED = 7
+STEPS, SAVED, STOPPED = 20, 27, 34  # steps of an epoch; where a state is saved; where a run stops
+
+
+def prepare(folder: Path) -> None:
+    """Pack the digits, as raw bytes."""
+    digits = load_digits()
+    samples = [
+        {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
+        for pixels, label in zip(digits.images, digits.target, strict=True)
+    ]
+    pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
+
+
+def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
+    """Turn 64 bytes into 64 numbers between 0 and 1."""
+    return {"pixels": np.frombuffer(sample["pixels"], np.uint8).astype(np.float32) / 16}
+
+
+def training_sampler(index: Index) -> PKBatchSampler:
+    """Draw all ten classes, four images each."""
+    return PKBatchSampler(index.labels, p=10, k=4, batches_per_epoch=STEPS, seed=SEED)
+
+
+class Digits(lightning.LightningModule):
+    """A linear classifier that notes which records it meets."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.indexes = {name: open_index(folder / f"{name}.index") for name in ("train", "eval")}
+        self.linear = torch.nn.Linear(64, 10)
+        self.received: list[list[int]] = []
+
+    def _loader(self, name: str, sampler: Any) -> TorchLoader:
+        """Take this rank's slice of every batch: Lightning does not shard a TorchLoader."""
+        mine = sampler.shard(self.trainer.global_rank, self.trainer.world_size)
+        return TorchLoader(self.indexes[name], mine, decode=decode, device=self.device)
+
+    def train_dataloader(self) -> TorchLoader:
+        return self._loader("train", training_sampler(self.indexes["train"]))
+
+    def val_dataloader(self) -> TorchLoader:
+        return self._loader("eval", ExactOnceBatchSampler(761, batch_size=64))
+
+    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+        self.received.append(batch["id"].tolist())
+        return cross_entropy(self.linear(batch["pixels"]), batch["label"])
+
+    def on_validation_epoch_start(self) -> None:
+        self.met = torch.zeros(761, device=self.device)
+        self.right = torch.zeros((), device=self.device)
+
+    def validation_step(self, batch: dict[str, Any], _: int) -> None:
+        self.met[batch["id"]] += 1
+        self.right += self.linear(batch["pixels"]).argmax(1).eq(batch["label"]).sum()
+
+    def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:
+            return
+        met = self.trainer.strategy.reduce(self.met, reduce_op="sum")
+        right = self.trainer.strategy.reduce(self.right, reduce_op="sum")
+        assert met.eq(1).all(), "every record exactly once, over all ranks"
+        if self.trainer.is_global_zero:
+            print(f"epoch {self.current_epoch}: {right:.0f} of 761 right, each met once")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.5)
+
+
+def fit(folder: Path, devices: int, *, steps: int, checkpoint: Path | None) -> Digits:
+    """Train up to a global step, from a checkpoint where one is given."""
+    module = Digits(folder)
+    saver = ModelCheckpoint(folder, "state", every_n_train_steps=SAVED, save_top_k=1)
+    trainer = lightning.Trainer(
+        accelerator="auto" if torch.cuda.is_available() else "cpu",
+        devices=devices,
+        max_steps=steps,
+        callbacks=[saver],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(module, ckpt_path=checkpoint)
+    return module
+
+
+def main() -> None:
+    """Train beyond a checkpoint, start again from it, and compare what was received."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "digits")
+    arguments = parser.parse_args()
+    folder: Path = arguments.data
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    # torchrun's and Lightning's other ranks run this script as well.
+    if lightning.fabric.utilities.rank_zero.rank_zero_only.rank == 0:
+        prepare(folder)
+
+    first = fit(folder, arguments.devices, steps=STOPPED, checkpoint=None)
+    resumed = fit(folder, arguments.devices, steps=STOPPED, checkpoint=folder / "state.ckpt")
+    sampler = training_sampler(first.indexes["train"])
+    sampler = sampler.shard(first.global_rank, arguments.devices)
+    stream = [sampler.batch(*divmod(step, STEPS)).tolist() for step in range(STOPPED)]
+    assert first.received == stream
+    assert resumed.received == stream[SAVED:]
+    rank = f"rank {first.global_rank} of {arguments.devices}"
+    print(f"{rank}: resumed at step {SAVED} with its stream")
+
+
+if __name__ == "__main__":
+    main()
