@@ -1,0 +1,238 @@
+"""Measure the index and the reader: building, opening, random reads, cold pages with prefetch.
+
+Random reads are compared with a bare loop of `os.pread` over the same ranges, alternating with it
+in one process, since only ratios within one run mean something; times are of the process's own CPU
+where pages are warm, so that neighbours disturb less, and of the clock where they are cold. Each
+figure is the median of several runs.
+
+    python benchmarks/reading.py --megabytes 400 --record-bytes 1000 10000 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.store import write_store
+from twinfeed.loaders.index.strings import StringColumn
+from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
+from twinfeed.loaders.reading.reader import Reader
+
+RUNS = 7
+BATCH = 128
+SHARDS = 10
+
+Batches = Sequence[Any]
+
+
+def write_shards(folder: Path, count: int, record_bytes: int) -> list[Path]:
+    """Write random images with a label and a key."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for shard in range(SHARDS):
+        path = folder / f"d-{shard:05d}-of-{SHARDS:05d}.tfrecord"
+        with TFRecordWriter(path) as writer:
+            for number in range(count // SHARDS):
+                sample = {"image": rng.bytes(record_bytes), "label": number % 1000}
+                writer.write(encode(sample | {"key": f"{shard}/{number:06d}"}))
+        paths.append(path)
+    return paths
+
+
+def rate(count: int, run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Return how many of `count` things a run does in a second."""
+    start = clock()
+    run()
+    return count / (clock() - start)
+
+
+def build(folder: Path, paths: list[Path]) -> Index:
+    """Report the rate of indexing."""
+    size = sum(path.stat().st_size for path in paths)
+
+    def work() -> None:
+        build_index(paths, folder / "x.index", label="label", key="key")
+
+    rates = [rate(size, work, time.process_time) for _ in range(3)]
+    index = open_index(folder / "x.index")
+    speed = statistics.median(rates)
+    print(
+        f"  build_index, one core: {speed / 1e9:.2f} GB/s, "
+        f"{speed * len(index) / size:,.0f} records/s"
+    )
+    return index
+
+
+def bare(index: Index, batches: Batches) -> Callable[[], None]:
+    """Return the floor: a loop of preads over the same ranges, all looked up beforehand."""
+    fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
+    rows = index.table("image")[np.concatenate(batches)]
+    work = [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
+
+    def run() -> None:
+        pread = os.pread
+        for fd, length, offset in work:
+            pread(fd, length, offset)
+
+    return run
+
+
+def keeping(index: Index, batches: Batches) -> Callable[[], None]:
+    """Return the floor of anything that gives batches: the same loop, each batch kept as a list."""
+    fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
+    work = [
+        [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
+        for rows in (index.table("image")[batch] for batch in batches)
+    ]
+
+    def run() -> None:
+        pread = os.pread
+        for batch in work:
+            _ = [pread(fd, length, offset) for fd, length, offset in batch]
+
+    return run
+
+
+def read(reader: Reader, batches: Batches) -> Callable[[], None]:
+    """Return the same through the reader."""
+
+    def run() -> None:
+        for batch in batches:
+            reader.read(batch, ["image"])
+
+    return run
+
+
+def warm(index: Index) -> None:
+    """Report random reads of warm pages."""
+    ids = np.random.default_rng(1).permutation(len(index))[: 100 * BATCH * 2]
+    batches = [ids[n : n + BATCH] for n in range(0, len(ids) - BATCH + 1, BATCH)]
+    count = len(batches) * BATCH
+    plain, checked = Reader(index, verify=False), Reader(index)
+    runs = {
+        "bare": bare(index, batches),
+        "that keeps each batch": keeping(index, batches),
+        "Reader.read, CRC off": read(plain, batches),
+        "Reader.read, CRC on": read(checked, batches),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for run in range(RUNS + 1):
+        for name, work in runs.items():
+            reached = rate(count, work, time.process_time)
+            if run:
+                rates[name].append(reached)
+    floor = statistics.median(rates["bare"])
+    print(f"  random reads, warm: a bare pread loop {floor:,.0f} records/s")
+    for name in list(runs)[1:]:
+        ratios = [one / base for one, base in zip(rates[name], rates["bare"], strict=True)]
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        print(
+            f"    {name}: {statistics.median(rates[name]):,.0f} records/s, "
+            f"{middle:.2f} of the loop ({low:.2f} to {high:.2f})"
+        )
+
+
+def drop(index: Index) -> None:
+    """Have the shards' pages dropped."""
+    for path in index.shard_paths.tolist():
+        fd = os.open(f"{index.root}/{path}", os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def cold(index: Index) -> None:
+    """Report random reads of cold pages, with and without telling the coming batches."""
+    ids = np.random.default_rng(2).permutation(len(index))[: 40 * BATCH]
+    batches = [ids[n : n + BATCH] for n in range(0, len(ids), BATCH)]
+    reader = Reader(index)
+
+    def ahead(depth: int) -> Callable[[], None]:
+        def run() -> None:
+            for batch in batches[:depth]:
+                reader.prefetch(batch, ["image"])
+            for number, batch in enumerate(batches):
+                if number + depth < len(batches):
+                    reader.prefetch(batches[number + depth], ["image"])
+                reader.read(batch, ["image"])
+
+        return run
+
+    runs = {
+        "bare pread loop": bare(index, batches),
+        "Reader.read": read(reader, batches),
+        "prefetch 1 batch ahead": ahead(1),
+        "prefetch 8 batches ahead": ahead(8),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(3):
+        for name, work in runs.items():
+            drop(index)
+            rates[name].append(rate(len(ids), work, time.perf_counter))
+    print("  random reads, cold:")
+    for name, reached in rates.items():
+        print(f"    {name}: {statistics.median(reached):,.0f} records/s")
+
+
+def opening(folder: Path, records: int, shards: int) -> None:
+    """Report the time to open a large index, and to read the first labels."""
+    names = [f"{shard:06d}.tar" for shard in range(shards)]
+    for name in names:
+        (folder / name).touch()
+    table = np.zeros(shards, SHARD)
+    table["stop"] = np.linspace(0, records, shards + 1).astype(np.int64)[1:]
+    arrays = {
+        "shards": table,
+        "field-0": np.zeros(records, ROW),
+        "column-0": np.arange(records) % 1000,
+        **StringColumn.of(names).arrays("shardpaths"),
+    }
+    facts = {
+        "container": "tar",
+        "records": records,
+        "classes": [],
+        "columns": ["label"],
+        "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
+    }
+    write_store(folder / "big.index", arrays, facts, {"missing": "error"})
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        open_index(folder / "big.index")
+        times.append(time.perf_counter() - start)
+    milliseconds = statistics.median(times) * 1000
+    print(f"open_index, {records:,} records in {shards:,} shards: {milliseconds:.1f} ms")
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--record-bytes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--folder", help="where to write the shards (a disk, for the cold reads)")
+    options = parser.parse_args()
+    for record_bytes in options.record_bytes:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            count = options.megabytes * 1_000_000 // record_bytes
+            print(f"records of {record_bytes:,} bytes, {count:,} of them")
+            index = build(Path(folder), write_shards(Path(folder), count, record_bytes))
+            warm(index)
+            cold(index)
+    for shards in (100, 5000):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            opening(Path(folder), 10_000_000, shards)
+
+
+if __name__ == "__main__":
+    main()

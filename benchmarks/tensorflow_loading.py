@@ -1,0 +1,282 @@
+"""Measure the TensorFlow backend against what TensorFlow does by itself, in one process.
+
+Every figure is a ratio: the two ways take turns, each pair gives a ratio, and the median counts.
+Pages are warm, checksums are on, and nothing is decoded but where JPEG is said.
+
+    python benchmarks/tensorflow_loading.py                 # all of it, about ten minutes
+    python benchmarks/tensorflow_loading.py gather --record-bytes 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+
+from twinfeed.loaders import DecodeImage, Index, build_index, pack
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.tensorflow import make_dataset
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ShardShuffleSampler,
+)
+
+BATCH = 128
+FEATURES = {
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
+Make = Callable[[], Iterable[Any]]
+
+
+def shards(index: Index) -> list[str]:
+    """Return the paths of the shards."""
+    return [str(Path(index.root) / path) for path in index.shard_paths.tolist()]
+
+
+class Rate(NamedTuple):
+    """Records per second of the clock, and per second of processor time."""
+
+    clock: float
+    processor: float
+
+
+def rate(make: Make, batches: int, records: int) -> Rate:
+    """Measure some batches, after the first."""
+    iterator = iter(make())
+    next(iterator)
+    start, used = time.perf_counter(), time.process_time()
+    count = sum(1 for _ in itertools.islice(iterator, batches)) * records
+    return Rate(count / (time.perf_counter() - start), count / (time.process_time() - used))
+
+
+def compare(
+    name: str, ways: dict[str, Make], *, batches: int, pairs: int, records: int = BATCH
+) -> None:
+    """Print every way's rate, and its ratio to the first, which runs before each of the others.
+
+    The ratio by processor time, in brackets, also means something where others use the machine.
+    """
+    floor_name, floor = next(iter(ways.items()))
+    floors: list[Rate] = []
+    print(f"\n{name}")
+    for way, make in list(ways.items())[1:]:
+        rates: list[Rate] = []
+        for _ in range(pairs):
+            floors.append(rate(floor, batches, records))
+            rates.append(rate(make, batches, records))
+        ratios = list(zip(rates, floors[-pairs:], strict=True))
+        by_clock = statistics.median(one.clock / other.clock for one, other in ratios)
+        by_use = statistics.median(one.processor / other.processor for one, other in ratios)
+        clock = statistics.median(one.clock for one in rates)
+        print(f"  {way:<44} {clock:>9,.0f}/s   {by_clock:5.2f} ({by_use:.2f})", flush=True)
+    print(f"  {floor_name:<44} {statistics.median(one.clock for one in floors):>9,.0f}/s")
+
+
+def packed(folder: Path, size: int, total: int) -> Index:
+    """Pack random bytes of one size, in 20 shards."""
+    count = min(total // size, 200_000) // BATCH * BATCH
+    pool = np.random.default_rng(0).bytes(size + count)
+    samples = ({"image": pool[n : n + size], "label": n % 100} for n in range(count))
+    return pack(list(samples), folder / f"records-{size}", shards=20)["data"]
+
+
+def sequential(index: Index) -> tf.data.Dataset:
+    """Read, batch and parse as every tutorial does."""
+    records = tf.data.TFRecordDataset(shards(index))
+    return records.batch(BATCH, drop_remainder=True).map(
+        lambda batch: tf.io.parse_example(batch, FEATURES)
+    )
+
+
+def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
+    """Compare random reads, and sequential ones chosen from files, with a sequential read."""
+    for size in options.record_bytes:
+        index = packed(folder, size, options.megabytes * 1_000_000)
+        count = len(index)
+        block = max(1, 4_000_000 // size)
+
+        def lanes(order_within: str, index: Index = index, block: int = block) -> BatchSampler:
+            order = ShardShuffleSampler(
+                index.shard_lengths, seed=0, block=block, window=8, order_within=order_within
+            )
+            return BatchSampler(order, batch_size=BATCH, drop_last=True)
+
+        def make(sampler: Any, index: Index = index, **more: Any) -> Make:
+            return lambda: make_dataset(index, sampler(), **more)
+
+        def uniform(count: int = count) -> BatchSampler:
+            return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, drop_last=True)
+
+        def once(count: int = count) -> ExactOnceBatchSampler:
+            return ExactOnceBatchSampler(count, batch_size=BATCH)
+
+        files: dict[str, Any] = {"engine": "choose_from_datasets", "sources": "files"}
+        compare(
+            f"records of {size:,} bytes, {count:,} of them",
+            {
+                "TFRecordDataset, batch, parse_example": lambda index=index: sequential(index),
+                "gather, fully random": make(uniform),
+                "gather, fully random, no checksums": make(uniform, verify=False),
+                "gather, shard-aware shuffle": make(lambda: lanes("random")),
+                "choose from files, exactly once": make(once, **files),
+                "choose from files, lanes in stored order": make(lambda: lanes("stored"), **files),
+            },
+            batches=min(count // BATCH - 1, options.batches),
+            pairs=options.pairs,
+        )
+
+
+def class_files(folder: Path, classes: int, each: int, size: int) -> Index:
+    """Write one TFRecord file for each class."""
+    folder = folder / f"classes-{classes}"
+    folder.mkdir()
+    image = np.random.default_rng(0).bytes(size)
+    for label in range(classes):
+        with TFRecordWriter(folder / f"class-{label:05}.tfrecord") as writer:
+            for _ in range(each):
+                writer.write(encode({"image": image, "label": label}))
+    return build_index(str(folder / "class-*.tfrecord"), folder / "all.index", label="label")
+
+
+def classic(index: Index, p: int, k: int) -> tf.data.Dataset:
+    """Balance classes as the tutorials do: a dataset for each class, chosen from at random."""
+
+    def choices() -> Iterable[int]:
+        rng = np.random.default_rng(0)
+        while True:
+            for label in rng.choice(len(index.shard_lengths), p, replace=False):
+                yield from [label] * k
+
+    datasets = [tf.data.TFRecordDataset(path).repeat() for path in shards(index)]
+    selector = tf.data.Dataset.from_generator(choices, output_signature=tf.TensorSpec([], tf.int64))
+    chosen = tf.data.Dataset.choose_from_datasets(datasets, selector)
+    return chosen.batch(p * k).map(lambda batch: tf.io.parse_example(batch, FEATURES))
+
+
+def classes(options: argparse.Namespace, folder: Path) -> None:
+    """Compare P×K over one file a class with the classic recipe: set-up, first batch, rate."""
+    print(f"\nP x K over {options.classes:,} class files, records of 10,000 bytes, P=32, K=4")
+    index = class_files(folder, options.classes, 10, 10_000)
+
+    def gather() -> tf.data.Dataset:
+        sampler = PKBatchSampler(index.labels, p=32, k=4, seed=0, batches_per_epoch=100_000)
+        return make_dataset(index, sampler)
+
+    figures = {}
+    for way, make in {"classic": lambda: classic(index, 32, 4), "gather": gather}.items():
+        start = time.perf_counter()
+        dataset = make()
+        built = time.perf_counter()
+        iterator = iter(dataset)
+        next(iterator)
+        first = time.perf_counter()
+        count = sum(1 for _ in itertools.islice(iterator, 60))
+        each = count * BATCH / (time.perf_counter() - first)
+        figures[way] = built - start, first - built, each
+        del iterator, dataset
+        print(
+            f"  {way:<10} built in {figures[way][0]:7.3f} s, first batch after "
+            f"{figures[way][1]:7.3f} s, {each:9,.0f} records/s",
+            flush=True,
+        )
+    setup, first, speed = (
+        a / b for a, b in zip(figures["classic"], figures["gather"], strict=True)
+    )
+    print(f"  gather is set up {setup:.0f} times faster, gives its first batch {first:.0f} times")
+    print(f"  faster, and reads {1 / speed:.1f} times as many records a second")
+
+
+def jpeg(options: argparse.Namespace, folder: Path) -> None:
+    """Compare pipelines that decode 256 x 256 JPEG with decoding alone, two threads each."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    files = []
+    for _ in range(64):
+        file = io.BytesIO()
+        small = Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8))
+        small.resize((256, 256), Image.Resampling.BICUBIC).save(file, "jpeg", quality=90)
+        files.append(file.getvalue())
+    count = 64 * 64
+    samples = [{"image": files[n % 64], "label": n % 100} for n in range(count)]
+    index = pack(samples, folder / "jpeg", shards=4)["data"]
+    spec = tf.TensorSpec([256, 256, 3], tf.uint8)
+
+    def sampler() -> BatchSampler:
+        return BatchSampler(RandomSampler(count, seed=0), batch_size=64)
+
+    def one(data: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.io.decode_jpeg(data, channels=3), spec.shape)
+
+    def in_operations() -> tf.data.Dataset:
+        return make_dataset(index, sampler()).map(
+            lambda batch: {
+                **batch,
+                "image": tf.map_fn(one, batch["image"], fn_output_signature=spec),
+            },
+            num_parallel_calls=2,
+        )
+
+    def unbatched() -> tf.data.Dataset:
+        decoded = (
+            make_dataset(index, sampler())
+            .unbatch()
+            .map(lambda b: {**b, "image": one(b["image"])}, num_parallel_calls=2)
+        )
+        return decoded.batch(64)
+
+    def decoding_alone() -> tf.data.Dataset:
+        data = tf.data.Dataset.from_tensor_slices(files).repeat(64)
+        return data.map(one, num_parallel_calls=2).batch(64)
+
+    compare(
+        f"JPEG of 256 x 256, {len(files[0]):,} bytes, batches of 64",
+        {
+            "decode_jpeg alone": decoding_alone,
+            "gather, decode_jpeg by map_fn": in_operations,
+            "gather, decode_jpeg unbatched": unbatched,
+            "gather, DecodeImage (simplejpeg)": lambda: make_dataset(
+                index, sampler(), decode=DecodeImage(), threads=2
+            ),
+        },
+        batches=count // 64 - 2,
+        pairs=options.pairs,
+        records=64,
+    )
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parts = {"gather": gather_and_choose, "classes": classes, "jpeg": jpeg}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], help=", ".join(parts))
+    parser.add_argument("--record-bytes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--megabytes", type=int, default=200, help="of records of each size")
+    parser.add_argument("--batches", type=int, default=400, help="at most, of each measurement")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--classes", type=int, default=5000, help="files of `classes`")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.parts or parts:
+            parts[name](options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
