@@ -121,6 +121,28 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64
 
 
+def test_readers_together_hold_no_more_files_than_one_may(tmp_path: Path) -> None:
+    """Readers that are kept alive, as TensorFlow does with a dataset's, must not use up the files."""
+    for n in range(30):
+        write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    code = textwrap.dedent("""
+        import os, resource, sys
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        from twinfeed.loaders import Reader, open_index
+        index = open_index(sys.argv[1])
+        before = len(os.listdir("/proc/self/fd"))
+        readers = [Reader(index) for _ in range(8)]
+        for _ in range(2):
+            for reader in readers:
+                assert reader.read(range(30))["txt"] == [b"%d" % n for n in range(30)]
+        print(len(os.listdir("/proc/self/fd")) - before)
+    """)
+    command = [sys.executable, "-c", code, str(tmp_path / "x.index")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 8 < int(done.stdout) <= 16
+
+
 def test_threads_share_a_reader(tmp_path: Path) -> None:
     """With files opened and closed under each other's hands, every thread still gets its bytes."""
     index = build_index(tfrecords(tmp_path, shards=12, each=20), tmp_path / "x.index")

@@ -7,6 +7,8 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import ClassVar
+from weakref import WeakSet
 
 
 class Handle:
@@ -26,13 +28,20 @@ class Handle:
 class Handles:
     """Keep the files used last open, at most `limit` of them, opened by `open_file(number) -> fd`
     when first asked for.
+
+    All of a process's pools together keep no more open than the largest limit among them or
+    `default_limit()`, so that a reader which somebody forgets to close costs nobody's files.
     """
+
+    _pools: ClassVar[WeakSet[Handles]] = WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
         self.limit = limit
         self._open_file = open_file
-        self._lock = threading.Lock()
         self._held: OrderedDict[int, Handle] = OrderedDict()
+        with self._lock:
+            self._pools.add(self)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -44,8 +53,7 @@ class Handles:
             for number in numbers:
                 handle = held.get(number)
                 if handle is None:
-                    while len(held) >= self.limit:
-                        held.popitem(last=False)
+                    self._make_room()
                     handle = held[number] = Handle(self._open_file(number))
                 else:
                     held.move_to_end(number)
@@ -56,6 +64,23 @@ class Handles:
         """Let go of every file."""
         with self._lock:
             self._held.clear()
+
+    def _make_room(self) -> None:
+        """Let go of the file used longest ago: of this pool's if it is full, else of the fullest's
+        if all are.
+        """
+        if len(self) >= self.limit:
+            self._held.popitem(last=False)
+        elif sum(map(len, self._pools)) >= max(self.limit, default_limit()):
+            max(self._pools, key=len)._held.popitem(last=False)
+
+
+def _new_lock() -> None:
+    """Replace the lock in a forked child: a thread of the parent's may have held it."""
+    Handles._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def default_limit() -> int:
