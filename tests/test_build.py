@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +20,7 @@ from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.index import parts
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
+from twinfeed.loaders.index.store import MANIFEST
 from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.reading.reader import Reader
 
@@ -381,3 +383,35 @@ def test_too_many_fields_are_taken_for_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"more than 256 different fields .*name those you want"):
         build_index(tmp_path / "a.tar", tmp_path / "x.index")
     assert build_index(tmp_path / "a.tar", tmp_path / "x.index", fields=["v3.txt"])
+
+
+def test_an_index_is_never_written_among_other_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    shards = tars(tmp_path / "data")
+    before = tree(tmp_path)
+    for out, text in [
+        (tmp_path / "data", "other files (d-000000.tar, d-000001.tar, d-000002.tar); "),
+        (shards[0], f"a file; an index needs a folder of its own, such as {shards[0].stem}"),
+    ]:
+        with pytest.raises(FileExistsError) as caught:
+            build_index(shards, out, root=tmp_path)
+        assert text in str(caught.value).replace(f"{tmp_path}/data/", "")
+    (tmp_path / "data" / MANIFEST).write_text('{"name": "an application"}')
+    with pytest.raises(FileExistsError, match=r"such as .*/data/train\.index"):
+        build_index(shards, tmp_path / "data")
+    (tmp_path / "data" / MANIFEST).unlink()
+    parts_of_all = build_parts(shards, tmp_path / "p", root=tmp_path)
+    with pytest.raises(FileExistsError, match="other files"):
+        merge_parts(parts_of_all, tmp_path / "data")
+    shutil.rmtree(tmp_path / "p")
+    assert tree(tmp_path) == before
+
+
+def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    for name in ("parts", ".hidden", "columns-0"):
+        out = tmp_path / f"{name}.index"
+        (out / name).mkdir(parents=True)
+        build_index(shards, out)
+    (out / "notes.txt").write_text("mine")
+    assert len(build_index(shards, out)) == 30

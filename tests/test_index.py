@@ -72,6 +72,16 @@ def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> Non
     assert int(done.stdout) < 30_000_000
 
 
+def test_a_shard_or_a_folder_of_indexes_is_no_index_but_leads_to_one(tmp_path: Path) -> None:
+    shard = tars(tmp_path, shards=1)[0]
+    with pytest.raises(FileNotFoundError, match="a file, not an index; index it: twinfeed index"):
+        open_index(shard)
+    for name in ("train.index", "eval.index", ".old"):
+        build_index(shard, tmp_path / name, root=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"but in it: eval\.index, train\.index; open one"):
+        open_index(tmp_path)
+
+
 def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -81,8 +91,17 @@ def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path
     data.rename(moved)
     assert open_index(moved / "x.index").fingerprint == index.fingerprint
     (moved / "x.index").rename(tmp_path / "x.index")
-    with pytest.raises(FileNotFoundError, match="3 of 3 shards are missing"):
+    with pytest.raises(FileNotFoundError, match=f"3 of 3 shards .* give root= {moved} "):
         open_index(tmp_path / "x.index")
+    (tmp_path / "x.index").rename(tmp_path / "x")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "x").rename(tmp_path / "below" / "x.index")
+    with pytest.raises(FileNotFoundError, match="give root= the folder that holds them"):
+        open_index(tmp_path / "below" / "x.index")
+    tars(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"give root= {tmp_path} "):
+        open_index(tmp_path / "below" / "x.index")
+    (tmp_path / "below" / "x.index").rename(tmp_path / "x.index")
     again = open_index(tmp_path / "x.index", root=moved)
     assert again.fingerprint == index.fingerprint
     with Reader(again) as reader:

@@ -18,7 +18,7 @@ from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSou
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.parts import Missing, Plan, ShardPart, work
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
-from twinfeed.loaders.index.store import lock, make_folder
+from twinfeed.loaders.index.store import lock, make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
 
@@ -71,8 +71,8 @@ def build_index(
     field "data".
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
-    ValueError where labels, classes, tables or fields do not fit, OSError where the index cannot
-    be written.
+    ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`
+    holds other files, OSError where the index cannot be written.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -83,7 +83,7 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
-    path = Path(os.path.abspath(path))
+    path = own_folder(Path(os.path.abspath(path)))
     source = find_source(shards, path, container=container, root=root, complete=complete)
     if label is None and any(entry.label for job in source.jobs for entry in job.entries):
         label = FromFolder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import posixpath
 import re
@@ -86,11 +87,12 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
         if found != expected:
             changed.append((name, expected, found))
     if missing:
+        elsewhere = _other_root(root, names) if len(missing) == len(names) else None
         raise FileNotFoundError(
             errno.ENOENT,
             f"{len(missing)} of {len(names)} shards are missing: {', '.join(missing[:5])}; "
-            "restore them, or give root= the folder that holds them (an index that was built with "
-            "root= is opened with it too); looked for below",
+            f"restore them, or give root= {elsewhere or 'the folder that holds them'} (an index "
+            "that was built with root= is opened with it too); looked for below",
             root,
         )
     if changed:
@@ -102,3 +104,13 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
             found=f"{found} bytes",
             advice="restore the shards, or index them again: twinfeed index",
         )
+
+
+def _other_root(root: str, names: Sequence[str]) -> str | None:
+    """Return the folder above or just below `root` that has all shards, if there is one."""
+    root = os.path.abspath(root)
+    near = [os.path.dirname(root), *sorted(glob.glob(f"{glob.escape(root)}/*"))]
+    for folder in near:
+        if all(os.path.isfile(f"{folder}/{name}") for name in names):
+            return folder
+    return None

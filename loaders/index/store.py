@@ -31,6 +31,7 @@ MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
 VERSION = 1
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
+_OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
 _NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 _CHUNK = 1 << 24
 
@@ -43,7 +44,7 @@ def write_store(
     The manifest's `fingerprint` is taken over the facts and the arrays' bytes; `options` only say
     how the index was made.
     """
-    make_folder(path)
+    make_folder(own_folder(path))
     with room_for(path, sum(array.nbytes for array in arrays.values())):
         temporary = beside(path / "columns")
         temporary.mkdir()
@@ -85,9 +86,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
                 path=path,
                 advice="build it again with the same arguments: finished shards are kept",
             ) from None
-        raise FileNotFoundError(
-            errno.ENOENT, f"no index here (a folder with {MANIFEST}); {rebuild}", str(path)
-        ) from None
+        raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     try:
         manifest = json.loads(text)
     except ValueError as error:
@@ -120,6 +119,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not _FOLDER.fullmatch(manifest["folder"]):
         raise IndexFormatError("damaged index: bad folder name", path=path, advice=rebuild)
     return manifest
+
+
+def _no_index(path: Path) -> str:
+    """Say what is there in place of an index, and what to do."""
+    if path.is_file():
+        out = path.with_suffix(".index")
+        return f"a file, not an index; index it: twinfeed index {path} --out {out}"
+    held = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
+    if held:
+        return f"no index here, but in it: {', '.join(held[:5])}; open one of those"
+    return f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {path}"
 
 
 def open_arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, Array]:
@@ -167,6 +177,31 @@ def make_folder(path: Path) -> Path:
             str(path),
         ) from error
     return path
+
+
+def own_folder(path: Path) -> Path:
+    """Return `path` if an index may have it: it is new, holds nothing else, or is an index."""
+    if path.is_file():
+        problem, name = "a file", path.with_suffix(".index")
+    else:
+        problem, name = _other_files(path), path / "train.index"
+    if problem:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"{problem}; an index needs a folder of its own, such as {name}",
+            str(path),
+        )
+    return path
+
+
+def _other_files(path: Path) -> str:
+    """Say which files of a folder are no part of an index; nothing where it is one."""
+    manifest = path / MANIFEST
+    if manifest.is_file() and FORMAT.encode() in manifest.read_bytes():
+        return ""
+    held = sorted(each.name for each in path.iterdir()) if path.exists() else []
+    others = [name for name in held if not _OWN.fullmatch(name)]
+    return f"it holds other files ({', '.join(others[:5])})" if others else ""
 
 
 def digest_of(data: object) -> str:
