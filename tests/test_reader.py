@@ -122,7 +122,7 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
 
 
 def test_readers_together_hold_no_more_files_than_one_may(tmp_path: Path) -> None:
-    """Readers that are kept alive, as TensorFlow does with a dataset's, must not use up the files."""
+    """Readers kept alive, as TensorFlow does with those of a dataset, must not use up the files."""
     for n in range(30):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
     build_index(tmp_path / "*.tar", tmp_path / "x.index")

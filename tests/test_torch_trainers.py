@@ -1,8 +1,5 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
+from launching import run_example
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler
@@ -19,8 +17,6 @@ from torch_help import OPTIONS, RECORDS, expected, noted, pack_words, received
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # Lightning warns of workers, of checkpoints that it overwrites, and calls what torch retired.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -167,27 +163,12 @@ def test_accelerate_does_not_change_what_it_is_given(index: Index) -> None:
         assert ids.tolist() == again.tolist()
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_lightning_example_on_two_ranks(tmp_path: Path) -> None:
-    example = str(EXAMPLES / "lightning_training.py")
-    out = run(example, "--devices", "2", "--data", str(tmp_path))
+    out = run_example("lightning_training.py", tmp_path, "--devices", "2")
     assert "of 761 right, each met once" in out
     assert out.count("of 2: resumed at step 27 with its stream") == 2
 
 
 def test_the_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
-    out = run(*launcher, str(EXAMPLES / "accelerate_training.py"), "--data", str(tmp_path))
+    out = run_example("accelerate_training.py", tmp_path, ranks=2)
     assert out.count("of 2: resumed at step 27 with its stream") == 2

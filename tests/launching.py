@@ -1,0 +1,36 @@
+"""Start the examples as a user does, alone or by torchrun, each in processes of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ADDRESS = "127.0.0.1"
+
+
+def run_example(name: str, data: Path, *options: str, ranks: int | None = None) -> str:
+    """What the example prints; `ranks` processes are started by torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launcher += ["--local-addr", ADDRESS, "--master-addr", ADDRESS, "--master-port", free_port()]
+    # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    script = [str(EXAMPLES / name), "--data", str(data), *options]
+    done = subprocess.run(
+        [sys.executable, *(launcher if ranks else []), *script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | environment | {"MASTER_PORT": free_port()},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def free_port() -> str:
+    """A port that nobody listens on."""
+    with socket.create_server((ADDRESS, 0)) as server:
+        return str(server.getsockname()[1])
