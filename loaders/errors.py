@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+REBUILD = (
+    "build the index again with the options it was built with, which twinfeed info tells: "
+    "twinfeed index"
+)
+"""What to do about an index that no longer fits."""
+
 
 class LoaderError(Exception):
     """Say what went wrong, with the place in the data and one line of advice.

@@ -24,6 +24,7 @@ import pytest
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders.errors import (
+    REBUILD,
     DataCorruptionError,
     IndexFormatError,
     LoaderError,
@@ -176,7 +177,7 @@ def test_fault_29_shard_changed_after_indexing(index: Index) -> None:
     size = shard.stat().st_size
     assert caught.value.path == str(shard)
     assert (caught.value.expected, caught.value.found) == (f"{size - 4} bytes", f"{size} bytes")
-    assert "index them again: twinfeed index" in str(caught.value)
+    assert f"restore the shards, or {REBUILD}" in str(caught.value)
     with Reader(index) as reader, pytest.raises(StaleIndexError, match="has changed"):
         reader.read([29])
 

@@ -9,7 +9,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 
-from twinfeed.loaders.errors import StaleIndexError, UnsafeContentError
+from twinfeed.loaders.errors import REBUILD, StaleIndexError, UnsafeContentError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
@@ -102,7 +102,7 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
             path=join(root, name),
             expected=f"{expected} bytes",
             found=f"{found} bytes",
-            advice="restore the shards, or index them again: twinfeed index",
+            advice=f"restore the shards, or {REBUILD}",
         )
 
 

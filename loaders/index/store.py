@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError
 
 Array = npt.NDArray[Any]
 MANIFEST = "manifest.json"
@@ -76,7 +76,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest under `path`."""
-    rebuild = f"rebuild the index: twinfeed index SHARDS --out {path}"
+    rebuild = f"rebuild it with the options it had: twinfeed index SHARDS --out {path}"
     try:
         text = (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -280,7 +280,7 @@ def _open(folder: Path, name: str, entry: Mapping[str, Any]) -> Array:
             path=folder,
             expected=f"{entry['bytes']} bytes",
             found=f"{size} bytes",
-            advice="rebuild the index: twinfeed index",
+            advice=REBUILD,
         )
     try:
         array = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.index.paths import check_names, check_shards
 from twinfeed.loaders.index.store import open_arrays, read_manifest
 from twinfeed.loaders.index.strings import StringColumn
@@ -197,7 +197,7 @@ def open_index(
             raise IndexFormatError(
                 "incomplete index: an array is missing",
                 path=path,
-                advice="build the index again: twinfeed index",
+                advice=REBUILD,
             ) from None
         index = Index(path, where, again)
     names = index.shard_paths.tolist()

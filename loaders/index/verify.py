@@ -9,7 +9,7 @@ from concurrent.futures import Executor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, LoaderError
+from twinfeed.loaders.errors import REBUILD, DataCorruptionError, IndexFormatError, LoaderError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
 from twinfeed.loaders.index.parts import Plan, add_header, scan_job
@@ -97,7 +97,7 @@ def _check_arrays(index: Index) -> None:
         raise IndexFormatError(
             f"damaged index: {', '.join(damaged)} do not match their digests",
             path=index.path,
-            advice="build the index again: twinfeed index",
+            advice=REBUILD,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import is_url, join
@@ -177,7 +177,7 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
             path=index.path,
             expected=f"a file below {len(paths)}",
             found=number,
-            advice="build the index again: twinfeed index (twinfeed verify tells what is damaged)",
+            advice=f"{REBUILD} (twinfeed verify tells what is damaged)",
         )
     return join(index.root, paths[number])
 
@@ -335,5 +335,5 @@ def _stale(path: str, expected: int, found: int) -> StaleIndexError:
         path=path,
         expected=f"{expected} bytes",
         found=f"{found} bytes",
-        advice="restore the file, or index again: twinfeed index",
+        advice=f"restore the file, or {REBUILD}",
     )

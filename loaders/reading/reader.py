@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import (
+    REBUILD,
     DataCorruptionError,
     LoaderError,
     StaleIndexError,
@@ -201,7 +202,7 @@ class Reader(Closing):
                 f"the shard ends within {where}",
                 expected=f"{row['length']} bytes",
                 found=f"{len(found)} bytes",
-                advice="restore the shard, or index it again: twinfeed index",
+                advice=f"restore the shard, or {REBUILD}",
                 **facts,
             )
         try:
@@ -217,7 +218,7 @@ class Reader(Closing):
             advice=(
                 "the file reads differently each time: check the disk, the mount and the RAM"
                 if again == "different"
-                else "restore the shard; if it was changed on purpose, index it again; "
+                else f"restore the shard; if it was changed on purpose, {REBUILD}; "
                 "to leave bad records out: twinfeed verify, then build_index(exclude=...)"
             ),
             **facts,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError
+from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
 from twinfeed.loaders.feed import Feed, Request
 from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.table import Ids, Index, check_ids
@@ -129,7 +129,7 @@ class ParsedFields:
                 f"{self.index.describe(records[number])}: its fields are not as long as indexed",
                 expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
                 found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
-                advice="build the index again; where it renames fields, use engine='gather'",
+                advice=f"{REBUILD}; where it renames fields, use engine='gather'",
             )
 
         return tf.numpy_function(refuse, [epoch, place, *found], tf.bool)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import is_url, join
@@ -168,7 +168,7 @@ class Offsets:
                         path=path,
                         offset=offset,
                         record=number,
-                        advice="build the index again, or copy the shard again",
+                        advice=f"copy the shard again, or {REBUILD}",
                     )
                 starts.append(offset)
                 offset += length
