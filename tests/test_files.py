@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
+from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats.files import Entry, folder, listed, pairs, scan, table, walk
 
 
@@ -20,7 +20,7 @@ def tree(root: Path, *names: str) -> Path:
 
 
 def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_path: Path) -> None:
-    tree(tmp_path, "b/2.png", "b/10.JPG", "a/deep/1.jpg", "top.jpg", "é/1.jpg", "b/x.txt")
+    tree(tmp_path, "b/2.png", "b/10.JPG", "a/deep/1.jpg", "top.jpg", "é/1.jpg")
     tree(tmp_path, ".hidden/1.jpg", "a/.hidden.jpg")
     assert [(entry.paths["image"], entry.label) for entry in folder(tmp_path)] == [
         ("a/deep/1.jpg", "a"),
@@ -34,6 +34,14 @@ def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_pa
 def test_folder_keys_keep_the_extension_only_where_it_tells_files_apart(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.jpg", "a/1.png", "a/2.jpg")
     assert [entry.key for entry in folder(tmp_path)] == ["a/1.jpg", "a/1.png", "a/2"]
+
+
+def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1.jpg", "a/2.txt", "b/1.db", "b/3.TXT", "b/README", ".hidden.txt")
+    text = rf"4 files below {tmp_path} are no images .* \(\.txt 2, \.db 1, no extension 1\)"
+    with pytest.warns(ShardWarning, match=text) as heard:
+        assert len(folder(tmp_path)) == 1
+    assert len(heard) == 1
 
 
 def test_folder_takes_other_fields_and_extensions(tmp_path: Path) -> None:

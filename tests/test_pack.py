@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,16 @@ def test_both_containers_hold_the_same_records_in_the_same_order(
     assert two.labels is not None
     assert one.labels.tolist() == two.labels.tolist()
     assert contents(one) != contents(pack(ImageFolder(images), tmp_path / "s", seed=6)["data"])
+
+
+def test_images_beside_the_class_folders_are_refused(images: Path) -> None:
+    for name in ("b.png", "a.png"):
+        (images / name).write_bytes(b"...")
+    with pytest.raises(ValueError, match=r"2 images lie outside any class .* \(a\.png, b\.png\)"):
+        ImageFolder(images)
+    for n in range(11):
+        shutil.rmtree(images / f"{n}")
+    assert ImageFolder(images).classes == ()
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

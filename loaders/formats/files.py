@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
+from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
@@ -45,7 +46,8 @@ def folder(
 
     The label is the first folder of the path, as in torchvision's ImageFolder; a file of `root`
     itself has none. The key is the path without its extension, or with it where two files differ in
-    nothing else. Hidden files and other extensions (compared in lower case) are left out.
+    nothing else. Hidden files and other extensions (compared in lower case) are left out; those
+    that are no images are counted in a ShardWarning, unless the caller has named extensions.
 
     Raises FileNotFoundError for a missing root, NotADirectoryError where it is a file.
 
@@ -57,7 +59,10 @@ def folder(
     [Entry(key='cat/1', paths={'image': 'cat/1.jpg'}, label='cat')]
     """
     wanted = {extension.lower().lstrip(".") for extension in extensions}
-    paths = [path for path in walk(root) if _extension(path) in wanted]
+    found = walk(root)
+    paths = [path for path in found if _extension(path) in wanted]
+    if extensions is IMAGES and len(paths) < len(found):
+        _warn_of_others(root, [path for path in found if _extension(path) not in wanted])
     return listed(((path, _first_folder(path)) for path in paths), field=field)
 
 
@@ -290,6 +295,17 @@ def _stem(path: str) -> str:
 def _extension(path: str) -> str:
     """Return a path's extension in lower case, without the dot."""
     return os.path.splitext(path)[1][1:].lower()
+
+
+def _warn_of_others(root: str | os.PathLike[str], others: Sequence[str]) -> None:
+    """Warn that files which are no images are left out."""
+    kinds = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in others)
+    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
+    warnings.warn(
+        f"{len(others)} files below {os.fspath(root)} are no images and are left out ({counts})",
+        ShardWarning,
+        stacklevel=4,
+    )
 
 
 def _first_folder(path: str) -> str | None:

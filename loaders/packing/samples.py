@@ -84,7 +84,8 @@ class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, a folder for each class, as torchvision's
     ImageFolder does.
 
-    Raises FileNotFoundError for a tree without images.
+    Raises FileNotFoundError for a tree without images, ValueError for images beside the class
+    folders.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -101,6 +102,12 @@ class ImageFolder(LooseFiles):
         entries = folder(root, extensions=extensions)
         if not entries:
             raise FileNotFoundError(f"no images below {os.fspath(root)}: {', '.join(extensions)}")
+        outside = [entry.paths["image"] for entry in entries if entry.label is None]
+        if 0 < len(outside) < len(entries):
+            raise ValueError(
+                f"{len(outside)} images lie outside any class folder "
+                f"({', '.join(outside[:5])}): move them into one, or remove them"
+            )
         super().__init__(root, entries)
 
 
