@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
-from twinfeed.loaders.command_line.parser import main
+from twinfeed.loaders.command_line.parser import _parser, main
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.sources import FILES_PER_PART
 from twinfeed.loaders.packing.pack import pack
 
 
@@ -22,6 +26,19 @@ def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]
             main([*command, "--help"])
         assert stop.value.code == 0
         assert f"  twinfeed {command[0] if command else 'pack'}" in capsys.readouterr().out
+
+
+def test_every_option_says_what_it_does() -> None:
+    (commands,) = (each for each in _parser()._actions if isinstance(each.choices, dict))
+    for name, command in commands.choices.items():
+        for action in command._actions:
+            assert action.help, (name, action.dest)
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"twinfeed {version('twinfeed')}\n"
 
 
 def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +51,7 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
             Image.new("RGB", (8, 6), (n, 0, 0)).save(images / name / f"{n}.png")
     split = ["--split", "train=0.8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), *split]) == 2
-    assert "split= must be counts, or fractions that add up to 1" in capsys.readouterr().err
+    assert "--split must be counts, or fractions that add up to 1" in capsys.readouterr().err
     split = ["--split", "train=8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), "--container", "tar", *split, "-q"]) == 0
     assert "train.index: 8 records, 1 shards, 2 classes" in capsys.readouterr().out
@@ -213,3 +230,195 @@ def test_compare_says_what_is_the_same_and_how_fast(
     pack([{"word": "w"}] * 3, tmp_path / "plain")
     assert main(["compare", str(tmp_path / "plain" / "data.index"), "--p", "2"]) == 2
     assert "--p needs labels" in capsys.readouterr().err
+
+
+def test_verify_checks_each_index_by_itself_and_the_shards_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [str(shard) for shard in tars(tmp_path)]
+    one, two = f"{tmp_path}/1.index", f"{tmp_path}/2.index"
+    build_index(shards[0], one)
+    offset = int(build_index(shards[1:], two).table("png")["offset"][3])
+    flip(Path(shards[1]), offset)
+    assert main(["verify", one, two, *shards, "--root", str(tmp_path), "-q"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{one}: 10 records in 1 shards: all is well"
+    assert "d-000001.tar, record 3: corrupted" in out[1]
+    assert out[2:4] == [
+        f"{two}: 20 records in 2 shards: 1 bad",
+        "30 records in 3 shards: all is well",  # a tar has no checksum of its members
+    ]
+    assert out[4].startswith("what to do: restore the shards")
+    assert main(["verify", one, two, "--bad-list", f"{tmp_path}/bad", "-q"]) == 2
+    assert "--bad-list is of one index, or of shards" in capsys.readouterr().err
+
+
+def test_info_tells_the_options_even_where_a_shard_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shard,) = tars(tmp_path, shards=1)
+    index = f"{tmp_path}/x.index"
+    build_index(shard, index, label="cls", missing="skip", max_record_bytes=10**6)
+    line = "built with: --container tar --label cls --max-record-bytes 1000000 --missing skip\n"
+    assert main(["info", index]) == 0
+    assert line in capsys.readouterr().out
+    assert main(["info", index, "--json"]) == 0
+    built = json.loads(capsys.readouterr().out)["built with"]
+    assert (built["label"], built["missing"], built["key"]) == ("cls", "skip", None)
+    shard.write_bytes(shard.read_bytes() + b"more")
+    assert main(["info", index]) == 1
+    out, error = capsys.readouterr()
+    assert out == line
+    assert "with the options it was built with, which twinfeed info tells" in error
+
+
+def test_index_and_verify_take_lists_and_long_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tfrecord(tmp_path / "a.tfrecord", [{"words": b"to" * 600}])
+    shard, out = str(tmp_path / "a.tfrecord"), str(tmp_path / "x.index")
+    assert main(["index", shard, "--out", out, "--list", "words", "-q"]) == 0
+    assert open_index(out).fields["words"].kind == "bytes_list"
+    assert main(["index", shard, "--out", out, "--max-record-bytes", "1k", "-q"]) == 1
+    error = capsys.readouterr().err
+    assert "at most --max-record-bytes 1000;" in error
+    assert "raise --max-record-bytes if" in error
+    verify = ["verify", shard, "--root", str(tmp_path), "-q", "--max-record-bytes"]
+    assert main([*verify, "2k"]) == 0
+    assert main([*verify, "1k"]) == 1
+
+
+def test_errors_name_options_not_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [str(shard) for shard in tfrecords(tmp_path)]
+    pack([{"word": b"to"}], tmp_path / "p")
+    index, out = str(tmp_path / "p" / "data.index"), ["--out", str(tmp_path / "x.index")]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"shard": "z", "record": 0, "offset": 0, "key": null, "problem": ""}\n')
+    classes = tmp_path / "classes.txt"
+    classes.write_text("a\n")
+    for arguments, text in [
+        (["pack", index, index, "--split", "a=1"], "--split needs a --seed:"),
+        (["pack", index, f"{tmp_path}/p"], "or with --overwrite"),
+        (["pack", index, f"{tmp_path}/q", "--shards", "9"], "cannot fill --shards 9"),
+        (["pack", index, f"{tmp_path}/q", "--shard-size", "0"], "--shard-size must be at least 1"),
+        (["index", *shards, *out, "--root", f"{tmp_path}/p"], "give --root a folder"),
+        (["index", *shards, *out, "--field", "x"], "leave such records out with --missing skip"),
+        (["index", *shards, *out, "--key", "x"], "name another feature with --key"),
+        (["index", *shards, *out, "--exclude", str(bad)], "--exclude names 1 shards"),
+        (["index", *shards, *out, "--classes", str(classes)], "lie outside the 1 --classes (first"),
+    ]:
+        assert main([*arguments, "-q"]) in (1, 2)
+        assert text in capsys.readouterr().err
+    assert not (tmp_path / "q").exists()
+
+
+def test_bytes_that_are_bad_lead_to_the_option_that_leaves_them_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shard,) = tfrecords(tmp_path, shards=1)
+    flip(shard, 20)
+    assert main(["index", str(shard), "--out", f"{tmp_path}/x.index", "-q"]) == 1
+    assert "leave the record out with twinfeed index --exclude FILE" in capsys.readouterr().err
+
+
+def test_a_pack_that_fails_leaves_no_folder_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a/1.png", "b/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).write_bytes(b"...")
+    pack_it = ["pack", str(tmp_path / "images"), str(tmp_path / "out"), "-q"]
+    assert main([*pack_it, "--split", "a=1", "--seed", "1"]) == 2
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "images" / "top.png").write_bytes(b"...")
+    assert main(pack_it) == 2
+    assert "1 images lie outside any class folder (top.png)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert main(pack_it) == 2
+    assert (tmp_path / "out").exists()
+
+
+def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("1.png", "1.txt"):
+        (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / "a" / name).write_bytes(b"...")
+    images = str(tmp_path / "images")
+    want = f"twinfeed: warning: 1 files below {images} are no images and are left out (.txt 1)\n"
+    for command in (["pack", images, f"{tmp_path}/out"], ["index", images, "--out", f"{images}.i"]):
+        assert main([*command, "-q"]) == 0
+        assert capsys.readouterr().err == want
+
+
+def test_a_worker_warns_in_one_line(tmp_path: Path) -> None:
+    (shard,) = tars(tmp_path, shards=1)
+    shard.write_bytes(shard.read_bytes()[:-1024])
+    command = ["index", shard, "--out", tmp_path / "x.index", "--jobs", "2", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "twinfeed.loaders", *command], capture_output=True, check=True
+    )
+    error = done.stderr.decode()
+    assert error.startswith(f"twinfeed: warning: {shard}: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["pack", "images", "out"], "; nothing was written"),
+        (["index", "images", "--out", "x.index"], "; finished shards are kept: run it again"),
+        (["index", "images", "--out", "x.index", "--jobs", "2"], "; finished shards are kept"),
+        (["verify", "images"], "\n"),
+    ],
+)
+def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text: str) -> None:
+    """The image is a pipe, so that the command waits for its bytes when the interrupt comes."""
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    image = tmp_path / "images" / "a" / "1.png"
+    os.mkfifo(image)
+    running = start(tmp_path, *command, "-q")
+    with image.open("wb"):  # opens as soon as the command reads
+        error = interrupted(running)
+    assert error.startswith(f"twinfeed: interrupted{text}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for n in range(FILES_PER_PART):
+        (tmp_path / "images" / f"{n}.png").touch()
+    last = tmp_path / "images" / "last.png"
+    os.mkfifo(last)
+    running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2")
+    with last.open("wb"):
+        seen = b""
+        while b"1/2" not in seen:  # one worker is through, the other waits for the pipe
+            seen += os.read(running.stderr.fileno(), 1)
+        assert "Traceback" not in interrupted(running)
+
+
+def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a command as a terminal does: interrupts end it, and reach its workers too."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from twinfeed.loaders.command_line import main\n"
+        "if __name__ == '__main__': sys.exit(main())"
+    )
+    (folder / "run.py").write_text(code)
+    return subprocess.Popen(
+        [sys.executable, "run.py", *command],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def interrupted(running: subprocess.Popen[bytes]) -> str:
+    """Interrupt a command, and return what it says."""
+    os.killpg(running.pid, signal.SIGINT)
+    error = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 130
+    return error

@@ -377,7 +377,7 @@ def test_fault_37_read_only_data(tmp_path: Path) -> None:
     data.chmod(0o555)
     closed = data if os.geteuid() else Path("/sys")  # for root, only a file system that refuses
     try:
-        with pytest.raises(OSError, match=r"--out.*give root= \(--root\)"):
+        with pytest.raises(OSError, match=r"--out.*give root= the folder"):
             build_index(data / "*.tfrecord", closed / "x.index", root=data)
         index = build_index(data / "*.tfrecord", tmp_path / "mine" / "x.index", root=data)
         with Reader(open_index(index.path, root=data)) as reader:

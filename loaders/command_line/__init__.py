@@ -1,4 +1,6 @@
-"""The command `twinfeed`: parser.py reads arguments, commands.py runs, preview.py shows records."""
+"""The command `twinfeed`: parser.py reads arguments, commands.py runs, preview.py shows records,
+wording.py has the library's messages name options.
+"""
 
 from twinfeed.loaders.command_line.parser import main
 

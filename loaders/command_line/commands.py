@@ -6,22 +6,25 @@ import argparse
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from typing import Any
 
 import numpy as np
 
 from twinfeed.loaders.command_line.preview import preview
+from twinfeed.loaders.command_line.wording import built_with, in_options, show_warning
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
-from twinfeed.loaders.index.store import MANIFEST
+from twinfeed.loaders.index.store import MANIFEST, read_manifest
 from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder
@@ -34,19 +37,20 @@ _SHOWN = 20
 def run_pack(options: argparse.Namespace) -> int:
     """Run `pack`."""
     is_index = Path(options.source, MANIFEST).exists()
-    packed = pack(
-        open_index(options.source) if is_index else ImageFolder(options.source),
-        options.out,
-        container=options.container,
-        split=dict(options.split) if options.split else None,
-        seed=options.seed,
-        shards=options.shards,
-        shard_bytes=options.shard_size,
-        shard_records=options.shard_records,
-        names=options.names,
-        overwrite=options.overwrite,
-        progress=not options.quiet,
-    )
+    with _or_nothing(Path(options.out)):
+        packed = pack(
+            open_index(options.source) if is_index else ImageFolder(options.source),
+            options.out,
+            container=options.container,
+            split=dict(options.split) if options.split else None,
+            seed=options.seed,
+            shards=options.shards,
+            shard_bytes=options.shard_size,
+            shard_records=options.shard_records,
+            names=options.names,
+            overwrite=options.overwrite,
+            progress=not options.quiet,
+        )
     for index in packed.values():
         print(f"{index.path}: {_summary(index)}")
     return 0
@@ -69,8 +73,10 @@ def run_index(options: argparse.Namespace) -> int:
             key=options.key,
             missing=options.missing,
             exclude=options.exclude or (),
+            lists=options.list or (),
             container=options.container,
             example=not options.raw,
+            max_record_bytes=options.max_record_bytes,
             root=options.root,
             executor=executor,
             progress=not options.quiet,
@@ -80,38 +86,66 @@ def run_index(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `verify`."""
-    target: Any = _one_or_all(options.target)
-    if isinstance(target, str) and Path(target, MANIFEST).exists():
-        target = open_index(target, root=options.root)
+    """Run `verify`: each index by itself, the shards together."""
+    indexes = [path for path in options.target if Path(path, MANIFEST).exists()]
+    shards = [path for path in options.target if path not in indexes]
+    targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
+    if options.bad_list is not None and len(targets) > 1:
+        raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
     with _executor(options.jobs) as executor:
-        report = verify(
-            target,
-            bad_list=options.bad_list,
-            container=options.container,
-            example=not options.raw,
-            root=options.root,
-            executor=executor,
-            progress=not options.quiet,
-        )
-    for bad in report.bad[:_SHOWN]:
-        where = "" if bad.record < 0 else f", record {bad.record}"
-        print(f"{bad.shard}{where}: {bad.problem}")
-    if len(report.bad) > _SHOWN:
-        print(f"... and {len(report.bad) - _SHOWN} more")
-    result = "all is well" if report.ok else f"{len(report.bad)} bad"
-    print(f"{report.records} records in {report.shards} shards: {result}")
-    if not report.ok and options.bad_list is None:
+        verified = [_verify(target, target in indexes, options, executor) for target in targets]
+    if not all(verified) and options.bad_list is None:
         print(
             "what to do: restore the shards, or list what is bad with --bad-list FILE "
             "and leave it out with index --exclude FILE"
         )
-    return 0 if report.ok else 1
+    return 0 if all(verified) else 1
+
+
+def _verify(
+    target: Any, is_index: bool, options: argparse.Namespace, executor: Executor | None
+) -> bool:
+    """Verify one index, or shards, and print what is bad; say whether all is well."""
+    report = verify(
+        open_index(target, root=options.root) if is_index else target,
+        bad_list=options.bad_list,
+        container=options.container,
+        example=not options.raw,
+        max_record_bytes=options.max_record_bytes,
+        root=options.root,
+        executor=executor,
+        progress=not options.quiet,
+    )
+    for bad in report.bad[:_SHOWN]:
+        where = "" if bad.record < 0 else f", record {bad.record}"
+        print(f"{bad.shard}{where}: {in_options(bad.problem)}")
+    if len(report.bad) > _SHOWN:
+        print(f"... and {len(report.bad) - _SHOWN} more")
+    what = f"{target}: " if is_index and len(options.target) > 1 else ""
+    result = "all is well" if report.ok else f"{len(report.bad)} bad"
+    print(f"{what}{report.records} records in {report.shards} shards: {result}")
+    return report.ok
 
 
 def run_info(options: argparse.Namespace) -> int:
-    """Run `info`."""
-    index = open_index(options.index, root=options.root)
+    """Run `info`; the options are told even where the shards no longer fit."""
+    built = dict(read_manifest(Path(options.index).absolute())["options"])
+    left_out = built.pop("left_out", 0)
+    facts: dict[str, Any] = {}
+    try:
+        facts = _facts(open_index(options.index, root=options.root)) | {"left out": left_out}
+    finally:
+        facts["built with"] = built if options.json else built_with(built)
+        if options.json:
+            print(json.dumps(facts, indent=1))
+        else:
+            for name, value in facts.items():
+                print(f"{name}: {_shown(value)}")
+    return 0
+
+
+def _facts(index: Index) -> dict[str, Any]:
+    """Return what an index holds."""
     lengths = index.shard_lengths
     facts: dict[str, Any] = {
         "records": len(index),
@@ -127,7 +161,6 @@ def run_info(options: argparse.Namespace) -> int:
             name: f"{column.dtype}{list(column.shape[1:]) or ''}"
             for name, column in index.columns.items()
         },
-        "left out": index.manifest["options"].get("left_out", 0),
         "fingerprint": index.fingerprint,
     }
     if index.labels is not None:
@@ -135,12 +168,7 @@ def run_info(options: argparse.Namespace) -> int:
         facts["classes"] = len(counts)
         facts["records a class"] = [int(counts.min()), int(counts.max())]
         facts["class names"] = list(index.classes)
-    if options.json:
-        print(json.dumps(facts, indent=1))
-        return 0
-    for name, value in facts.items():
-        print(f"{name}: {_shown(value)}")
-    return 0
+    return facts
 
 
 def run_cat(options: argparse.Namespace) -> int:
@@ -234,6 +262,19 @@ def _one_or_all(given: list[str]) -> str | list[str]:
 
 
 @contextmanager
+def _or_nothing(out: Path) -> Iterator[None]:
+    """Leave no empty folder `out` behind where nothing could be packed."""
+    there = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not there:
+            with suppress(OSError):
+                out.rmdir()
+        raise
+
+
+@contextmanager
 def _executor(jobs: int) -> Iterator[Executor | None]:
     """Give a pool of processes, if there is to be more than one."""
     if jobs < 1:
@@ -241,5 +282,11 @@ def _executor(jobs: int) -> Iterator[Executor | None]:
     if jobs == 1:
         yield None
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _as_in_main) as pool:
         yield pool
+
+
+def _as_in_main() -> None:
+    """Let a worker print warnings as the command does, and end without a word at an interrupt."""
+    warnings.showwarning = show_warning
+    signal(SIGINT, SIG_DFL)

@@ -6,7 +6,9 @@ import argparse
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from twinfeed.loaders.command_line.commands import (
@@ -17,9 +19,15 @@ from twinfeed.loaders.command_line.commands import (
     run_pack,
     run_verify,
 )
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.command_line.wording import one_line, show_warning
+from twinfeed.loaders.errors import LoaderError, ShardWarning
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.packing.pack import SHARD_BYTES
 
+_INTERRUPTED: dict[Any, str] = {
+    run_pack: "; nothing was written",
+    run_index: "; finished shards are kept: run it again to go on",
+}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 EPILOG = """\
@@ -49,9 +57,12 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", ShardWarning)
+            warnings.showwarning = show_warning
+            return run(options)
     except KeyboardInterrupt:
-        print("twinfeed: interrupted; what is finished is kept", file=sys.stderr)
+        print(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,8 +78,7 @@ def _fail(error: Exception, status: int) -> int:
     text = error.args[0] if isinstance(error, KeyError) else error
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    line = "; ".join(part.strip() for part in str(text).splitlines())
-    print(f"twinfeed: error: {line}", file=sys.stderr)
+    print(f"twinfeed: error: {one_line(text)}", file=sys.stderr)
     return status
 
 
@@ -80,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for add in (_add_pack, _add_index, _add_verify, _add_info, _add_cat, _add_compare):
         add(commands)
@@ -113,7 +124,12 @@ def _add_pack(commands: Any) -> None:
     )
     parser.add_argument("source", help="a folder of images, a folder for each class, or an index")
     parser.add_argument("out", help="the folder to write shards and indexes to")
-    parser.add_argument("--container", choices=("tfrecord", "tar"), default="tfrecord")
+    parser.add_argument(
+        "--container",
+        choices=("tfrecord", "tar"),
+        default="tfrecord",
+        help="what the shards are; default tfrecord",
+    )
     parser.add_argument(
         "--split",
         action="append",
@@ -122,7 +138,7 @@ def _add_pack(commands: Any) -> None:
         help="a split, and its number or fraction of the records; needs --seed; may be repeated",
     )
     parser.add_argument("--seed", type=int, help="shuffle the records by this seed")
-    parser.add_argument("--shards", type=int, default=1, help="at least so many in each split")
+    parser.add_argument("--shards", type=int, default=1, help="at least so many a split; default 1")
     parser.add_argument(
         "--shard-size",
         type=_size,
@@ -135,7 +151,7 @@ def _add_pack(commands: Any) -> None:
         "--names",
         choices=("of", "numbered"),
         default="of",
-        help="train-00000-of-00010, or train-000000",
+        help="train-00000-of-00010 (default), or train-000000",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files of the same names")
     _add_quiet(parser)
@@ -169,10 +185,21 @@ def _add_index(commands: Any) -> None:
         action="append",
         type=_field,
         metavar="NAME[=A;B]",
-        help="keep this field (default: all), under any of these names",
+        help="keep this field (default: all), under any of these names; may be repeated",
     )
     parser.add_argument("--key", metavar="FEATURE", help="the feature that holds a TFRecord's key")
-    parser.add_argument("--missing", choices=("error", "skip", "empty"), default="error")
+    parser.add_argument(
+        "--list",
+        action="append",
+        metavar="FEATURE",
+        help="read this feature as a list, even where each record has one value; may be repeated",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=("error", "skip", "empty"),
+        default="error",
+        help="a record that lacks a field or label is an error, left out, or has an empty field",
+    )
     parser.add_argument(
         "--exclude", metavar="FILE", help="bad records to leave out, as listed by verify"
     )
@@ -191,7 +218,7 @@ def _add_verify(commands: Any) -> None:
         "verify 'data/*.tfrecord' --root data --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
     )
-    parser.add_argument("target", nargs="+", help="one index, or shards")
+    parser.add_argument("target", nargs="+", help="indexes, or shards")
     parser.add_argument("--bad-list", metavar="FILE", help="write the bad records to this file")
     _add_reading(parser)
 
@@ -206,9 +233,9 @@ def _add_info(commands: Any) -> None:
         "info data/train.index",
         "info data/train.index --json",
     )
-    parser.add_argument("index")
+    parser.add_argument("index", help="the folder of the index")
     parser.add_argument("--root", help="the folder of the shards, if it is not the index's own")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def _add_cat(commands: Any) -> None:
@@ -222,7 +249,7 @@ def _add_cat(commands: Any) -> None:
         "cat data/train.index cat/0001",
         "cat data/train.index 17 --field image > 17.png",
     )
-    parser.add_argument("index")
+    parser.add_argument("index", help="the folder of the index")
     parser.add_argument(
         "records", nargs="+", help="record numbers (from the end if negative), or keys"
     )
@@ -240,28 +267,40 @@ def _add_compare(commands: Any) -> None:
         "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
     )
-    parser.add_argument("index")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("--batch-size", type=int, default=128, help="records a batch; default 128")
     parser.add_argument("--p", type=int, help="classes a batch, for P x K batches")
-    parser.add_argument("--k", type=int, default=4, help="records of each class")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batches", type=int, default=100, help="at most so many")
+    parser.add_argument("--k", type=int, default=4, help="records of each class; default 4")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of records; default 0")
+    parser.add_argument("--batches", type=int, default=100, help="at most so many; default 100")
     parser.add_argument("--size", type=int, help="decode images, and resize them to this square")
     parser.add_argument(
         "--backends",
         nargs="+",
         default=["torch", "tensorflow"],
         choices=("plain", "torch", "tensorflow"),
+        help="what to compare; default torch and tensorflow; plain is without a framework",
     )
     parser.add_argument("--root", help="the folder of the shards, if it is not the index's own")
 
 
 def _add_reading(parser: Any) -> None:
     """Add what `index` and `verify` share."""
-    parser.add_argument("--container", choices=("tfrecord", "tar", "files"))
+    parser.add_argument(
+        "--container",
+        choices=("tfrecord", "tar", "files"),
+        help="what the shards are; default: what their names and first bytes say",
+    )
     parser.add_argument("--raw", action="store_true", help="TFRecords that hold no Examples")
+    parser.add_argument(
+        "--max-record-bytes",
+        type=_size,
+        default=MAX_RECORD_BYTES,
+        metavar="BYTES",
+        help="refuse longer records; default 1 GiB",
+    )
     parser.add_argument("--root", help="the folder that shard paths are relative to")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that work side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side; default 1")
     _add_quiet(parser)
 
 

@@ -173,7 +173,7 @@ def make_folder(path: Path) -> Path:
         raise type(error)(
             error.errno,
             f"{os.strerror(error.errno)}: the index cannot be written here; write it elsewhere "
-            "(twinfeed index --out) and give root= (--root), the folder that holds the shards",
+            "(twinfeed index --out) and give root= the folder that holds the shards",
             str(path),
         ) from error
     return path

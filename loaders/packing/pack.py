@@ -156,7 +156,7 @@ def _check_free(folder: Path, split: Split) -> None:
     if taken:
         raise FileExistsError(
             f"{folder} already holds {len(taken)} files of these names ({', '.join(taken[:5])}): "
-            "pack elsewhere, or with overwrite=True (--overwrite)"
+            "pack elsewhere, or with overwrite=True"
         )
 
 

@@ -1,0 +1,77 @@
+"""What the library says, in the words of the command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+
+OPTIONS = {
+    "background": "--background",
+    "classes": "--classes",
+    "container": "--container",
+    "exclude": "--exclude",
+    "fields": "--field",
+    "key": "--key",
+    "label": "--label",
+    "lists": "--list",
+    "max_record_bytes": "--max-record-bytes",
+    "missing": "--missing",
+    "root": "--root",
+    "seed": "--seed",
+    "shard_bytes": "--shard-size",
+    "shard_records": "--shard-records",
+    "shards": "--shards",
+    "split": "--split",
+}
+"""The option that stands for an argument of the library."""
+
+_PHRASES = {
+    "build_index(exclude=...)": "twinfeed index --exclude FILE",
+    "overwrite=True": "--overwrite",
+    "example=False": "--raw",
+    "raise max_record_bytes": "raise --max-record-bytes",
+    "shard_bytes must": "--shard-size must",
+    "shard_records must": "--shard-records must",
+    "shards must be at least": "--shards must be at least",
+}
+_ARGUMENT = re.compile(rf"(?<![^\s(])({'|'.join(OPTIONS)})=('?)([\w.]*)\2(?!\S*/)")
+_USUAL = {"missing": "error", "max_record_bytes": MAX_RECORD_BYTES}
+
+
+def in_options(text: str) -> str:
+    """Return a message with options in place of arguments; paths stay as they are.
+
+    >>> in_options("give root= the folder, or missing='skip': label=3/key=7.tar")
+    'give --root the folder, or --missing skip: label=3/key=7.tar'
+    """
+    for phrase, option in _PHRASES.items():
+        text = text.replace(phrase, option)
+    return _ARGUMENT.sub(lambda found: f"{OPTIONS[found[1]]} {found[3]}".rstrip(), text)
+
+
+def built_with(options: Mapping[str, Any]) -> str:
+    """Return the options that an index was built with as they are given, the usual ones left out.
+
+    >>> built_with({"container": "tfrecord", "example": False, "key": None, "missing": "error"})
+    '--raw --container tfrecord'
+    """
+    words = [] if options["example"] else ["--raw"]
+    for name, value in options.items():
+        if name in OPTIONS and value not in (None, _USUAL.get(name)):
+            words += [OPTIONS[name], str(value)]
+    return shlex.join(words)
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning in one line."""
+    print(f"twinfeed: warning: {one_line(message)}", file=sys.stderr)
+
+
+def one_line(message: object) -> str:
+    """Return a message in one line, in the words of the command line."""
+    return in_options("; ".join(part.strip() for part in str(message).splitlines()))
