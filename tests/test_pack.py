@@ -262,3 +262,15 @@ def test_a_folder_is_packed_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "images" / "cat" / "1.png").write_bytes(b"...")
     index = pack(str(tmp_path / "images"), tmp_path / "out")["data"]
     assert (len(index), index.classes) == (1, ("cat",))
+
+
+def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_path: Path) -> None:
+    def samples() -> Iterator[dict[str, bytes]]:
+        yield {"word": b"slow"}
+        pack([{"word": b"quick"}], tmp_path)
+
+    with pytest.raises(FileExistsError, match="already holds 2 files of these names"):
+        pack(samples(), tmp_path)
+    with Reader(open_index(tmp_path / "data.index")) as reader:
+        assert reader.read([0])["word"] == [b"quick"]
+    assert not list(tmp_path.glob(".packing-*"))

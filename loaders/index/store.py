@@ -53,7 +53,7 @@ def write_store(
             manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": table}
             manifest |= {"fingerprint": digest_of(manifest), "options": dict(options)}
             manifest["folder"] = f"columns-{digest_of(table)[:16]}"
-            with _locked(path):
+            with locked(path):
                 _move_folder(temporary, path / manifest["folder"])
                 _switch(path, manifest | {"checksum": digest_of(manifest)})
                 for old in path.glob("columns-*"):
@@ -64,8 +64,8 @@ def write_store(
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time switch."""
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time change what is in a folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         lock(fd)

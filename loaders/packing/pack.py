@@ -16,7 +16,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.store import beside, make_folder, read_manifest, room_for, sync
+from twinfeed.loaders.index.store import beside, locked, make_folder, read_manifest, room_for, sync
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
     IndexSamples,
@@ -115,8 +115,11 @@ def pack(
         for name, done in written.items():
             files = _named(work, name, done.files, container, names)
             _index(work, name, files, done, container, classes, progress)
-        for name in written:
-            _move(work, folder, name)
+        with locked(folder):
+            if not overwrite:  # another packer may have been here meanwhile
+                _check_free(folder, written)
+            for name in written:
+                _move(work, folder, name)
     return {name: open_index(folder / f"{name}.index") for name in written}
 
 
@@ -145,7 +148,7 @@ def _check(
         raise ValueError(f"split= names become file names, {bad[0]!r} cannot")
 
 
-def _check_free(folder: Path, split: Split) -> None:
+def _check_free(folder: Path, split: Iterable[str]) -> None:
     """Refuse to write where there is something already."""
     taken = [
         path.name
