@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, Shard
 from twinfeed.loaders.formats.example import parse
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
-from twinfeed.loaders.index import parts
+from twinfeed.loaders.index import collect
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.store import MANIFEST
@@ -255,7 +255,7 @@ def test_a_changed_function_does_not_reuse_old_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part is kept for the code that made it, not for the function's name."""
-    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    monkeypatch.setattr(collect, "KEEP_FROM", 0)
     shards = tars(tmp_path, shards=2)
     flip(shards[1], 0)
 

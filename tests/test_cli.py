@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from format_help import archive, member
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders.command_line.parser import _parser, main
@@ -286,6 +287,22 @@ def test_index_and_verify_take_lists_and_long_records(
     verify = ["verify", shard, "--root", str(tmp_path), "-q", "--max-record-bytes"]
     assert main([*verify, "2k"]) == 0
     assert main([*verify, "1k"]) == 1
+
+
+def test_index_and_verify_join_what_lies_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [member(b"a.jpg", b"1"), member(b"b.jpg", b"2"), member(b"a.cls", b"x")]
+    shard, out = str(archive(tmp_path / "a.tar", *members)), str(tmp_path / "x.index")
+    assert main(["index", shard, "--out", out, "-q"]) == 1
+    assert "put the parts together with --join" in capsys.readouterr().err
+    assert main(["verify", shard, "--root", str(tmp_path), "-q"]) == 1
+    assert main(["verify", shard, "--root", str(tmp_path), "-q", "--join"]) == 0
+    assert main(["index", shard, "--out", out, "--join", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["info", out]) == 0
+    assert "built with: --join --container tar\n" in capsys.readouterr().out
+    assert main(["verify", out, "-q"]) == 0
 
 
 def test_errors_name_options_not_arguments(

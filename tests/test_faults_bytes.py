@@ -550,6 +550,27 @@ def test_b24_key_in_two_places_is_found(tmp_path: Path) -> None:
     assert (error.offset, error.record) == (2048, 2)
 
 
+def test_b24_parts_that_lie_apart_are_put_together_on_request(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "a.tar",
+        member(b"1.jpg", b"one"),
+        member(b"2.jpg", b"two"),
+        member(b"1.cls", b"1"),
+        member(b"3.jpg", b"three"),
+        member(b"2.cls", b"2"),
+        member(b"1.txt", b"!"),
+    )
+    records = list(tar.scan(path, join=True))
+    assert contents(records) == [
+        ("3", {"jpg": b"three"}),
+        ("2", {"jpg": b"two", "cls": b"2"}),
+        ("1", {"jpg": b"one", "cls": b"1", "txt": b"!"}),
+    ]
+    assert [record.number for record in records] == [2, 1, 0]
+    with pytest.raises(DataCorruptionError, match="'jpg' twice"):
+        list(tar.scan(archive(path, *[member(b"1.jpg", b""), member(b"2.a", b"")] * 2), join=True))
+
+
 def test_b26_names_split_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"d.v1/1.Seg.PNG": b"1", "d.v1/1": b"2", ".x": b"3"})
     assert contents(tar.scan(path)) == [("d.v1/1", {"seg.png": b"1"})] == webdataset_samples(path)

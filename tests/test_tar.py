@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.tar import TarWriter, scan, split_name
 
 segment = st.text(st.sampled_from("ab.é_- A"), min_size=1, max_size=12)
@@ -178,7 +179,8 @@ def test_extents_cover_headers_and_data(tmp_path: Path) -> None:
     assert (one.offset, one.length) == (0, 512 + 1024 + 512)
     assert two.offset == one.length
     assert two.offset + two.length == len(shard) - len(END)
-    assert two.header == shard[two.offset : two.parts["txt"].offset]
+    checksum = crc32c(two.parts["txt"].data).to_bytes(4, "little")
+    assert two.header == shard[two.offset : two.parts["txt"].offset] + checksum
     assert [one.number, two.number] == [0, 1]
 
 

@@ -213,7 +213,7 @@ def _add_verify(commands: Any) -> None:
         "verify",
         run_verify,
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums of its headers only; the index has one of each field, but not of labels.",
+        "checksums of its headers only; its index has one of everything.",
         "verify data/train.index --jobs 4",
         "verify 'data/*.tfrecord' --root data --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
@@ -290,6 +290,9 @@ def _add_reading(parser: Any) -> None:
         "--container",
         choices=("tfrecord", "tar", "files"),
         help="what the shards are; default: what their names and first bytes say",
+    )
+    parser.add_argument(
+        "--join", action="store_true", help="put parts of a tar's sample together that lie apart"
     )
     parser.add_argument("--raw", action="store_true", help="TFRecords that hold no Examples")
     parser.add_argument(

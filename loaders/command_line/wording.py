@@ -34,6 +34,8 @@ _PHRASES = {
     "build_index(exclude=...)": "twinfeed index --exclude FILE",
     "overwrite=True": "--overwrite",
     "example=False": "--raw",
+    "join=True": "--join",
+    "join= is": "--join is",
     "raise max_record_bytes": "raise --max-record-bytes",
     "shard_bytes must": "--shard-size must",
     "shard_records must": "--shard-records must",
@@ -57,10 +59,11 @@ def in_options(text: str) -> str:
 def built_with(options: Mapping[str, Any]) -> str:
     """Return the options that an index was built with as they are given, the usual ones left out.
 
-    >>> built_with({"container": "tfrecord", "example": False, "key": None, "missing": "error"})
+    >>> built_with({"container": "tfrecord", "example": False, "join": False, "missing": "error"})
     '--raw --container tfrecord'
     """
     words = [] if options["example"] else ["--raw"]
+    words += ["--join"] if options["join"] else []
     for name, value in options.items():
         if name in OPTIONS and value not in (None, _USUAL.get(name)):
             words += [OPTIONS[name], str(value)]

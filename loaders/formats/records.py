@@ -52,7 +52,7 @@ class Record(NamedTuple):
     """One record of a shard, or one of loose files.
 
     `offset` and `length` are bytes of the shard, framing included; `header` is what the shard's
-    header checksum covers.
+    checksum covers: of a tar also the CRC of each member, since the archive itself holds none.
 
     >>> Record(0, 20, None, {}, b"", 7).number
     7

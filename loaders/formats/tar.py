@@ -8,14 +8,18 @@ names) are passed over here; what would make half a sample is an error.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tarfile
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.opening import BUFFER, open_shard, read_exactly
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
 from twinfeed.loaders.formats.tarheader import BLOCK, LINKS, REGULAR, Member, members
@@ -33,7 +37,7 @@ _KINDS = {
 }
 _LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
-_APART = "write the archive again, sorted by name: the parts of a sample must follow each other"
+_APART = "write the archive again, sorted by name, or put the parts together with join=True"
 _NAMES = "rename the file and write the archive again"
 _META = re.compile(r"__[^/]*__($|/)")
 _FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
@@ -54,15 +58,18 @@ def scan(
     /,
     *,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    join: bool = False,
     on_bad: OnBad | None = None,
     on_skip: OnSkip | None = None,
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory is bounded by the longest sample, and holds the keys. Given `on_bad`, a sample that is
-    bad while the archive is sound goes there as the error it is, and the scan goes on; broken
-    headers are raised in any case. `on_skip(reason, name)` hears of every member that is passed
-    over.
+    Memory is bounded by the longest sample, and holds the keys. With `join`, members of one key
+    that do not follow each other make one sample, which comes where its last member is; the
+    headers are then read twice, and samples that wait for members are held. Given `on_bad`, a
+    sample that is bad while the archive is sound goes there as the error it is, and the scan goes
+    on; broken headers are raised in any case. `on_skip(reason, name)` hears of every member that is
+    passed over.
 
     Raises DataCorruptionError (a header, a name, two parts of one name, a key met again later, a
     link for a part) and TruncatedShardError; warns (ShardWarning) of an archive without its end or
@@ -77,22 +84,47 @@ def scan(
     """
     path = os.fspath(path)
     seen: dict[str, int] = {}
+    waiting: dict[str, _Sample] = {}
+    numbers = itertools.count()
     sample: _Sample | None = None
-    number = 0
     with open_shard(path) as file:
+        left = _stretches(file, path) if join else Counter()
+
+        def leave(sample: _Sample) -> Iterator[Record]:
+            left[sample.key] -= 1
+            if left[sample.key] > 0:
+                waiting[sample.key] = sample
+            else:
+                yield from sample.finish(on_bad)
+
         for member in members(file, path):
             split = _classify(member, on_skip)
             if split is None:
                 continue
             if sample is None or split[0] != sample.key:
                 if sample is not None:
-                    yield from sample.finish(on_bad)
-                    number += 1
-                sample = _Sample(path, split[0], member.start, number, max_record_bytes)
-                sample.check_key(member, seen)
+                    yield from leave(sample)
+                sample = waiting.pop(split[0], None)
+                if sample is None:
+                    sample = _Sample(path, split[0], member.start, next(numbers), max_record_bytes)
+                    sample.check_key(member, seen)
             sample.add(member, split[1], file)
         if sample is not None:
-            yield from sample.finish(on_bad)
+            yield from leave(sample)
+
+
+def _stretches(file: BinaryIO, path: str) -> Counter[str]:
+    """Count the stretches of members that each key has in the archive."""
+    counts: Counter[str] = Counter()
+    last = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the scan proper says it again
+        for member in members(file, path):
+            split = _classify(member, None)
+            if split is not None and split[0] != last:
+                last = split[0]
+                counts[last] += 1
+    return counts
 
 
 class _Sample:
@@ -131,6 +163,7 @@ class _Sample:
             self.fail(member, problem, TOO_LONG)
         elif self.bad is None:
             data = read_exactly(file, member.size, self.path, member.start)
+            self.headers.append(crc32c(data).to_bytes(4, "little"))
             self.parts[extension] = Part("bytes", 0, member.offset, member.size, data, 0)
 
     def fail(self, member: Member, problem: str, advice: str) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
+from twinfeed.loaders.index.collect import work
 from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
 from twinfeed.loaders.index.merge import mixed_fields, write_index
-from twinfeed.loaders.index.parts import Missing, Plan, ShardPart, work
+from twinfeed.loaders.index.parts import ShardPart
+from twinfeed.loaders.index.plan import Missing, Plan
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
 from twinfeed.loaders.index.store import lock, make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
@@ -42,6 +44,7 @@ def build_index(
     container: str | None = None,
     example: bool = True,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    join: bool = False,
     complete: bool = True,
     root: PathLike | None = None,
     executor: Executor | None = None,
@@ -68,7 +71,8 @@ def build_index(
     or "empty" (the field reads as b"" or no numbers). `exclude` leaves out bad records: the list
     that `verify` writes, or (shard, number) pairs. Bytes features named in `lists` read as lists
     even where each record has one value. `example=False` takes TFRecords as raw bytes, in one
-    field "data".
+    field "data". `join` puts together the members of one key that lie apart in a tar, which are an
+    error otherwise.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
     ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`
@@ -87,7 +91,18 @@ def build_index(
     source = find_source(shards, path, container=container, root=root, complete=complete)
     if label is None and any(entry.label for job in source.jobs for entry in job.entries):
         label = FromFolder()
-    plan = _plan(source, label, background, fields, key, missing, lists, example, max_record_bytes)
+    plan = _plan(
+        source,
+        label=label,
+        background=background,
+        fields=fields,
+        key=key,
+        missing=missing,
+        lists=lists,
+        example=example,
+        join=join,
+        max_record_bytes=max_record_bytes,
+    )
     jobs = _without(source.jobs, exclude)
     folder = path / "parts"
     with _alone(folder):
@@ -119,6 +134,7 @@ def build_parts(
     container: str | None = None,
     example: bool = True,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    join: bool = False,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> list[Path]:
@@ -141,7 +157,18 @@ def build_parts(
     """
     where = make_folder(Path(os.path.abspath(folder)))
     source = find_source(shards, where / "index", container=container, root=root, complete=False)
-    plan = _plan(source, label, background, fields, key, missing, lists, example, max_record_bytes)
+    plan = _plan(
+        source,
+        label=label,
+        background=background,
+        fields=fields,
+        key=key,
+        missing=missing,
+        lists=lists,
+        example=example,
+        join=join,
+        max_record_bytes=max_record_bytes,
+    )
     jobs = _without(source.jobs, exclude)
     built = _parts(plan, jobs, where, executor, progress)
     _check_excluded(jobs, built)
@@ -202,6 +229,7 @@ def merge_parts(
 
 def _plan(
     source: Source,
+    *,
     label: LabelSource | None,
     background: Label | None,
     fields: Fields | None,
@@ -209,6 +237,7 @@ def _plan(
     missing: Missing,
     lists: Iterable[str],
     example: bool,
+    join: bool,
     max_record_bytes: int,
 ) -> Plan:
     """Check the arguments and return the plan."""
@@ -217,6 +246,8 @@ def _plan(
     names = frozenset(lists)
     if source.container != "tfrecord" and (names or key is not None or not example):
         raise ValueError(f"key=, lists= and example=False are for tfrecord, not {source.container}")
+    if join and source.container != "tar":
+        raise ValueError(f"join= is for tar, not {source.container}")
     return Plan(
         container=source.container,
         root=source.root,
@@ -227,6 +258,7 @@ def _plan(
         missing=missing,
         lists=names,
         example=example,
+        join=join,
         max_record_bytes=max_record_bytes,
     )
 

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index.collect import encode_labels
 from twinfeed.loaders.index.labels import FromTable, Label
-from twinfeed.loaders.index.parts import ShardPart, encode_labels
+from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.index.table import ROW, SHARD

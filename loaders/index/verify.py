@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, as_completed
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, IndexFormatError, LoaderError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
-from twinfeed.loaders.index.parts import Plan, add_header, scan_job
 from twinfeed.loaders.index.paths import join
+from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index.store import damaged_arrays
 from twinfeed.loaders.index.table import Index
@@ -47,6 +48,7 @@ def verify(
     bad_list: PathLike | None = None,
     container: str | None = None,
     example: bool = True,
+    join: bool = False,
     max_record_bytes: int = MAX_RECORD_BYTES,
     root: PathLike | None = None,
     executor: Executor | None = None,
@@ -56,9 +58,9 @@ def verify(
 
     Of shards: the framing, every checksum, every Example. Of an index also: its own arrays, each
     shard's record headers, and each field against its CRC-32C, in loose files and tar too; a tar
-    member that only became a label has none. What is bad is reported, not raised, and written to
-    `bad_list` for `build_index(exclude=…)`; a scan that cannot go on behind a bad place reports it
-    and ends there.
+    member that only became a label counts with its shard's headers. What is bad is reported, not
+    raised, and written to `bad_list` for `build_index(exclude=…)`; a scan that cannot go on behind
+    a bad place reports it and ends there.
 
     Raises IndexFormatError for damaged arrays, FileNotFoundError for missing shards.
 
@@ -75,7 +77,13 @@ def verify(
         found = find_source(
             source, Path(os.path.abspath("index")), container=container, root=root, complete=False
         )
-        plan = Plan(found.container, found.root, example=example, max_record_bytes=max_record_bytes)
+        plan = Plan(
+            found.container,
+            found.root,
+            example=example,
+            max_record_bytes=max_record_bytes,
+            join=join,
+        )
         tasks = [(_plain_shard, (plan, job)) for job in found.jobs]
     if executor is None:
         results = [task(*args) for task, args in bar(tasks, "verifying", "shard", progress)]
@@ -106,17 +114,19 @@ class _Scan:
 
     def __init__(self, plan: Plan, job: Job) -> None:
         self.job = job
-        self.headers = 0
-        self.starts: list[int] = []
-        self.numbers: list[int] = []
+        self.headers = self.records = 0
+        self.places: list[tuple[int, int]] = []
         self.bad: list[BadRecord] = []
         try:
             with local(join(plan.root, job.shard)) as path:
                 for record in scan_job(plan, job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
                     self.note(record.offset, record.number)
+                    if plan.join:  # other records may lie between the parts of this one
+                        self.places += [(p.offset, record.number) for p in record.parts.values()]
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error)._replace(record=-1))
+        self.places.sort()
 
     def on_bad(self, error: DataCorruptionError) -> None:
         """Keep the error of one record."""
@@ -125,19 +135,19 @@ class _Scan:
 
     def note(self, offset: int, number: int) -> None:
         """Keep where a record starts."""
-        self.starts.append(offset)
-        self.numbers.append(number)
+        self.records += 1
+        self.places.append((offset, number))
 
     def number_at(self, offset: int) -> int:
         """Return the number of the record that holds the byte at `offset`."""
-        place = bisect_right(self.starts, offset) - 1
-        return self.numbers[place] if place >= 0 else -1
+        place = bisect_right(self.places, (offset, sys.maxsize)) - 1
+        return self.places[place][1] if place >= 0 else -1
 
 
 def _plain_shard(plan: Plan, job: Job) -> tuple[int, list[BadRecord]]:
     """Verify a shard by itself."""
     scan = _Scan(plan, job)
-    return len(scan.starts), scan.bad
+    return scan.records, scan.bad
 
 
 def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
@@ -155,6 +165,7 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
         index.root,
         example=options["example"],
         max_record_bytes=options["max_record_bytes"],
+        join=options["join"],
     )
     scan = _Scan(plan, Job(name))
     held = {scan.number_at(offset) for offset in _offsets(index, start, stop)}
@@ -163,9 +174,11 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
         offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
         found = scan.number_at(offset)
         bad.setdefault(found, bad_record(name, error)._replace(record=found))
-    if not scan.bad and scan.headers != index.shards["headers"][shard]:
-        problem = "the record headers are not those that were indexed: the shard has changed"
-        bad.setdefault(-1, BadRecord(name, -1, None, None, problem))
+    explained = scan.bad or (bad and index.container == "tar")  # there fields count as well
+    if not explained and scan.headers != index.shards["headers"][shard]:
+        what = "headers, or members that are no fields," if index.container == "tar" else "headers"
+        problem = f"the shard has changed: its record {what} are not those that were indexed"
+        bad[-1] = BadRecord(name, -1, None, None, problem)
     return stop - start, list(bad.values())
 
 

@@ -1,0 +1,77 @@
+"""What an index shall hold, and the scan of a shard by it."""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from twinfeed.loaders.formats import files, tar, tfrecord
+from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, OnBad, Record
+from twinfeed.loaders.index.labels import Label, RecordLabel
+from twinfeed.loaders.index.sources import Job
+from twinfeed.loaders.index.store import VERSION
+
+Missing = Literal["error", "skip", "empty"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what an index shall hold; what a worker needs to know besides its job.
+
+    `fields` gives each field's name and the names it may have in a record, the first one present
+    counts; None takes all.
+    """
+
+    container: str
+    root: str
+    label: RecordLabel | None = None
+    key: str | None = None
+    fields: tuple[tuple[str, tuple[str, ...]], ...] | None = None
+    missing: Missing = "error"
+    background: Label | None = None
+    example: bool = True
+    max_record_bytes: int = MAX_RECORD_BYTES
+    lists: frozenset[str] = frozenset()
+    join: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return what the index's manifest tells of the plan."""
+        return {
+            "container": self.container,
+            "example": self.example,
+            "join": self.join,
+            "key": self.key,
+            "label": self.label if isinstance(self.label, str) else None,
+            "max_record_bytes": self.max_record_bytes,
+            "missing": self.missing,
+        }
+
+    def digest(self) -> str:
+        """Return a digest of all that a part depends on; a function's code is in it."""
+        label: Any = self.label
+        if callable(label):
+            code = getattr(label, "__code__", None)
+            label = marshal.dumps(code) if code is not None else secrets.token_bytes(16)
+        facts = replace(self, root="", lists=frozenset(), label=None)
+        text = repr([VERSION, facts, sorted(self.lists), label])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def scan_job(plan: Plan, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
+    """Scan the records of a job, its shard being at `path`."""
+    most = plan.max_record_bytes
+    if job.entries:
+        return files.scan(plan.root, job.entries, max_record_bytes=most, on_bad=on_bad)
+    if plan.container == "tar":
+        return tar.scan(path, max_record_bytes=most, join=plan.join, on_bad=on_bad)
+    return tfrecord.scan(path, example=plan.example, max_record_bytes=most, on_bad=on_bad)
+
+
+def add_header(checksum: int, record: Record) -> int:
+    """Return the checksum over the record headers so far and one more."""
+    return crc32c(checksum.to_bytes(4, "little") + record.header)
