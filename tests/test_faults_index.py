@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from format_help import archive, member
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders.errors import (
@@ -32,7 +33,7 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     UnsafeContentError,
 )
-from twinfeed.loaders.index import Index, open_index, parts
+from twinfeed.loaders.index import Index, collect, open_index
 from twinfeed.loaders.index.build import build_index, build_parts
 from twinfeed.loaders.index.labels import FromTable
 from twinfeed.loaders.index.store import MANIFEST, VERSION, digest_of
@@ -287,6 +288,67 @@ def test_fault_33_index_with_bytes_changed_in_place_is_found_by_verify(index: In
         flip(file, file.stat().st_size - 1)
 
 
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("offset", -7), ("offset", 1 << 62), ("length", -9), ("length", 1 << 62), ("length", 1 << 40)],
+)
+def test_fault_33_a_row_that_lies_outside_its_shard(
+    tmp_path: Path, container: str, column: str, value: int
+) -> None:
+    """A bit of the table flipped on the disk: opening checks sizes only, reading must tell."""
+    made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
+    index = build_index(made, tmp_path / "x.index")
+    number = list(index.fields).index("image" if container == "tfrecord" else "png")
+    rows = np.load(next(index.path.glob(f"columns-*/field-{number}.npy")), mmap_mode="r+")
+    rows[column][13] = value
+    rows.flush()
+    for verified in (True, False):
+        with Reader(open_index(index.path), verify=verified) as reader:
+            for ids in ([13], [12, 13, 14], [20, 13, 2]):
+                with pytest.raises(IndexFormatError, match="does not lie within its shard") as told:
+                    reader.read(ids, [list(index.fields)[number]])
+                assert told.value.record == 3
+                assert f"of record 13 ({index.shard_paths[1]}, number 3)" in str(told.value)
+                assert REBUILD in str(told.value)
+
+
+def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
+    """A tar has no checksum of its members, and the index keeps of this one the label alone."""
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", fields=["png"])
+    assert verify(index).ok
+    shard = tmp_path / index.shard_paths[1]
+    flip(shard, shard.read_bytes().index(b".cls") // 512 * 512 + 512)
+    assert "members that are no fields" in verify(index).bad[0].problem
+    assert [(bad.shard, bad.record) for bad in verify(index).bad] == [(shard.name, -1)]
+
+
+def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> None:
+    archive(
+        tmp_path / "a.tar",
+        *(member(b"%d.jpg" % n, b"image %d" % n) for n in range(9)),
+        *(member(b"%d.cls" % n, b"%d" % (n % 3)) for n in range(9)),
+    )
+    with pytest.raises(DataCorruptionError, match="join=True"):
+        build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True)
+    assert index.labels is not None
+    assert index.labels.tolist() == [n % 3 for n in range(9)]
+    with Reader(index) as reader:
+        assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
+    assert verify(index).ok
+    assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
+    flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
+    (bad,) = verify(index).bad
+    assert bad.record == 4
+    without = build_index(
+        tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True, exclude=[bad]
+    )
+    assert len(without) == 8
+    with pytest.raises(ValueError, match="join= is for tar"):
+        build_index(tfrecords(tmp_path), tmp_path / "y.index", join=True)
+
+
 def test_fault_34_index_of_a_newer_version(index: Index) -> None:
     rewrite_manifest(index, lambda manifest: manifest.update(version=VERSION + 2))
     message = f"index version {VERSION + 2}, this library reads <={VERSION}"
@@ -516,7 +578,7 @@ def test_killed_at_any_moment_leaves_no_half_result_and_goes_on(tmp_path: Path, 
 def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    monkeypatch.setattr(collect, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=5)
     flip(shards[3], 30)
     with pytest.raises(DataCorruptionError):
@@ -529,9 +591,9 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
     part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile
     read = []
-    scan = parts.scan_job
+    scan = collect.scan_job
     monkeypatch.setattr(
-        parts,
+        collect,
         "scan_job",
         lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1],
     )
@@ -545,7 +607,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
 def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "KEEP_FROM", 0)
+    monkeypatch.setattr(collect, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=2)
     flip(shards[1], 30)
     with pytest.raises(DataCorruptionError):

@@ -13,6 +13,7 @@ from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
+    IndexFormatError,
     LoaderError,
     StaleIndexError,
     TruncatedShardError,
@@ -150,10 +151,16 @@ class Reader(Closing):
             rows = rows[where]
         try:
             data = self._fetcher.fetch(rows, neighbours=neighbours)
-        except WrongBytes as wrong:
-            place = wrong.place if where is None else int(where[wrong.place])
+        except (WrongBytes, OSError, OverflowError, MemoryError) as error:
+            outside = np.flatnonzero(self._outside(rows)).tolist()
+            if not outside and not isinstance(error, WrongBytes):
+                raise
+            bad = outside[0] if outside else error.place
+            place = bad if where is None else int(where[bad])
             record, name = int(ids[place // len(names)]), names[place % len(names)]
-            raise self._wrong(record, name, rows[wrong.place], wrong.found) from None
+            if outside:
+                raise self._damaged(record, name, rows[bad]) from None
+            raise self._wrong(record, name, rows[bad], error.found) from None
         if where is None:
             return data
         filled = [b""] * (len(ids) * len(names))
@@ -167,6 +174,29 @@ class Reader(Closing):
         if not self._fill and not held.all():
             raise self._missing(int(np.argmin(held)), ids, names)
         return np.flatnonzero(held)
+
+    def _outside(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Tell which rows do not lie within their shard as it was indexed."""
+        if self.index.container == "files":
+            return np.zeros(len(rows), bool)  # a row is a whole file, and its size is checked
+        last = len(self.index.shards) - 1
+        sizes = self.index.shards["bytes"][np.minimum(rows["file"], last)]
+        inside = (rows["offset"] >= 0) & (rows["length"] >= 0)
+        return ~inside | (rows["offset"] > sizes - rows["length"])
+
+    def _damaged(self, record: int, name: str, row: np.void) -> IndexFormatError:
+        """Return the error of a row that does not lie within its shard."""
+        shard, number = self.index.place(record)
+        size = int(self.index.shards["bytes"][min(int(row["file"]), len(self.index.shards) - 1)])
+        return IndexFormatError(
+            f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
+            "does not lie within its shard",
+            path=self.index.path,
+            record=number,
+            expected=f"a range below {size} bytes",
+            found=f"{row['length']} bytes at offset {row['offset']}",
+            advice=f"{REBUILD} (twinfeed verify tells what is damaged)",
+        )
 
     def _decode(self, name: str, data: list[bytes]) -> list[Value]:
         """Return the values that the bytes of a field stand for."""
