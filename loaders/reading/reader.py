@@ -152,15 +152,16 @@ class Reader(Closing):
         try:
             data = self._fetcher.fetch(rows, neighbours=neighbours)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
-            outside = np.flatnonzero(self._outside(rows)).tolist()
-            if not outside and not isinstance(error, WrongBytes):
+            outside = self._outside(rows).tolist()
+            wrong = error if isinstance(error, WrongBytes) else None
+            if not outside and wrong is None:
                 raise
-            bad = outside[0] if outside else error.place
+            bad = wrong.place if wrong and not outside else outside[0]
             place = bad if where is None else int(where[bad])
             record, name = int(ids[place // len(names)]), names[place % len(names)]
-            if outside:
-                raise self._damaged(record, name, rows[bad]) from None
-            raise self._wrong(record, name, rows[bad], error.found) from None
+            if wrong and not outside:
+                raise self._wrong(record, name, rows[bad], wrong.found) from None
+            raise self._damaged(record, name, rows[bad]) from None
         if where is None:
             return data
         filled = [b""] * (len(ids) * len(names))
@@ -175,14 +176,14 @@ class Reader(Closing):
             raise self._missing(int(np.argmin(held)), ids, names)
         return np.flatnonzero(held)
 
-    def _outside(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Tell which rows do not lie within their shard as it was indexed."""
+    def _outside(self, rows: npt.NDArray[Any]) -> Int64s:
+        """Return the places of rows that do not lie within their shard as it was indexed."""
         if self.index.container == "files":
-            return np.zeros(len(rows), bool)  # a row is a whole file, and its size is checked
+            return np.zeros(0, np.int64)  # a row is a whole file, and its size is checked
         last = len(self.index.shards) - 1
         sizes = self.index.shards["bytes"][np.minimum(rows["file"], last)]
         inside = (rows["offset"] >= 0) & (rows["length"] >= 0)
-        return ~inside | (rows["offset"] > sizes - rows["length"])
+        return np.flatnonzero(~inside | (rows["offset"] > sizes - rows["length"]))
 
     def _damaged(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error of a row that does not lie within its shard."""
