@@ -30,7 +30,9 @@ STEPS, SAVED, STOPPED = 20, 27, 34  # steps of an epoch; where a state is saved;
 
 
 def prepare(folder: Path) -> None:
-    """Pack the digits, as raw bytes."""
+    """Pack the digits, as raw bytes, unless an earlier run did."""
+    if (folder / "data.index").exists():
+        return
     digits = load_digits()
     samples = [
         {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}

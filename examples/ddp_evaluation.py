@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,7 @@ def main() -> None:
             f"loss {loss / records:.6f}, {right:.0f} right"
         )
     dist.destroy_process_group()
+    time.sleep(0.5)  # a thread of gloo's that drops a tensor after the interpreter's end aborts
 
 
 if __name__ == "__main__":

@@ -164,11 +164,15 @@ def test_accelerate_does_not_change_what_it_is_given(index: Index) -> None:
 
 
 def test_the_lightning_example_on_two_ranks(tmp_path: Path) -> None:
+    out = run_example("lightning_training.py", tmp_path)  # the second run finds the data there
+    assert "rank 0 of 1: resumed at step 27 with its stream" in out
     out = run_example("lightning_training.py", tmp_path, "--devices", "2")
     assert "of 761 right, each met once" in out
     assert out.count("of 2: resumed at step 27 with its stream") == 2
 
 
 def test_the_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
+    out = run_example("accelerate_training.py", tmp_path)  # the second run finds the data there
+    assert "rank 0 of 1: resumed at step 27 with its stream" in out
     out = run_example("accelerate_training.py", tmp_path, ranks=2)
     assert out.count("of 2: resumed at step 27 with its stream") == 2
