@@ -7,7 +7,7 @@ checked. Neighbouring small ranges are read in one piece.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,7 +93,7 @@ class LocalShards:
         handles = self.handles.get(numbers)
         fds = [handles[file].fd for file in files]
         near = _near(rows, LOCAL_GAP, SMALL) if neighbours else None
-        if near is None or 4 * np.count_nonzero(near) < len(rows):
+        if near is None or not many_near(near):
             return self._each(rows, fds)
         out: list[bytes] = []
         for first, last in _runs(rows, near):
@@ -140,22 +140,14 @@ class LocalShards:
 
     def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:
         """Read row by row: the loop that most reading happens in."""
-        out: list[bytes] = []
-        pread, checksum, append = os.pread, crc32c, out.append
-        lengths, offsets = rows["length"].tolist(), rows["offset"].tolist()
+        lengths = rows["length"].tolist()
+        out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
+        if list(map(len, out)) != lengths:
+            raise _first_wrong(out, map(len, out), lengths)
         if self.verify:
             crcs = rows["crc"].tolist()
-            for fd, length, offset, crc in zip(fds, lengths, offsets, crcs, strict=True):
-                data = pread(fd, length, offset)
-                if checksum(data) != crc or len(data) != length:
-                    raise WrongBytes(len(out), data)
-                append(data)
-        else:
-            for fd, length, offset in zip(fds, lengths, offsets, strict=True):
-                data = pread(fd, length, offset)
-                if len(data) != length:
-                    raise WrongBytes(len(out), data)
-                append(data)
+            if list(map(crc32c, out)) != crcs:
+                raise _first_wrong(out, map(crc32c, out), crcs)
         return out
 
     def _open(self, number: int) -> int:
@@ -167,6 +159,13 @@ class LocalShards:
             os.close(fd)
             raise _stale(path, int(self.index.shards["bytes"][number]), size)
         return fd
+
+
+def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
+    """Return the error of the first bytes whose length, or checksum, is another than expected."""
+    pairs = enumerate(zip(found, expected, strict=True))
+    place = next(place for place, (one, other) in pairs if one != other)
+    return WrongBytes(place, data[place])
 
 
 def _path(index: Index, paths: StringColumn, number: int) -> str:
@@ -303,6 +302,11 @@ def _near(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
     near &= file[1:] == file[:-1]
     near &= (length[1:] <= longest) & (length[:-1] <= longest)
     return near
+
+
+def many_near(near: npt.NDArray[np.bool_]) -> bool:
+    """Tell whether so many rows follow the one before closely that sorting out pieces pays."""
+    return 4 * int(np.count_nonzero(near)) > len(near)
 
 
 def _runs(rows: Rows, near: npt.NDArray[np.bool_] | None) -> Iterator[tuple[int, int]]:

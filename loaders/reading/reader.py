@@ -22,7 +22,7 @@ from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.paths import below
 from twinfeed.loaders.index.table import Ids, Index, as_ids, check_bounds, check_ids
-from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap
+from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap, many_near
 from twinfeed.loaders.reading.handles import default_limit
 
 Int64s = npt.NDArray[np.int64]
@@ -133,7 +133,8 @@ class Reader(Closing):
         unique, inverse = ids, None
         ordered = np.sort(ids)
         check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
-        if (ordered[1:] - ordered[:-1]).min(initial=2) < 2:  # the same, or side by side
+        gaps = ordered[1:] - ordered[:-1]
+        if not gaps.all() or many_near(gaps == 1):  # some are the same, or side by side
             unique, inverse = np.unique(ids, return_inverse=True)
         data = self._fetch(unique, names, inverse is not None or len(names) > 1)
         out = []
