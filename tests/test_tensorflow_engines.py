@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import expected, noted
 from hypothesis import given
 from hypothesis import strategies as st
 from sampler_cases import CASES
-from tensorflow_help import decode, expected, ids_of, noted, packed
+from tensorflow_help import decode, ids_of, packed
 
 from twinfeed.loaders import DataCorruptionError, FieldSpec, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_help import expected, ids_of, noted, packed, word
+from batches import expected, noted
+from tensorflow_help import ids_of, packed, word
 
 from twinfeed.loaders.tensorflow import (
     Position,

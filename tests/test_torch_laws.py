@@ -7,8 +7,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from batches import Noted, expected, noted, received
 from sampler_cases import CASES
-from torch_help import OPTIONS, Noted, expected, noted, pack_words, received
+from torch_help import OPTIONS, pack_words
 
 from twinfeed.loaders import Index
 from twinfeed.loaders.torch import TorchLoader

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import expected, noted, received, take
 from running import started_threads
-from torch_help import OPTIONS, RECORDS, expected, lengths, noted, pack_words, received, take
+from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
 from twinfeed.loaders import DecodeError, FieldSpec, Index, StateMismatchError
 from twinfeed.loaders.torch import TorchLoader

@@ -8,11 +8,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
+from batches import expected, noted, received
 from launching import run_example
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler
-from torch_help import OPTIONS, RECORDS, expected, noted, pack_words, received
+from torch_help import OPTIONS, RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors

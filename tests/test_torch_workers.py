@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import expected, noted, received, take
 from torch.utils.data import DataLoader, Dataset
-from torch_help import (
-    OPTIONS,
-    RECORDS,
-    expected,
-    lengths,
-    noted,
-    pack_words,
-    received,
-    take,
-)
+from torch_help import OPTIONS, RECORDS, lengths, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import DecodeError, Feed, Index, WorkerDiedError

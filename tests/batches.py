@@ -1,0 +1,56 @@
+"""Batches as plain Python: those that a loop receives, and those that it must receive."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders import Feed, Index, Ragged, request_of
+from twinfeed.samplers import BatchStream
+
+Noted = dict[str, Any]
+
+
+def noted(batch: dict[str, Any]) -> Noted:
+    """A batch of either framework as plain Python, with the dtypes and shapes of its arrays."""
+    return {name: _plain(value) for name, value in batch.items()}
+
+
+def expected(
+    index: Index, sampler: BatchStream, epochs: Iterable[int] = (0,), **options: Any
+) -> list[Noted]:
+    """The batches of whole epochs by a plain loop over the pure functions."""
+    feed = Feed(index, sampler, **options)
+    return [
+        noted(feed(request_of(sampler, epoch=epoch, step=step)))
+        for epoch in epochs
+        for step in range(len(sampler))
+    ]
+
+
+def received(batches: Iterable[dict[str, Any]]) -> list[Noted]:
+    """What a training loop gets."""
+    return [noted(batch) for batch in batches]
+
+
+def take(batches: Iterable[dict[str, Any]], count: int) -> Iterator[Noted]:
+    """Break a pass off after `count` batches."""
+    iterator = iter(batches)
+    for _ in range(count):
+        yield noted(next(iterator))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, Ragged):
+        pieces = np.split(value.values, np.cumsum(value.lengths)[:-1])
+        return [piece.tolist() for piece in pieces[: len(value.lengths)]]
+    if getattr(value, "is_nested", False):  # torch's ragged tensor
+        return [row.tolist() for row in value.unbind()]
+    if hasattr(value, "to_list"):  # TensorFlow's
+        return value.to_list()
+    array = np.asarray(value)
+    if array.dtype == object:
+        return array.tolist()
+    return str(array.dtype), array.shape, array.tolist()
