@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -260,7 +261,7 @@ def test_info_tells_the_options_even_where_a_shard_has_changed(
     (shard,) = tars(tmp_path, shards=1)
     index = f"{tmp_path}/x.index"
     build_index(shard, index, label="cls", missing="skip", max_record_bytes=10**6)
-    line = "built with: --container tar --label cls --max-record-bytes 1000000 --missing skip\n"
+    line = "built with: --container tar --max-record-bytes 1000000 --missing skip --label cls\n"
     assert main(["info", index]) == 0
     assert line in capsys.readouterr().out
     assert main(["info", index, "--json"]) == 0
@@ -271,6 +272,29 @@ def test_info_tells_the_options_even_where_a_shard_has_changed(
     out, error = capsys.readouterr()
     assert out == line
     assert "with the options it was built with, which twinfeed info tells" in error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--container", "tar", "--label-json", "json:object.name"],
+        ["--background", "none", "--container", "tar", "--label", "txt"],
+        ["--background", "b", "--container", "tar", "--field", "x=jpg;png", "--label-folder"],
+        ["--container", "tar", "--label-table", "CSV"],
+    ],
+)
+def test_info_tells_options_that_build_the_same_index_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    shards = [str(shard) for shard in tars(tmp_path)]
+    table = tmp_path / "CSV"
+    table.write_text("".join(f"k{n},t{n % 2}\n" for n in range(30)))
+    given = [str(table) if word == "CSV" else word for word in options]
+    out = str(tmp_path / "x.index")
+    assert main(["index", *shards, "--out", out, *given, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["info", out]) == 0
+    assert f"built with: {shlex.join(options)}\n" in capsys.readouterr().out
 
 
 def test_index_and_verify_take_lists_and_long_records(

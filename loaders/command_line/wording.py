@@ -42,6 +42,13 @@ _PHRASES = {
     "shards must be at least": "--shards must be at least",
 }
 _ARGUMENT = re.compile(rf"(?<![^\s(])({'|'.join(OPTIONS)})=('?)([\w.]*)\2(?!\S*/)")
+_LABELS: dict[Any, tuple[str, ...]] = {
+    "field": ("--label",),
+    "folder": ("--label-folder",),
+    "function": ("and labels by a function",),
+    "json": ("--label-json",),
+    "table": ("--label-table", "CSV"),
+}
 _USUAL = {"missing": "error", "max_record_bytes": MAX_RECORD_BYTES}
 
 
@@ -59,14 +66,25 @@ def in_options(text: str) -> str:
 def built_with(options: Mapping[str, Any]) -> str:
     """Return the options that an index was built with as they are given, the usual ones left out.
 
-    >>> built_with({"container": "tfrecord", "example": False, "join": False, "missing": "error"})
-    '--raw --container tfrecord'
+    >>> built_with({"container": "tar", "fields": {"image": "jpg;png"}, "label_from": "folder"})
+    "--container tar --field 'image=jpg;png' --label-folder"
     """
-    words = [] if options["example"] else ["--raw"]
-    words += ["--join"] if options["join"] else []
-    for name, value in options.items():
-        if name in OPTIONS and value not in (None, _USUAL.get(name)):
+    words: list[str] = []
+    if options.get("example") is False:
+        words.append("--raw")
+    if options.get("join"):
+        words.append("--join")
+    for name in ("background", "container", "key", "max_record_bytes", "missing"):
+        value = options.get(name)
+        if value not in (None, _USUAL.get(name)):
             words += [OPTIONS[name], str(value)]
+    for name, aliases in (options.get("fields") or {}).items():
+        words += [OPTIONS["fields"], name if name == aliases else f"{name}={aliases}"]
+    for name in options.get("lists", ()):
+        words += [OPTIONS["lists"], name]
+    words += _LABELS.get(options.get("label_from"), ())
+    if options.get("label") is not None:
+        words.append(options["label"])
     return shlex.join(words)
 
 

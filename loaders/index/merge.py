@@ -33,11 +33,13 @@ def write_index(
     columns, tables = _features(parts)
     keys = _keys(parts)
     names = list(classes or ())
+    options = parts[0].options
     if table is not None:
+        options = options | {"label_from": "table"}
         labels = encode_labels(table.match(_all_keys(keys)), "the table")
         columns["label"], names = _classes(*labels, classes, from_text=True)
     elif any(part.labels is not None for part in parts):
-        from_text = parts[0].options["label"] is not None
+        from_text = options["label_from"] == "field"
         columns["label"], names = _classes(*_labels(parts), classes, from_text=from_text)
     elif names:
         columns["label"] = _numbered(columns.get("label"), names)
@@ -50,7 +52,7 @@ def write_index(
     arrays |= {f"field-{n}": array for n, array in enumerate(tables.values())}
     arrays |= {f"column-{n}": array for n, array in enumerate(columns.values())}
     facts = {
-        "container": parts[0].options["container"],
+        "container": options["container"],
         "records": sum(part.records for part in parts),
         "classes": names,
         "columns": list(columns),
@@ -60,7 +62,7 @@ def write_index(
         ],
     }
     left_out = sum(part.excluded + part.lacking for part in parts)
-    write_store(path, arrays, facts, parts[0].options | {"left_out": left_out})
+    write_store(path, arrays, facts, options | {"left_out": left_out})
 
 
 def mixed_fields(parts: Sequence[ShardPart]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, OnBad, Record
-from twinfeed.loaders.index.labels import Label, RecordLabel
+from twinfeed.loaders.index.labels import FromFolder, FromJson, Label, RecordLabel
 from twinfeed.loaders.index.sources import Job
 from twinfeed.loaders.index.store import VERSION
 
@@ -41,12 +41,17 @@ class Plan:
 
     def options(self) -> dict[str, Any]:
         """Return what the index's manifest tells of the plan."""
+        label_from, label = _source(self.label)
         return {
+            "background": self.background,
             "container": self.container,
             "example": self.example,
+            "fields": self.fields and {name: ";".join(aliases) for name, aliases in self.fields},
             "join": self.join,
             "key": self.key,
-            "label": self.label if isinstance(self.label, str) else None,
+            "label": label,
+            "label_from": label_from,
+            "lists": sorted(self.lists),
             "max_record_bytes": self.max_record_bytes,
             "missing": self.missing,
         }
@@ -60,6 +65,15 @@ class Plan:
         facts = replace(self, root="", lists=frozenset(), label=None)
         text = repr([VERSION, facts, sorted(self.lists), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _source(label: RecordLabel | None) -> tuple[str | None, str | None]:
+    """Return what kind of thing labels come from, and its name."""
+    if isinstance(label, FromJson):
+        return "json", f"{label.field}:{label.key}"
+    if label is None or isinstance(label, str):
+        return label and "field", label
+    return ("folder" if isinstance(label, FromFolder) else "function"), None
 
 
 def scan_job(plan: Plan, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
