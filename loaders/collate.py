@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[Any]
 Mode = Literal["stack", "pad", "ragged"]
 Collate = Mode | Mapping[str, Mode]
 MODES = ("stack", "pad", "ragged")
@@ -22,7 +23,7 @@ class Ragged(NamedTuple):
     array([1, 2])
     """
 
-    values: npt.NDArray[Any]
+    values: Array
     lengths: npt.NDArray[np.int64]
 
 
@@ -37,6 +38,18 @@ class FieldSpec(NamedTuple):
     dtype: np.dtype[Any] | None
 
 
+class MisfitError(ValueError):
+    """Report a value that does not fit its field; `place` is its place in the batch.
+
+    >>> MisfitError("field 'x' holds int64 where uint8 is expected", place=3).place
+    3
+    """
+
+    def __init__(self, problem: str, /, *, place: int) -> None:
+        super().__init__(problem)
+        self.place = place
+
+
 def spec_of(sample: Mapping[str, Any], /) -> dict[str, FieldSpec]:
     """Read the spec off one sample; ValueError for what no array holds.
 
@@ -49,13 +62,29 @@ def spec_of(sample: Mapping[str, Any], /) -> dict[str, FieldSpec]:
 def _spec(name: str, value: Any) -> FieldSpec:
     if isinstance(value, (bytes, str)):
         return FieldSpec((), None)
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise ValueError(
-            f"field {name!r} holds {type(value).__name__}, which no batch can hold: "
-            f"make it an array, a number or a string in decode or transform"
-        )
+    array = _array(name, value, 0)
     return FieldSpec(array.shape, array.dtype)
+
+
+def _array(name: str, value: Any, place: int) -> Array:
+    """The value as an array of numbers in the machine's byte order."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
+        raise _no_array(name, value, f" that is no array ({error})", place) from error
+    if array.dtype.kind not in "biufc":
+        kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
+        what = kinds.get(array.dtype.kind, f" of {array.dtype}")
+        raise _no_array(name, value, what, place)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
+    return MisfitError(
+        f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold: "
+        f"make it an array of numbers, a number or a byte string in decode or transform",
+        place=place,
+    )
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
@@ -102,23 +131,28 @@ def collate(
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
         if field.dtype is None:
-            batch[name] = [v if type(v) is bytes else _as_bytes(v) for v in values]
+            batch[name] = [
+                value if type(value) is bytes else _as_bytes(name, value, place)
+                for place, value in enumerate(values)
+            ]
         elif mode == "stack" or not field.shape:
             batch[name] = _stack(name, values, field)
         elif mode == "pad":
-            batch.update(_pad(name, values, field))
+            batch |= _pad(name, values, field)
         else:
             batch[name] = _ragged(name, values, field)
     return batch
 
 
-def _as_bytes(value: Any) -> bytes:
-    if value is None:
-        return b""
-    return value.encode() if isinstance(value, str) else bytes(value)
+def _as_bytes(name: str, value: Any, place: int) -> bytes:
+    if isinstance(value, (bytes, str)):
+        return value.encode() if isinstance(value, str) else bytes(value)
+    if value is not None:
+        raise _other_dtype(name, str(_array(name, value, place).dtype), "a byte string", place)
+    return b""
 
 
-def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> npt.NDArray[Any]:
+def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
     if isinstance(values, np.ndarray) and values.dtype == field.dtype:
         return values  # decoded in place
     shape = next((np.shape(value) for value in values if value is not None), field.shape)
@@ -127,27 +161,69 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> npt.NDArray[An
         if value is None:
             out[place] = 0
             continue
-        if np.shape(value) != shape:
-            modes = "'pad' or 'ragged'" if np.shape(value)[1:] == shape[1:] else "'pad'"
-            raise _unequal(name, np.shape(value), shape, modes)
-        out[place] = value
+        array = _fitting(name, value, field, place)
+        if array.shape != shape:
+            raise _other_shape(name, array.shape, shape, place)
+        out[place] = array
     return out
 
 
-def _unequal(name: str, shape: tuple[int, ...], beside: tuple[int, ...], modes: str) -> ValueError:
-    return ValueError(
-        f"field {name!r} has shape {shape} beside {beside} in one batch: "
-        f"make them equal in decode, or collate it with {modes}"
+def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
+    """The value as an array that can be written to the field's dtype without loss.
+
+    Python's own numbers have no dtype: integers are taken where they fit, floats by any float.
+    """
+    assert field.dtype is not None
+    if isinstance(value, (bytes, str)):
+        raise _other_dtype(name, "a byte string", str(field.dtype), place)
+    array = _array(name, value, place)
+    if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
+        return array
+    if not hasattr(value, "dtype"):
+        if not array.size or (array.dtype.kind == "f" and field.dtype.kind in "fc"):
+            return array
+        if array.dtype.kind in "bi" and np.array_equal(array.astype(field.dtype), array):
+            return array
+    found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
+    raise _other_dtype(name, found, str(field.dtype), place)
+
+
+def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:
+    return MisfitError(
+        f"field {name!r} holds {found} where {expected} is expected: give every record the dtype "
+        f"of the first, or say with spec= what all of them hold",
+        place=place,
     )
 
 
-def _arrays(values: Sequence[Any], field: FieldSpec) -> list[npt.NDArray[Any]]:
-    empty = np.zeros((0,) * len(field.shape), field.dtype)
-    return [empty if value is None else np.asarray(value, field.dtype) for value in values]
+def _other_shape(
+    name: str, shape: tuple[int, ...], beside: tuple[int, ...], place: int, *, ragged: bool = False
+) -> MisfitError:
+    ways = ["'pad'", "'ragged'"][: 2 if shape[1:] == beside[1:] and not ragged else 1]
+    also = f", or collate it with {' or '.join(ways)}" if len(shape) == len(beside) else ""
+    return MisfitError(
+        f"field {name!r} has shape {shape} beside {beside}: make them equal in decode{also}",
+        place=place,
+    )
+
+
+def _arrays(
+    name: str, values: Sequence[Any], field: FieldSpec, rest: tuple[int, ...]
+) -> list[Array]:
+    """The arrays, all of as many axes as the field; of shape (0, *rest) where nothing is."""
+    nothing = np.zeros((0, *rest), field.dtype)
+    arrays = []
+    for place, value in enumerate(values):
+        array = nothing if value is None else _fitting(name, value, field, place)
+        if array.ndim != len(field.shape):
+            raise _other_shape(name, array.shape, field.shape, place)
+        arrays.append(array)
+    return arrays
 
 
 def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
-    arrays, axes = _arrays(values, field), len(field.shape)
+    axes = len(field.shape)
+    arrays = _arrays(name, values, field, (0,) * (axes - 1))
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
     out = np.zeros((len(arrays), *shapes.max(axis=0, initial=0)), field.dtype)
     for padded, array in zip(out, arrays, strict=True):
@@ -159,10 +235,11 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
     rest = next((np.shape(value)[1:] for value in values if value is not None), field.shape[1:])
-    empty = np.zeros((0, *rest), field.dtype)
-    arrays = [empty if value is None else np.asarray(value, field.dtype) for value in values]
-    for array in arrays:
+    arrays = _arrays(name, values, field, rest)
+    for place, array in enumerate(arrays):
         if array.shape[1:] != rest:
-            raise _unequal(name, array.shape, (len(arrays[0]), *rest), "'pad'")
+            raise _other_shape(name, array.shape, (len(arrays[0]), *rest), place, ragged=True)
     lengths = np.array([len(array) for array in arrays], np.int64)
-    return Ragged(np.concatenate([empty, *arrays]), lengths)
+    joined = np.empty((lengths.sum(), *rest), field.dtype)
+    np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
+    return Ragged(joined, lengths)

@@ -142,26 +142,32 @@ class DecodeExample:
 
     For records that were indexed as raw bytes; an index of Examples reads single features by
     itself. A feature with one value becomes a scalar or a byte string, any other int64[n],
-    float32[n] or a list of bytes; `features` names those wanted (default: all).
-    Raises KeyError where a record lacks one of them.
+    float32[n] or a list of bytes; `features` names those wanted (default: all), `lists` those that
+    stay lists also with one value. Raises KeyError where a record lacks one of `features`.
 
     >>> from twinfeed.loaders.formats.example import encode
-    >>> DecodeExample("data")({"data": encode({"box": [0.5, 1.0], "name": b"cat"})})
+    >>> DecodeExample()({"data": encode({"box": [0.5, 1.0], "name": b"cat"})})
     {'box': array([0.5, 1. ], dtype=float32), 'name': b'cat'}
     """
 
-    def __init__(self, field: str = "record", *, features: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        field: str = "data",
+        *,
+        features: tuple[str, ...] | None = None,
+        lists: tuple[str, ...] = (),
+    ) -> None:
         self.field = field
         self.features = features
+        self.lists = lists
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""
         found = parse(sample[self.field])
         rest = {name: value for name, value in sample.items() if name != self.field}
         names = found if self.features is None else self.features
-        return rest | {name: _one(found[name]) for name in names}
+        return rest | {name: self._value(name, found[name]) for name in names}
 
-
-def _one(values: Any) -> Any:
-    """The value itself where there is just one."""
-    return values[0] if len(values) == 1 else values
+    def _value(self, name: str, values: Any) -> Any:
+        """The value itself where there is just one."""
+        return values[0] if len(values) == 1 and name not in self.lists else values

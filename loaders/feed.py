@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.cache import DecodedCache
-from twinfeed.loaders.collate import Collate, FieldSpec, check_collate, collate, mode_of, spec_of
+from twinfeed.loaders.collate import (
+    Collate,
+    FieldSpec,
+    MisfitError,
+    check_collate,
+    collate,
+    mode_of,
+    spec_of,
+)
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
@@ -23,8 +32,8 @@ Batch = dict[str, Any]
 Decode = Callable[[Sample], Mapping[str, Any]]
 Int64s = npt.NDArray[np.int64]
 
-# What a transform is told of its sample, beside the fields; the batch does not hold it.
-TOLD = ("record", "view", "seed")
+# What a transform is told of its sample, beside the fields, and does not give to the batch.
+TOLD = ("id", "record", "view", "seed")
 
 
 class Request(NamedTuple):
@@ -83,15 +92,27 @@ def check_fit(index: Index, sampler: BatchStream, /) -> None:
         raise TypeError(
             f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
         )
-    if not isinstance(sampler, BatchStream):
-        raise TypeError(
-            f"sampler must be a batch sampler of twinfeed.samplers, got a "
-            f"{type(sampler).__name__}: BatchSampler(order, batch_size=…) makes one of an order"
-        )
+    check_sampler(sampler)
     if sampler.num_records != len(index):
         raise ValueError(
             f"the sampler was made for {sampler.num_records} records, the index has {len(index)}: "
             f"make it with index.labels or len(index); SubsetSampler draws from a part"
+        )
+
+
+def check_sampler(sampler: BatchStream, /) -> None:
+    """Raise TypeError for what is no batch sampler.
+
+    >>> from twinfeed.samplers import RandomSampler
+    >>> check_sampler(RandomSampler(10, seed=0))
+    Traceback (most recent call last):
+    ...
+    TypeError: sampler must be a batch sampler of twinfeed.samplers, got a RandomSampler: ...
+    """
+    if not isinstance(sampler, BatchStream):
+        raise TypeError(
+            f"sampler must be a batch sampler of twinfeed.samplers, got a "
+            f"{type(sampler).__name__}: BatchSampler(order, batch_size=…) makes one of an order"
         )
 
 
@@ -109,9 +130,10 @@ class Feed:
     `transform` takes one sample: what decode returned, its columns and side rows, and `id`,
     `record`, `view`, `seed` (ints; the seed is the same in every framework and for any number of
     workers), and returns what the batch shall hold of it. `side` maps names to arrays joined by
-    sample id. `spec` says what a sample holds where the first record cannot tell.
-    `threads` share the decoding of a batch. Raises ValueError when the sampler was made for
-    another number of records.
+    sample id. `spec` says what a sample holds in each field; without it the first record is
+    decoded once more, with seed 0, to see. `threads` share the decoding of a batch. Raises
+    ValueError when the sampler was made for another number of records, and where a column, side
+    table or field has a name that the batch or the transform needs for itself.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -147,9 +169,22 @@ class Feed:
         self.side = dict(side or {})
         self.masked = sampler.padded
         self.threads = threads
+        own = ("id", *(["mask"] if sampler.padded else []))
+        self._taken = {*own, *(TOLD if transform is not None else ())}
+        self._check_names("column", index.columns, "build the index with fields= that leave it out")
+        self._check_names("side table", self.side, "give it another name")
+        both = self.side.keys() & index.columns.keys()
+        if both:
+            raise ValueError(f"side table {min(both)!r} has the name of a column of the index")
+        if decode is None:
+            advice = "leave it out with fields=, or give it another name in decode"
+            self._check_names("field", self.fields, advice)
         self.reader = Reader(index, verify=verify)
         self.cache = None if sampler.live is None else DecodedCache(reuse=sampler.reuse)
-        self._given_spec = spec
+        self._given_spec = spec and {
+            name: FieldSpec(tuple(one.shape), None if one.dtype is None else np.dtype(one.dtype))
+            for name, one in spec.items()
+        }
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
 
@@ -159,22 +194,30 @@ class Feed:
     @cached_property
     def spec(self) -> Mapping[str, FieldSpec]:
         """What one sample holds in each field, read off the first record unless it was given."""
-        if self._given_spec is not None:
-            return self._given_spec
-        first = _plain(np.zeros(1, np.int64), np.zeros(1, np.uint64))
-        values = self._values(first, cached=False)
-        return spec_of({name: value for name, (value,) in values.items()})
+        spec = self._given_spec
+        if spec is None:
+            first = _plain(np.zeros(1, np.int64), np.zeros(1, np.uint64))
+            values = self._values(first, cached=False)
+            with self._naming_records(first):
+                spec = spec_of({name: value for name, (value,) in values.items()})
+        self._check_names("field", spec, f"give it another name in {self._last}")
+        return spec
 
     def __call__(self, request: Request, /) -> Batch:
         """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
         _ = self.spec  # first, as decoding in place needs it
         held = request.ids >= 0
-        batch: Batch = {"id": request.ids}
-        batch |= {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
-        batch |= {name: _rows(rows, request.ids) for name, rows in self.side.items()}
+        batch: Batch = {"id": request.ids, **self._beside(request)}
         values = self._values(request if held.all() else request.where(held))
+        if held.any() and values.keys() != self.spec.keys():
+            raise DecodeError(
+                f"{self.index.describe(request.records[held][0])}: {self._last} gave the fields "
+                f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
+                f"fields of the first, or say with spec= which"
+            )
         spread = {name: _spread(values.get(name, []), held) for name in self.spec}
-        batch |= collate(spread, self.spec, how=self.how)
+        with self._naming_records(request):
+            batch |= collate(spread, self.spec, how=self.how)
         if self.masked:
             batch["mask"] = held
         return batch
@@ -190,10 +233,9 @@ class Feed:
                     f"side table {name!r} has {len(rows)} rows for {len(self.index)} records: "
                     f"its samples are known to a sampler only"
                 )
-        held: dict[str, Iterable[Any]] = {"id": records.tolist()}
-        held |= {name: rows[records] for name, rows in self.index.columns.items()}
-        held |= {name: rows[records] for name, rows in self.side.items()}
-        held |= self._values(_plain(records, seeds), cached=False)
+        request = _plain(records, seeds)
+        held: dict[str, Iterable[Any]] = {"id": records.tolist(), **self._beside(request)}
+        held |= self._values(request, cached=False)
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
     def prefetch(self, request: Request, /) -> None:
@@ -206,6 +248,34 @@ class Feed:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+    def _check_names(self, what: str, names: Iterable[str], advice: str) -> None:
+        """Raise ValueError for a name that the batch, or the transform, needs for itself."""
+        clash = self._taken.intersection(names)
+        if clash:
+            raise ValueError(
+                f"{what} {min(clash)!r} has a name that the loader itself gives to every "
+                f"{'sample' if self.transform is not None else 'batch'}: {advice}"
+            )
+
+    @property
+    def _last(self) -> str:
+        """The name of the callable that has the last word on what a sample holds."""
+        return "transform" if self.transform is not None else "decode"
+
+    @contextmanager
+    def _naming_records(self, request: Request) -> Iterator[None]:
+        """Name the record whose value does not fit."""
+        try:
+            yield
+        except MisfitError as error:
+            where = self.index.describe(request.records[error.place])
+            raise DecodeError(f"{where}: {error}") from error
+
+    def _beside(self, request: Request) -> dict[str, npt.NDArray[Any]]:
+        """What a batch holds beside the fields: the rows of columns and side tables."""
+        columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
+        return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
 
     def _values(self, request: Request, *, cached: bool = True) -> dict[str, Sequence[Any]]:
         """Each field's values, one for each id; the request has no padding."""
@@ -248,11 +318,19 @@ class Feed:
         """Turn samples, which all have the same fields, into the values of each field."""
         names = samples[0].keys() if samples else ()
         for sample, record in zip(samples, records, strict=True):
-            if sample.keys() != names:
+            nothing = [name for name, value in sample.items() if value is None]
+            if sample.keys() == names and not nothing:
+                continue
+            gave = f"{self.index.describe(record)}: {self._last} gave"
+            if nothing:
                 raise DecodeError(
-                    f"{self.index.describe(record)}: decode gave the fields {sorted(sample)}, "
-                    f"for another record of the batch {sorted(names)}; give every record the same"
+                    f"{gave} None for field {nothing[0]!r}: "
+                    f"give an empty array or byte string where there is nothing"
                 )
+            raise DecodeError(
+                f"{gave} the fields {sorted(sample)}, for another record of the batch "
+                f"{sorted(names)}; give every record the same"
+            )
         return {name: [sample[name] for sample in samples] for name in names}
 
     def _decoded(self, request: Request, *, cached: bool) -> list[Mapping[str, Any]]:
@@ -276,9 +354,10 @@ class Feed:
 
     def _transformed(self, samples: Sequence[Mapping[str, Any]], request: Request) -> list[Sample]:
         assert self.transform is not None
-        joined = {name: rows[request.records] for name, rows in self.index.columns.items()}
-        joined |= {name: rows[request.ids] for name, rows in self.side.items()}
-        joined |= {
+        if samples:
+            self._check_names("field", samples[0], "give it another name in decode")
+        joined: dict[str, Iterable[Any]] = {
+            **self._beside(request),
             "id": request.ids.tolist(),
             "record": request.records.tolist(),
             "view": request.views.tolist(),
@@ -347,10 +426,15 @@ def _rows(table: npt.NDArray[Any], ids: Int64s) -> npt.NDArray[Any]:
     """The rows of `table`, zeros where an id is -1."""
     held = ids >= 0
     if held.all():
-        return np.asarray(table[ids])
+        return _native(np.asarray(table[ids]))
     rows = np.zeros((len(ids), *table.shape[1:]), table.dtype)
     rows[held] = table[ids[held]]
-    return rows
+    return _native(rows)
+
+
+def _native(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows in the machine's byte order: what both frameworks take."""
+    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
 def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from twinfeed.loaders.collate import FieldSpec, Mode, Ragged, check_collate, collate, spec_of
+from twinfeed.loaders.collate import (
+    FieldSpec,
+    MisfitError,
+    Mode,
+    Ragged,
+    check_collate,
+    collate,
+    spec_of,
+)
 
 FLOAT = np.dtype(np.float32)
 
@@ -76,7 +84,7 @@ def test_padding_is_zeros_and_empty_bytes(how: Mode) -> None:
 
 def test_stack_of_unequal_shapes_names_the_field_and_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"'x' has shape \(2,\) beside \(1,\).*'pad' or 'ragged'"):
-        of([np.ones(1), np.ones(2)], (1,))
+        of([np.ones(1, FLOAT), np.ones(2, FLOAT)], (1,))
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
@@ -86,4 +94,77 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
 
 def test_ragged_arrays_that_differ_beyond_the_first_axis_name_the_field() -> None:
     with pytest.raises(ValueError, match=r"'x' has shape \(2, 3\) beside \(2, 2\).*with 'pad'$"):
-        of([np.ones((2, 2)), np.ones((2, 3))], (2, 2), "ragged")
+        of([np.ones((2, 2), FLOAT), np.ones((2, 3), FLOAT)], (2, 2), "ragged")
+
+
+UNFIT: list[tuple[Any, Any, str]] = [
+    (np.uint8(1), np.int64(1000), "int64 1000 where uint8"),
+    (np.zeros(2, np.uint8), np.zeros(2, np.int64), "int64 where uint8"),
+    (np.int64(1), 2.7, "float64 2.7 where int64"),
+    ([1], [2.7], "float64 where int64"),
+    (True, 0.25, "float64 0.25 where bool"),
+    (np.float32(1), np.float64(1), "float64 1.0 where float32"),
+    (np.uint8(1), 256, "int64 256 where uint8"),
+    (1, b"one", "a byte string where int64"),
+    (b"one", 1, "int64 where a byte string"),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "told"), UNFIT)
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_a_value_that_would_lose_by_a_cast_is_refused(
+    first: Any, later: Any, told: str, how: Mode
+) -> None:
+    with pytest.raises(MisfitError, match=f"field 'x' holds {told}.* is expected") as caught:
+        collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
+    assert caught.value.place == 2
+
+
+FIT: list[tuple[Any, Any]] = [
+    (np.int64(1), np.uint8(7)),
+    (np.float64(1), np.float32(0.5)),
+    (np.float32(1), 0.1),
+    (np.uint8(1), 255),
+    (1.5, 2),
+    (np.zeros(1, ">i4"), np.ones(1, np.int32)),
+    ([1, 2], [3, 4]),
+]
+
+
+@pytest.mark.parametrize(("first", "later"), FIT)
+def test_a_value_that_loses_nothing_takes_the_dtype_of_the_first(first: Any, later: Any) -> None:
+    spec = spec_of({"x": first})
+    batch = collate({"x": [first, later]}, spec)["x"]
+    assert batch.dtype == np.asarray(first).dtype.newbyteorder("=") == spec["x"].dtype
+    assert batch.dtype.isnative
+    np.testing.assert_array_equal(batch[1], np.asarray(later, batch.dtype))
+
+
+def test_an_empty_list_has_no_dtype() -> None:
+    spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
+    batch = collate({"x": [[], [3]]}, spec, how="pad")
+    assert batch["x"].tolist() == [[0], [3]]
+    assert batch["x"].dtype == np.int64
+
+
+@pytest.mark.parametrize("how", ["pad", "ragged"])
+def test_values_of_other_axes_are_refused(how: Mode) -> None:
+    with pytest.raises(
+        MisfitError, match=r"shape \(2, 2\) beside \(1,\): make them equal in decode$"
+    ):
+        of([np.ones(1, FLOAT), np.ones((2, 2), FLOAT)], (1,), how)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([b"a", b"b"], "a list of byte strings"),
+        (np.array("abc"), "a ndarray of strings"),
+        ([[1], [2, 3]], "a list that is no array"),
+        (None, "a NoneType, which"),
+        (np.zeros(1, "M8[s]"), r"a ndarray of datetime64\[s\]"),
+    ],
+)
+def test_what_no_batch_can_hold_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"field 'x' holds {told}.*in decode or transform"):
+        spec_of({"x": value})

@@ -233,6 +233,10 @@ def test_an_example_becomes_its_features() -> None:
     assert {name: np.asarray(value).tolist() for name, value in sample.items()} == {
         "kept": 3, "a": 1, "b": [1, 2], "c": 0.5, "d": [b"x", b"y"], "e": b"z",
     }  # fmt: skip
+    assert DecodeExample(lists=("name",))({"data": encode({"name": b"cat", "n": 1})}) == {
+        "name": [b"cat"],
+        "n": 1,
+    }
     assert list(DecodeExample("data", features=("e", "a"))({"data": data})) == ["e", "a"]
     with pytest.raises(KeyError, match="missing"):
         DecodeExample("data", features=("missing",))({"data": data})
@@ -340,5 +344,8 @@ def test_what_json_holds_is_no_batch(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as tar:
         tar.write("one", {"json": b'{"x": 1}'})
     index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
-    with pytest.raises(ValueError, match=r"'json' holds dict.*array, a number or a string"):
+    with pytest.raises(
+        ValueError,
+        match=r"record 0 .*'json' holds a dict, which.*array of numbers, a number or a byte",
+    ):
         batch(index, DecodeExtensions(), 1)

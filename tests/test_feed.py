@@ -227,3 +227,83 @@ def test_so_it_is_where_an_image_is_decoded_in_place(
     spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
     with pytest.raises(DecodeError, match=r"KeyError\('jpg'\); it was given \['word'\]"):
         Feed(index, sampler, decode=DecodeImage("jpg"), spec=spec)(requested(0, 1))
+
+
+@pytest.mark.parametrize("name", ["id", "record", "view", "seed"])
+def test_a_decoded_field_with_a_name_told_to_the_transform_is_refused(
+    index: Index, sampler: ExactOnceBatchSampler, name: str
+) -> None:
+    feed = Feed(index, sampler, decode=lambda _: {name: 5}, transform=lambda sample: sample)
+    with pytest.raises(ValueError, match=f"field '{name}' .* itself gives to every sample"):
+        feed(requested(0))
+
+
+@pytest.mark.parametrize(("name", "final"), [("id", "smaller"), ("mask", "pad")])
+def test_a_field_with_a_name_of_the_batch_is_refused(
+    tmp_path: Path, index: Index, name: str, final: Any
+) -> None:
+    sampler = ExactOnceBatchSampler(6, batch_size=4, final=final)
+    told = f"{name!r} has a name that the loader itself gives to every batch"
+    with pytest.raises(ValueError, match=f"^field {told}: .* in decode"):
+        Feed(index, sampler, decode=lambda _: {name: 5})(requested(0))
+    with pytest.raises(ValueError, match=f"^side table {told}"):
+        Feed(index, sampler, side={name: np.zeros(6)})
+    column = pack([{name: n} for n in range(6)], tmp_path / "column")["data"]
+    with pytest.raises(ValueError, match=f"^column {told}: build the index with fields="):
+        Feed(column, sampler)
+    field = pack([{name: b"x"} for n in range(6)], tmp_path / "field")["data"]
+    with pytest.raises(ValueError, match=f"^field {told}: leave it out with fields=, or .* decode"):
+        Feed(field, sampler)
+    renamed = Feed(field, sampler, decode=lambda sample: {"own": sample[name]})
+    assert renamed(requested(0))["own"] == [b"x"]
+
+
+def test_a_side_table_does_not_replace_a_column(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    with pytest.raises(ValueError, match="side table 'label' has the name of a column"):
+        Feed(index, sampler, side={"label": np.zeros(6)})
+
+
+def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: Index) -> None:
+    sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
+    feed = Feed(index, sampler, transform=lambda sample: sample)
+    assert feed(request_of(sampler, epoch=0, step=1))["id"].tolist() == [4, 5, -1, -1]
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_a_value_that_does_not_fit_names_its_record(
+    index: Index, sampler: ExactOnceBatchSampler, how: Any
+) -> None:
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.full(2, 7, np.int64 if sample["word"] == b"not" else np.uint8)}
+
+    told = r"record 3 \(.*\): field 'x' holds int64 where uint8 is expected"
+    with pytest.raises(DecodeError, match=told):
+        Feed(index, sampler, decode=decode, collate=how)(requested(2, 3))
+
+
+def test_a_batch_of_other_fields_than_the_first_record_is_refused(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
+    with pytest.raises(DecodeError, match=r"record 2 .*\['or'\] where \['to'\] are expected"):
+        feed(requested(2))
+
+
+@pytest.mark.parametrize("what", ["decode", "transform"])
+def test_none_is_no_value(index: Index, sampler: ExactOnceBatchSampler, what: str) -> None:
+    feed = Feed(index, sampler, **{what: lambda s: {"x": None if s["word"] == b"or" else 1}})
+    with pytest.raises(DecodeError, match=rf"record 2 .*{what} gave None for field 'x'"):
+        feed(requested(1, 2))
+
+
+def test_numbers_come_in_the_byte_order_of_the_machine(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    side = {"weight": np.arange(6, dtype=">f4")}
+    feed = Feed(index, sampler, decode=lambda _: {"x": np.ones(2, ">i4")}, side=side)
+    batch = feed(requested(2))
+    assert batch["x"].dtype.isnative
+    assert batch["weight"].dtype.isnative
+    assert (batch["x"].tolist(), batch["weight"].tolist()) == ([[1, 1]], [2.0])
