@@ -22,6 +22,9 @@ _POLL = 0.1
 # How long a thread that is at its last item may keep its consumer from leaving, in seconds.
 _PATIENCE = 5.0
 
+# How long one may whose source is known to be broken, in seconds.
+_GRACE = 1.0
+
 
 def in_order(
     function: Callable[[S], T], items: Iterable[S], /, *, threads: int
@@ -88,7 +91,10 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
                 if error is None:
                     return item  # type: ignore[no-any-return]
                 self.close()
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # which holds this frame
             self._check()
         raise StopIteration
 
@@ -98,13 +104,15 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         return self._thread.is_alive()
 
     def _check(self) -> None:
-        """Call `while_waiting`; where it raises, the thread is not to be waited for."""
+        """Call `while_waiting`; where it raises, the thread is hardly waited for."""
         if self._while_waiting is not None:
             try:
                 self._while_waiting()
             except BaseException:
                 self._finalize.detach()
                 self._stop.set()
+                # Within C++ at interpreter exit it would take the process with it.
+                self._thread.join(_GRACE)
                 raise
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -25,6 +25,14 @@ class Order(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of samples of an epoch."""
+
+    def __iter__(self) -> NoReturn:
+        """Refuse: an order has no epoch of its own."""
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} is an order, and gives its ids to a batch sampler: "
+            f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
+        )
 
     @property
     @abstractmethod

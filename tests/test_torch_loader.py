@@ -9,10 +9,11 @@ import pytest
 import torch
 from batches import expected, noted, received, take
 from running import started_threads
+from torch.utils.data import DataLoader
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
 from twinfeed.loaders import DecodeError, FieldSpec, Index, StateMismatchError
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed.loaders.torch import RequestSampler, TorchLoader
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -152,6 +153,9 @@ def test_after_a_break_the_next_pass_goes_on(index: Index) -> None:
     assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
 
 
+ENDED = "ended before its last batch, by another pass.*leave the loop first"
+
+
 def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
     loader = TorchLoader(index, random())
     first = iter(loader)
@@ -159,18 +163,37 @@ def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
     for batch in loader:
         ids += batch["id"].tolist()
     assert sorted(ids) == list(range(RECORDS))
-    assert list(first) == []
+    with pytest.raises(RuntimeError, match=ENDED):
+        next(first)
     assert (loader.epoch, loader.step) == (1, 0)
 
 
-def test_a_state_loaded_in_mid_pass_ends_the_pass(index: Index) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("how", ["peek", "set_epoch", "load_state_dict"])
+def test_a_loop_whose_pass_was_ended_says_so(index: Index, way: dict[str, Any], how: str) -> None:
+    """It would look like the end of the epoch, with records missing."""
+    with TorchLoader(index, random(), **OPTIONS, **way) as loader:
+        state = loader.state_dict()
+        running = iter(loader)
+        next(running)
+        if how == "peek":
+            next(iter(loader))
+        elif how == "set_epoch":
+            loader.set_epoch(0)
+        else:
+            loader.load_state_dict(state)
+        with pytest.raises(RuntimeError, match=ENDED):
+            next(running)
+        loader.load_state_dict(state)
+        assert received(loader) == expected(index, random(), **OPTIONS)
+
+
+def test_the_next_epoch_may_be_set_at_the_last_batch(index: Index) -> None:
     loader = TorchLoader(index, random(), **OPTIONS)
-    state = loader.state_dict()
-    running = iter(loader)
-    next(running)
-    loader.load_state_dict(state)
-    assert list(running) == []
-    assert received(loader) == expected(index, random(), **OPTIONS)
+    for step, _ in enumerate(loader):
+        if step == 4:
+            loader.set_epoch(1)
+    assert (loader.epoch, loader.step) == (1, 0)
 
 
 def test_set_epoch_starts_an_epoch_again_but_keeps_a_restored_step(index: Index) -> None:
@@ -308,7 +331,8 @@ def test_close_ends_the_pass_and_another_may_follow(index: Index) -> None:
         next(running)
         assert started_threads() != []
     assert started_threads() == []
-    assert list(running) == []
+    with pytest.raises(RuntimeError, match=ENDED):
+        list(running)
     assert received(loader) == expected(index, random(), **OPTIONS)[1:]
 
 
@@ -317,6 +341,15 @@ def test_a_break_leaves_no_thread(index: Index) -> None:
         break
     gc.collect()
     assert started_threads() == []
+
+
+def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
+    order: Any = RandomSampler(RECORDS, seed=0)
+    for make in (lambda: TorchLoader(index, order), lambda: RequestSampler(order)):
+        with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(order"):
+            make()
+    with pytest.raises(TypeError, match=r"RandomSampler is an order.*DataLoader\(batch_sampler="):
+        list(DataLoader(list(range(RECORDS)), sampler=order))
 
 
 def test_it_pickles(index: Index) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from twinfeed.loaders import DecodeError, Feed, Index, WorkerDiedError
+from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, Reader, WorkerDiedError
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import (
     BatchSampler,
@@ -228,6 +229,44 @@ def test_an_exception_in_a_worker_names_the_record(index: Index) -> None:
         list(loader)
     step = next(s for s in range(5) if 11 in random().batch(0, s))
     assert loader.step == step
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persistent: bool) -> None:
+    """torch gives an error's whole traceback as its message, and waits 5 s for each worker."""
+    before = set(multiprocessing.active_children())
+    options = {"num_workers": 2, "persistent_workers": persistent}
+    loader = TorchLoader(index, random(), decode=fail, **options)
+    with pytest.raises(DecodeError, match=r"^record 11 .*RuntimeError\('eleven'\)$") as caught:
+        list(loader)
+    assert "in fail\n" in str(caught.value.__cause__)
+    loader.close()
+    del loader, caught
+    workers = set(multiprocessing.active_children()) - before
+    deadline = time.monotonic() + 4
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+class StubbornError(Exception):
+    """An error that does not come back from a pickle."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def test_an_error_that_does_not_pickle_comes_home(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stubborn(self: Reader, *_: Any) -> None:
+        raise StubbornError("no such bucket", "")
+
+    with TorchLoader(index, random(), num_workers=1) as loader:
+        assert loader.feed.spec
+        monkeypatch.setattr(Reader, "read", stubborn)
+        with pytest.raises(LoaderError, match=r"^StubbornError: no such bucket$"):
+            list(loader)
 
 
 class KilledOnce:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.collate import Ragged
-from twinfeed.loaders.feed import Batch, Feed, Request, Sample, request_of
+from twinfeed.loaders.feed import Batch, Feed, Request, Sample, check_sampler, request_of
 from twinfeed.loaders.torch.device import jagged
 from twinfeed.samplers import BatchStream
 
@@ -102,6 +102,7 @@ class RequestSampler:
     """
 
     def __init__(self, stream: BatchStream, /) -> None:
+        check_sampler(stream)
         self.stream = stream
         self._left: tuple[int, int] | None = None
 

@@ -18,18 +18,17 @@ from torch.utils.data import DataLoader
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.collate import Collate, FieldSpec
 from twinfeed.loaders.errors import WorkerDiedError
-from twinfeed.loaders.feed import Batch, Decode, Feed, Request
+from twinfeed.loaders.feed import Batch, Decode, Feed, Request, check_fit
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.prefetch import Prefetcher, in_order
 from twinfeed.loaders.torch.dataset import (
     NO_CACHE_IN_WORKERS,
-    RecordDataset,
     RequestSampler,
     as_tensors,
     go_to_epoch,
 )
 from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
-from twinfeed.loaders.torch.workers import WorkerBatches
+from twinfeed.loaders.torch.workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.samplers import BatchStream
 
 
@@ -38,9 +37,11 @@ class TorchLoader(Closing):
 
     A pass yields the rest of the current epoch and leaves the loader at the start of the next.
     After a `break` the next pass goes on with what the loop has not received; `set_epoch` starts
-    the epoch again. `state_dict` counts the batches that the loop has received, however far
-    workers and prefetch have run ahead, and is restored at any step in O(1), by any number of
-    ranks. The sampler's own cursor follows at the end of a pass, however it ended.
+    the epoch again. There is one pass at a time: another one, `set_epoch`, `load_state_dict` or
+    `close` within a loop ends it with RuntimeError. `state_dict` counts the batches that the loop
+    has received, however far workers and prefetch have run ahead, and is restored at any step in
+    O(1), by any number of ranks. The sampler's own cursor follows at the end of a pass, however it
+    ended.
 
     `fields`, `decode`, `transform`, `collate`, `side`, `spec` and `verify` are those of `Feed`.
     `device` (default: the current CUDA device, or the CPU where there is none) gets the tensors;
@@ -93,6 +94,7 @@ class TorchLoader(Closing):
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
+        check_fit(index, sampler)
         for name, number in (
             ("prefetch", prefetch),
             ("readahead", readahead),
@@ -143,8 +145,8 @@ class TorchLoader(Closing):
     @cached_property
     def dataloader(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches; unused without workers."""
-        serve: dict[str, Any] = {"batch_sampler": self._requests, "collate_fn": as_tensors}
-        return DataLoader(RecordDataset(self.feed), **serve, **self._worker_options)
+        serve: dict[str, Any] = {"batch_sampler": self._requests, "collate_fn": as_served}
+        return DataLoader(CatchingDataset(self.feed), **serve, **self._worker_options)
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -154,6 +156,12 @@ class TorchLoader(Closing):
         running = self._running = _Pass(self, self._threads)
         try:
             yield from running
+            if self._running is not running and running.step < len(self):
+                raise RuntimeError(
+                    "this pass was ended before its last batch, by another pass over the same "
+                    "loader, or by its set_epoch, load_state_dict or close: leave the loop first, "
+                    "or give each loop a loader and a sampler of its own"
+                )
         finally:
             if self._running is running:  # else a later pass has taken over
                 self._settle()

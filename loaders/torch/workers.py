@@ -1,19 +1,64 @@
-"""The batches of worker processes, and what to say when one of them dies."""
+"""The batches of worker processes, and what to say when one of them fails or dies."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import signal
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders.errors import WorkerDiedError
-from twinfeed.loaders.feed import Batch
+from twinfeed.loaders.errors import LoaderError, WorkerDiedError
+from twinfeed.loaders.feed import Batch, Request
+from twinfeed.loaders.torch.dataset import RecordDataset, as_tensors
 
 MEMORY = Path("/dev/shm")
+
+# How long the system may take to tell that a process has ended, in seconds.
+_PATIENCE = 2.0
+
+
+class _Failed(NamedTuple):
+    """What a worker sends in place of a batch."""
+
+    error: Exception
+    trace: str
+
+
+class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raised
+    """Show, as the cause of an error, where in the worker it was raised."""
+
+
+class CatchingDataset(RecordDataset):
+    """Serve batches of tensors, and errors as they are: torch would put its own words for them.
+
+    For `collate_fn=as_served`.
+    """
+
+    def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
+        """Read the batch of one request."""
+        try:
+            return as_tensors(super().__getitems__(wanted))
+        except Exception as error:
+            trace = traceback.format_exc()
+            try:
+                pickle.loads(pickle.dumps(error))
+            except Exception:
+                error = LoaderError(f"{type(error).__name__}: {error}")
+            return _Failed(error, trace)
+
+
+def as_served(batch: Any, /) -> Any:
+    """Return the batch as it is.
+
+    >>> as_served(3)
+    3
+    """
+    return batch
 
 
 class WorkerBatches(Iterator[Batch]):
@@ -32,10 +77,18 @@ class WorkerBatches(Iterator[Batch]):
         if self._iterator is None:
             self._iterator = iter(self._dataloader)
         try:
-            return next(self._iterator)
-        except RuntimeError as error:
+            batch = next(self._iterator)
+        except (RuntimeError, EOFError, OSError) as error:
             self.explain(error)
             raise
+        if isinstance(batch, _Failed):
+            # Whoever keeps the error keeps this frame, and in a cycle workers end after a timeout.
+            self._iterator = None
+            try:
+                raise batch.error from _WorkerTraceback(batch.trace)
+            finally:
+                del batch
+        return batch
 
     def check(self) -> None:
         """Raise WorkerDiedError where a worker was killed, or ended with an error."""
@@ -47,11 +100,16 @@ class WorkerBatches(Iterator[Batch]):
                     other.terminate()
                 raise died(number, len(workers), worker.pid, worker.exitcode)
 
-    def explain(self, error: RuntimeError, /) -> None:
-        """Raise WorkerDiedError where `error` is torch's word for it."""
+    def explain(self, error: Exception, /) -> None:
+        """Raise WorkerDiedError where that is what `error` stands for.
+
+        torch says so, unless it was about to fetch a tensor from the one that died.
+        """
         workers = list(getattr(self._iterator, "_workers", ()))
-        if str(error).startswith("DataLoader worker (pid"):
+        said = str(error).startswith("DataLoader worker (pid")
+        if said or isinstance(error, (EOFError, OSError)):
             for number, worker in enumerate(workers):
+                worker.join(0 if said else _PATIENCE / len(workers))
                 if worker.exitcode is not None:
                     raise died(number, len(workers), worker.pid, worker.exitcode) from error
 
