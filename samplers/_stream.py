@@ -67,6 +67,11 @@ class BatchStream(ABC):
 
     @property
     @abstractmethod
+    def _even(self) -> bool:
+        """Whether every global batch of every epoch has ``batch_size`` ids."""
+
+    @property
+    @abstractmethod
     def num_records(self) -> int:
         """Size of the record id space."""
 
@@ -96,6 +101,12 @@ class BatchStream(ABC):
         begins = np.cumsum(sizes) - sizes
         lows, highs = (begins + edge for edge in self._slices(epoch, start, sizes))
         return [ids[a:b].copy() for a, b in zip(lows.tolist(), highs.tolist(), strict=True)]
+
+    @property
+    def constant_size(self) -> int | None:
+        """Size of every batch of this rank, in any epoch; None where sizes may differ."""
+        each, over = divmod(self.batch_size, self._world_size)
+        return each if self._even and self._steps and not over else None
 
     def seeds(self, epoch: int, step: int) -> UInt64:
         """Return one augmentation seed for each id of ``batch(epoch, step)``, uint64[batch].
@@ -292,6 +303,10 @@ class FixedBatchStream(BatchStream):
         super().__init__(steps=-(-size // batch_size), seed=seed)
         self._size = size
         self.batch_size = batch_size
+
+    @property
+    def _even(self) -> bool:
+        return self._size % self.batch_size == 0
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return np.minimum(self._size - np.arange(start, stop) * self.batch_size, self.batch_size)

@@ -192,6 +192,10 @@ class PKBatchSampler(BatchStream):
         """Return the training steps that these are."""
         return epoch * self._steps + np.arange(start, stop)
 
+    @property
+    def _even(self) -> bool:
+        return self._schedule.fixed
+
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return self._schedule.sizes(self._global_steps(epoch, start, stop))
 

@@ -172,6 +172,14 @@ def test_rank_sizes_and_their_totals_stay_within_one(sampler: BatchStream, world
         assert np.ptp(np.cumsum(sizes, axis=1), axis=0).max() <= 1
 
 
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_constant_size_is_that_of_every_batch(sampler: BatchStream, world_size: int) -> None:
+    for rank in shards_of(sampler, world_size):
+        epochs = range(min(3, world_size) + 1)
+        sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
+        assert rank.constant_size is None or sizes == {rank.constant_size}
+
+
 @pytest.mark.parametrize("name", COVERING)
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_every_sample_comes_exactly_once_over_ranks_and_steps(name: str, world_size: int) -> None:

@@ -19,7 +19,6 @@ from twinfeed.loaders import DataCorruptionError, FieldSpec, Index, build_index,
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import make_dataset, original_errors
-from twinfeed.loaders.tensorflow.layout import constant_size
 from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
 from twinfeed.samplers import (
     BatchSampler,
@@ -58,20 +57,6 @@ def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
         dataset = make_dataset(index, make(), **options, **ENGINES[engine])
         assert len(dataset) == len(make())
         assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want, engine
-
-
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_static_batch_size_is_true(name: str, world_size: int) -> None:
-    sampler = dict(CASES)[name]()
-    try:
-        ranks = [sampler.shard(rank, world_size) for rank in range(world_size)]
-    except ValueError:  # P classes that world_size does not divide
-        return
-    for rank in ranks:
-        epochs = range(2 * world_size + 1)
-        sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
-        assert constant_size(rank) is None or sizes == {constant_size(rank)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from twinfeed.loaders.collate import Ragged, mode_of
 from twinfeed.loaders.feed import Batch, Feed, Request
-from twinfeed.samplers import BatchStream
 
 Array = npt.NDArray[Any]
 
@@ -68,29 +67,6 @@ class Layout:
         return {
             name: _shaped([next(parts) for _ in specs], specs) for name, specs in self.specs.items()
         }
-
-
-def constant_size(sampler: BatchStream, /) -> int | None:
-    """Return the size of every batch of every epoch, or None where it may differ.
-
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> [constant_size(ExactOnceBatchSampler(n, batch_size=4)) for n in (8, 9)]
-    [4, None]
-    """
-    facts: Mapping[str, Any] = sampler.fingerprint
-    whole = facts.get("batch_size")
-    if whole is None:
-        p, k = str(facts.get("p")), str(facts.get("k"))
-        if not (p.isdecimal() and k.isdecimal()):
-            return None
-        whole = int(p) * int(k)
-    each, over = divmod(whole, sampler.world_size)
-    if over or not len(sampler):
-        return None
-    # The slices of a smaller last batch take turns, and come round after world_size epochs.
-    last = len(sampler) - 1
-    sizes = {len(sampler.batch(epoch, last)) for epoch in range(sampler.world_size)}
-    return each if sizes == {each} else None
 
 
 def _tensor_spec(part: Array, batch: int | None, *, padded: bool) -> tf.TensorSpec:

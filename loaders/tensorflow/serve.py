@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.feed import Feed, Request, request_of
 from twinfeed.loaders.tensorflow.errors import remembered
-from twinfeed.loaders.tensorflow.layout import Layout, constant_size
+from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.samplers import BatchStream
 
 Int64s = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ class Server:
         self.feed = feed
         self.ranks = [Drawn(rank) for rank in ranks]
         self.steps = len(ranks[0])
-        sizes = {constant_size(rank) for rank in ranks}
+        sizes = {rank.constant_size for rank in ranks}
         self.layout = Layout(feed, sizes.pop() if len(sizes) == 1 else None)
         # A reuse sampler's cache takes the batches in their order: the threads share each one.
         cached = feed.cache is not None
