@@ -4,11 +4,11 @@ Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` and `open_
 where each record and field lies, in TFRecord files, webdataset tar files or loose files (formats/),
 and `verify` reads every byte again; `Reader` (reading/) reads records by id, `SideTable` rows.
 
-Batches: `Feed` (feed.py) reads, decodes, transforms and collates what a sampler asks for;
-`DecodeImage` and the other batteries (decode.py, extensions.py) decode; `compare` (compare.py) runs
-both frameworks and tells what differs. The backends are packages of their own, which import their
-framework: `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. The command `twinfeed` is
-command_line/.
+Batches: a `Request` (request.py) is what a sampler asks for; `Feed` (feed.py) reads, decodes,
+transforms and collates it; `DecodeImage` and the other batteries (decode.py, extensions.py) decode;
+`compare` (compare.py) runs both frameworks and tells what differs. The backends are packages of
+their own, which import their framework: `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`.
+The command `twinfeed` is command_line/.
 """
 
 from twinfeed.loaders.collate import FieldSpec, Ragged
@@ -26,7 +26,7 @@ from twinfeed.loaders.errors import (
     WorkerDiedError,
 )
 from twinfeed.loaders.extensions import DecodeExtensions
-from twinfeed.loaders.feed import Feed, Request, request_of
+from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.index import Field, Index, open_index
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -35,6 +35,7 @@ from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder, LooseFiles
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders.request import Request, request_of
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [

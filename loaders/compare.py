@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.collate import Collate, Ragged
-from twinfeed.loaders.feed import Decode, Feed, request_of
+from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.request import request_of
 from twinfeed.samplers import BatchStream
 
 BACKENDS = ("plain", "torch", "tensorflow")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,95 +25,15 @@ from twinfeed.loaders.collate import (
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Int64s, Request, check_fit, plain_request
 from twinfeed.samplers import BatchStream
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
 Decode = Callable[[Sample], Mapping[str, Any]]
-Int64s = npt.NDArray[np.int64]
 
 # What a transform is told of its sample, beside the fields, and does not give to the batch.
 TOLD = ("id", "record", "view", "seed")
-
-
-class Request(NamedTuple):
-    """One rank batch to be read: what a worker needs to know, and no more.
-
-    `ids`, `records` and `views` are int64[batch], -1 for padding; `seeds` is uint64[batch].
-
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> request_of(ExactOnceBatchSampler(5, batch_size=2), epoch=0, step=2).records
-    array([4])
-    """
-
-    epoch: int
-    step: int
-    ids: Int64s
-    records: Int64s
-    views: Int64s
-    seeds: npt.NDArray[np.uint64]
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> Request:
-        """Leave the samples where `kept` (bool[batch]) is False out."""
-        return self._replace(
-            ids=self.ids[kept],
-            records=self.records[kept],
-            views=self.views[kept],
-            seeds=self.seeds[kept],
-        )
-
-
-def request_of(
-    sampler: BatchStream, ids: Int64s | None = None, /, *, epoch: int, step: int
-) -> Request:
-    """Make the request of one step; `ids`, where the caller has drawn them already.
-
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> request_of(ExactOnceBatchSampler(5, batch_size=2), epoch=0, step=0).ids
-    array([0, 1])
-    """
-    if ids is None:
-        ids = sampler.batch(epoch, step)
-    return Request(
-        epoch, step, ids, sampler.records(ids), sampler.views(ids), sampler.seeds(epoch, step)
-    )
-
-
-def check_fit(index: Index, sampler: BatchStream, /) -> None:
-    """Raise TypeError or ValueError where `sampler` cannot draw from `index`.
-
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> check_fit("train.index", ExactOnceBatchSampler(5, batch_size=2))
-    Traceback (most recent call last):
-    ...
-    TypeError: index must be an Index, got a str: open_index(path) gives one
-    """
-    if not isinstance(index, Index):
-        raise TypeError(
-            f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
-        )
-    check_sampler(sampler)
-    if sampler.num_records != len(index):
-        raise ValueError(
-            f"the sampler was made for {sampler.num_records} records, the index has {len(index)}: "
-            f"make it with index.labels or len(index); SubsetSampler draws from a part"
-        )
-
-
-def check_sampler(sampler: BatchStream, /) -> None:
-    """Raise TypeError for what is no batch sampler.
-
-    >>> from twinfeed.samplers import RandomSampler
-    >>> check_sampler(RandomSampler(10, seed=0))
-    Traceback (most recent call last):
-    ...
-    TypeError: sampler must be a batch sampler of twinfeed.samplers, got a RandomSampler: ...
-    """
-    if not isinstance(sampler, BatchStream):
-        raise TypeError(
-            f"sampler must be a batch sampler of twinfeed.samplers, got a "
-            f"{type(sampler).__name__}: BatchSampler(order, batch_size=…) makes one of an order"
-        )
 
 
 class Feed:
@@ -136,7 +56,7 @@ class Feed:
     table or field has a name that the batch or the transform needs for itself.
 
     >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.loaders import pack, request_of
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
     >>> sampler = ExactOnceBatchSampler(3, batch_size=2)
@@ -196,7 +116,7 @@ class Feed:
         """What one sample holds in each field, read off the first record unless it was given."""
         spec = self._given_spec
         if spec is None:
-            first = _plain(np.zeros(1, np.int64), np.zeros(1, np.uint64))
+            first = plain_request(np.zeros(1, np.int64), np.zeros(1, np.uint64))
             values = self._values(first, cached=False)
             with self._naming_records(first):
                 spec = spec_of({name: value for name, (value,) in values.items()})
@@ -233,7 +153,7 @@ class Feed:
                     f"side table {name!r} has {len(rows)} rows for {len(self.index)} records: "
                     f"its samples are known to a sampler only"
                 )
-        request = _plain(records, seeds)
+        request = plain_request(records, seeds)
         held: dict[str, Iterable[Any]] = {"id": records.tolist(), **self._beside(request)}
         held |= self._values(request, cached=False)
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
@@ -415,11 +335,6 @@ def _mapping(made: Any) -> Mapping[str, Any]:
     if not isinstance(made, Mapping):
         raise TypeError(f"it must return a dict of fields, not a {type(made).__name__}")
     return made
-
-
-def _plain(records: Int64s, seeds: npt.NDArray[np.uint64]) -> Request:
-    """Request records by themselves: no step, no views."""
-    return Request(0, 0, records, records, np.zeros_like(records), seeds)
 
 
 def _rows(table: npt.NDArray[Any], ids: Int64s) -> npt.NDArray[Any]:

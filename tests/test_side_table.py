@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from twinfeed.loaders.errors import StaleIndexError
-from twinfeed.loaders.feed import Feed, request_of
+from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders.request import request_of
 from twinfeed.samplers import ExactOnceBatchSampler
 
 

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
-from twinfeed.loaders.feed import Feed, Request
+from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.table import Ids, Index, check_ids
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Request
 from twinfeed.loaders.tensorflow.errors import remembered
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.loaders.tensorflow.serve import Server

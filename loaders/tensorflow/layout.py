@@ -11,7 +11,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.collate import Ragged, mode_of
-from twinfeed.loaders.feed import Batch, Feed, Request
+from twinfeed.loaders.feed import Batch, Feed
+from twinfeed.loaders.request import Request
 
 Array = npt.NDArray[Any]
 

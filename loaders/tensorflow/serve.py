@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.feed import Feed, Request, request_of
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.request import Request, request_of
 from twinfeed.loaders.tensorflow.errors import remembered
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.samplers import BatchStream

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.collate import Ragged
-from twinfeed.loaders.feed import Batch, Feed, Request, Sample, check_sampler, request_of
+from twinfeed.loaders.feed import Batch, Feed, Sample
+from twinfeed.loaders.request import Request, check_sampler, request_of
 from twinfeed.loaders.torch.device import jagged
 from twinfeed.samplers import BatchStream
 

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.collate import Collate, FieldSpec
 from twinfeed.loaders.errors import WorkerDiedError
-from twinfeed.loaders.feed import Batch, Decode, Feed, Request, check_fit
+from twinfeed.loaders.feed import Batch, Decode, Feed
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.prefetch import Prefetcher, in_order
+from twinfeed.loaders.request import Request, check_fit
 from twinfeed.loaders.torch.dataset import (
     NO_CACHE_IN_WORKERS,
     RequestSampler,

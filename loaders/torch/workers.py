@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
-from twinfeed.loaders.feed import Batch, Request
+from twinfeed.loaders.feed import Batch
+from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_tensors
 
 MEMORY = Path("/dev/shm")
