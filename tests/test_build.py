@@ -14,9 +14,10 @@ import pytest
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, ShardWarning
-from twinfeed.loaders.formats.example import parse
+from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import collect
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -81,6 +82,25 @@ def test_raw_records_have_one_field(tmp_path: Path) -> None:
     with Reader(index) as reader:
         (data,) = reader.read([3])["data"]
     assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
+
+
+def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    frame = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"..."]))
+    message = tf.train.SequenceExample()
+    message.feature_lists.feature_list["frames"].feature.extend([frame, frame])
+    message.context.feature["id"].int64_list.value.append(7)
+    shard = tmp_path / "a.tfrecord"
+    with TFRecordWriter(shard) as writer:
+        writer.write(encode({"id": 7}))
+        writer.write(message.SerializeToString())
+    with pytest.raises(DataCorruptionError, match=r"it is a tf\.train\.SequenceExample") as caught:
+        build_index(shard, tmp_path / "x.index")
+    assert (caught.value.path, caught.value.record) == (str(shard), 1)
+    assert "as raw bytes with example=False" in str(caught.value)
+    with Reader(build_index(shard, tmp_path / "x.index", example=False)) as reader:
+        assert reader.read([1])["data"] == [message.SerializeToString()]
 
 
 def test_a_field_goes_by_one_name_over_several_extensions(tmp_path: Path) -> None:

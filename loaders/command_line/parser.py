@@ -294,7 +294,11 @@ def _add_reading(parser: Any) -> None:
     parser.add_argument(
         "--join", action="store_true", help="put parts of a tar's sample together that lie apart"
     )
-    parser.add_argument("--raw", action="store_true", help="TFRecords that hold no Examples")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="TFRecords that hold no Examples (SequenceExamples, say): index their bytes",
+    )
     parser.add_argument(
         "--max-record-bytes",
         type=_size,

@@ -104,6 +104,8 @@ def _any(data: bytes) -> dict[str, list[Span]]:
     """Walk any message by proto3's rules."""
     found = {}
     for number, wire, start, stop in fields(data, 0, len(data)):
+        if number == 2 and wire == LEN:
+            raise WireError("it is a tf.train.SequenceExample, which has feature_lists too", start)
         if number == 1 and wire == LEN:
             for inner, inner_wire, at, end in fields(data, start, stop):
                 if inner == 1 and inner_wire == LEN:

@@ -71,8 +71,8 @@ def build_index(
     or "empty" (the field reads as b"" or no numbers). `exclude` leaves out bad records: the list
     that `verify` writes, or (shard, number) pairs. Bytes features named in `lists` read as lists
     even where each record has one value. `example=False` takes TFRecords as raw bytes, in one
-    field "data". `join` puts together the members of one key that lie apart in a tar, which are an
-    error otherwise.
+    field "data", as is needed for SequenceExamples and other messages. `join` puts together the
+    members of one key that lie apart in a tar, which are an error otherwise.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
     ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`
