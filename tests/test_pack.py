@@ -248,6 +248,56 @@ def test_numbers_and_arrays_are_kept_by_kind(tmp_path: Path) -> None:
         assert reader.read([2]) == {"box": [b"[0.5, 2.0]"], "flag": [b"1"], "id": [b"2"]}
 
 
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    "label", [5.7, float("nan"), None, True, "", [5], np.array([1, 0]), 1 << 63]
+)
+def test_a_label_that_is_no_class_is_the_same_error_in_both_containers(
+    tmp_path: Path, container: Any, label: Any
+) -> None:
+    samples = [{"__key__": "a", "label": 1}, {"__key__": "b", "label": label}]
+    with pytest.raises(TypeError) as caught:
+        pack(samples, tmp_path, container=container)
+    assert str(caught.value).startswith(
+        "record 1 (key 'b'): label must be a name or an integer that fits int64, not "
+        f"{label!r}: give what is no class another field name"
+    )
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("label", [np.uint8(7), np.array(7), 7])
+def test_a_label_may_be_any_integer(tmp_path: Path, container: Any, label: Any) -> None:
+    index = pack([{"label": label}], tmp_path, container=container)["data"]
+    assert index.labels is not None
+    assert index.labels.tolist() == [7]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_labels_are_names_or_integers_not_both(tmp_path: Path, container: Any) -> None:
+    samples = [{"label": label} for label in ("cat", "dog", 3)]
+    with pytest.raises(ValueError, match=r"record 2: label 3 is among the integers, .* are names"):
+        pack(samples, tmp_path, container=container)
+    with pytest.raises(ValueError, match="labels are names in one split and integers in another"):
+        pack(samples[1:], tmp_path, container=container, split={"a": 1, "b": 1}, seed=0)
+
+
+def test_numbers_that_an_example_cannot_hold_are_refused_by_record(tmp_path: Path) -> None:
+    for value, text in [
+        (np.uint64(1 << 63), "must fit into int64, not 9223372036854775808"),
+        ([-1, 1 << 63], "must fit into int64, not 9223372036854775808"),
+        (1e300, r"must fit into float32, not 1e\+300"),
+        (np.array([1.0, -1e39]), r"must fit into float32, not -1e\+39"),
+    ]:
+        for order in ({}, {"seed": 1}):
+            with pytest.raises(ValueError, match=f"record 2: feature 'x' {text}"):
+                pack([{"x": 1.5}, {"x": 2.5}, {"x": value}], tmp_path, **order)
+    index = pack([{"x": 0.1}, {"x": float("inf")}], tmp_path)["data"]
+    assert index.columns["x"].tolist() == [np.float32(0.1), float("inf")]
+    tar = pack([{"x": 0.1}], tmp_path / "tar", container="tar")["data"]
+    with Reader(tar) as reader:
+        assert reader.read([0]) == {"x": [b"0.1"]}
+
+
 def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
     root = tmp_path / "images"
     (root / "c").mkdir(parents=True)

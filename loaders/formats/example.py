@@ -96,11 +96,11 @@ def encode(features: Mapping[str, Any], /) -> bytes:
     """Serialize one Example; the same features give the same bytes, whatever their order.
 
     A value is bytes, str (as UTF-8), a number, or a sequence or array of one of these; integers and
-    booleans make an int64_list, floats a float_list. An empty feature must be an array, whose dtype
-    tells its kind.
+    booleans make an int64_list, floats a float_list, rounded to float32. An empty feature must be
+    an array, whose dtype tells its kind.
 
-    Raises TypeError for values of another type, ValueError for several dimensions, integers beyond
-    int64, and an empty list; each names the feature.
+    Raises TypeError for values of another type, ValueError for several dimensions, numbers beyond
+    int64 or float32, and an empty list; each names the feature.
 
     >>> encode({"label": 7}).hex()
     '0a100a0e0a056c6162656c12051a030a0107'
@@ -169,12 +169,25 @@ def _feature(name: str, value: Any) -> bytes:
     if array.dtype.kind in "SUO" and len(array) == 0:
         return length_delimited(0x0A, b"")
     if array.dtype.kind == "f":
-        return _packed(0x12, array.astype("<f4").tobytes())
+        return _packed(0x12, _float32(name, values, array).tobytes())
     if array.dtype.kind not in "iub":
         raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, not {value!r}")
     if array.dtype.kind == "u" and len(array) and int(array.max()) >> 63:
         raise ValueError(f"feature {name!r} must fit into int64, not {array.max()}")
     return _packed(0x1A, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
+
+
+def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return floats as an Example holds them, rounded; what is far beyond them is refused."""
+    if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
+        # numpy makes floats of integers for which it has no common type
+        raise ValueError(f"feature {name!r} must fit into int64, not {max(values, key=abs)}")
+    with np.errstate(over="ignore"):
+        rounded = array.astype("<f4")
+    lost = np.isinf(rounded) & np.isfinite(array)
+    if lost.any():
+        raise ValueError(f"feature {name!r} must fit into float32, not {array[lost][0]}")
+    return rounded
 
 
 def _text_item(name: str, item: Any) -> bytes:

@@ -39,6 +39,10 @@ _LINK = "write the archive again with the file itself (tar --dereference --hard-
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
 _APART = "write the archive again, sorted by name, or put the parts together with join=True"
 _NAMES = "rename the file and write the archive again"
+_FIT = (
+    "a key has no dot behind its last slash, a part no capitals and no slash, neither a newline, "
+    "and no name leads out of its folder"
+)
 _META = re.compile(r"__[^/]*__($|/)")
 _FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
 
@@ -237,7 +241,9 @@ class TarWriter:
         names = {extension: f"{key}.{extension}" for extension in parts}
         for extension, name in names.items():
             if _unfit(name) or split_name(name) != (key, extension):
-                raise ValueError(f"key {key!r} with part {extension!r} makes no fit member name")
+                raise ValueError(
+                    f"key {key!r} with part {extension!r} makes no fit member name: {_FIT}"
+                )
         for extension, data in parts.items():
             info = tarfile.TarInfo(names[extension])
             info.size = len(data)

@@ -1,1 +1,3 @@
-"""Writing shards: pack.py divides samples (samples.py) over them, shard_writer.py writes."""
+"""Writing shards: pack.py divides samples (samples.py) over them, check.py refuses what is no
+sample, shard_writer.py writes.
+"""

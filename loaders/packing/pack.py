@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -40,9 +41,12 @@ _WORK = "packing"
 
 
 class _Piece(NamedTuple):
-    """Name one split and give its samples; `stops` are where its shards end, if that is known."""
+    """Name one split and give its samples, with their numbers in the source; `stops` are where its
+    shards end, if that is known.
+    """
 
     name: str
+    numbers: Iterable[int]
     samples: Iterable[Sample]
     records: int | None
     stops: Sequence[int]
@@ -66,21 +70,23 @@ def pack(
     """Write `source` to shards in the folder `out`, index them, and return the index of each split.
 
     `source` is an `ImageFolder` or its path, `LooseFiles`, an `Index`, or an iterable of dicts
-    (bytes, str, numbers, arrays by field name; `__key__` is the key, `label` the class). An
-    index's fields and columns are packed as they are, whatever it was made of. `container` is
-    "tfrecord" or "tar" (webdataset). In a tar, numbers are text, and the label is the member
-    `cls`. `split` maps names to numbers of records that add up to all, or to fractions that add up
-    to 1; by default there is one, "data". `seed` shuffles the records, and a split needs one. Each
-    split has at least `shards` shards, of about `shard_bytes` bytes and `shard_records` records at
-    most. `names` is "of" (`train-00000-of-00010.tfrecord`) or "numbered" (`train-000000.tar`, for
-    brace patterns).
+    (bytes, str, numbers, arrays by field name; `__key__` is the key, a str, and `label` the class,
+    an int or a str). An index's fields and columns are packed as they are, whatever it was made
+    of. `container` is "tfrecord" or "tar" (webdataset). A TFRecord's numbers are int64 and
+    float32, since an Example has no others: floats are rounded to float32 (bytes, such as an
+    array's `tobytes()`, are kept as they are). In a tar, numbers are text, in full, and the label
+    is the member `cls`. `split` maps names to numbers of records that add up to all, or to
+    fractions that add up to 1; by default there is one, "data". `seed` shuffles the records, and a
+    split needs one. Each split has at least `shards` shards, of about `shard_bytes` bytes and
+    `shard_records` records at most. `names` is "of" (`train-00000-of-00010.tfrecord`) or
+    "numbered" (`train-000000.tar`, for brace patterns).
 
     Everything is written to a hidden folder in `out` and moved into place at the end, the index
     last. Files of the same names are only replaced with `overwrite`. An iterable that is to be
     shuffled or split is first written as it comes, then again.
 
-    Raises ValueError for arguments or samples that do not fit, FileExistsError, OSError where the
-    disk is full.
+    Raises TypeError and ValueError for arguments or samples that do not fit (the record is named),
+    FileExistsError, OSError where the disk is full.
 
     >>> import tempfile
     >>> words = [{"word": word, "label": word[0]} for word in ("to", "be", "or", "not", "to", "be")]
@@ -106,6 +112,7 @@ def pack(
                     bar(piece.samples, doing, "record", progress, total=piece.records),
                     work,
                     piece.name,
+                    numbers=piece.numbers,
                     container=container,
                     stops=piece.stops,
                     most_bytes=_limit(samples, shard_bytes),
@@ -220,7 +227,7 @@ def _pieces(
 ) -> list[_Piece]:
     """Return the splits with their samples in the order they are written."""
     if not isinstance(samples, Samples):
-        return [_Piece("data", samples, None, ())]
+        return [_Piece("data", itertools.count(), samples, None, ())]
     n = len(samples)
     order = np.arange(n)
     if seed is not None:
@@ -233,8 +240,8 @@ def _pieces(
             raise ValueError(f"{count} records of {name!r} cannot fill shards={shards}")
         number = min(number, count)
         stops = [count * (shard + 1) // number for shard in range(number)]
-        chosen = samples.at(order[start : start + count])
-        pieces.append(_Piece(name, chosen, count, stops))
+        chosen = order[start : start + count]
+        pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), count, stops))
         start += count
     return pieces
 
@@ -271,8 +278,10 @@ def _nbytes(samples: Samples | Iterable[Sample]) -> int | None:
     return samples.nbytes if isinstance(samples, Samples) else None
 
 
-def _classes(samples: Samples | Iterable[Sample], written: Iterable[Written]) -> tuple[str, ...]:
+def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) -> tuple[str, ...]:
     """Return the class names of all splits together."""
+    if len({bool(done.named) for done in written if done.labelled}) > 1:
+        raise ValueError("labels are names in one split and integers in another: give all one kind")
     named: set[str] = set()
     for done in written:
         named |= done.named

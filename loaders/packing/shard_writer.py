@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,9 @@ import numpy as np
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.labels import Label
 from twinfeed.loaders.index.store import sync
+from twinfeed.loaders.packing.check import checked, told_of
 from twinfeed.loaders.packing.samples import Sample
 
 Container = Literal["tfrecord", "tar"]
@@ -26,6 +29,9 @@ _MAGIC = {
     "gif": rb"GIF8[79]a",
     "bmp": rb"BM",
 }
+_OTHERWISE = (
+    "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
+)
 
 
 @dataclass
@@ -51,24 +57,26 @@ def write_shards(
     folder: Path,
     name: str,
     *,
+    numbers: Iterable[int],
     container: Container,
     stops: Sequence[int],
     most_bytes: int,
     most_records: int | None,
 ) -> Written:
-    """Write `samples` to shards: a new one behind each of `stops` records, and where one would
-    grow too large.
+    """Write `samples`, which have these `numbers` in the source, to shards: a new one behind each
+    of `stops` records, and where one would grow too large.
     """
     written = Written()
     writer: TFRecordWriter | TarWriter | None = None
     ends, in_shard = set(stops), 0
     try:
-        for sample in samples:
+        for number, sample in zip(numbers, samples, strict=False):
             if writer is None:
                 written.files.append(folder / f"{name}-{len(written.files):05d}.part")
                 writer = _writer(container, written.files[-1])
                 in_shard = 0
-            _write(writer, sample, written)
+            with told_of(number, sample):
+                _write(writer, sample, written)
             in_shard += 1
             if written.records in ends or in_shard == most_records or writer.offset >= most_bytes:
                 _close(writer, written.files[-1])
@@ -99,34 +107,45 @@ def _write(writer: TFRecordWriter | TarWriter, sample: Sample, written: Written)
     """Write one sample and note what it has."""
     number = written.records
     written.records += 1
-    values = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
-    key = sample.get("__key__")
-    label = values.get("label")
-    if label is not None:
-        written.labelled += 1
-        if isinstance(label, (str, bytes)):
-            label = values["label"] = label.decode() if isinstance(label, bytes) else label
-            written.named.add(label)
+    key, values = checked(sample)
+    if "label" in values:
+        _note_label(values["label"], written)
     for name in values:
         written.counts[name] = written.counts.get(name, 0) + 1
     if key is not None:
         written.keyed += 1
         if "key" in values and isinstance(writer, TFRecordWriter):
             raise ValueError(
-                "a sample has both __key__ and key, and a TFRecord room for one of them"
+                "a sample has both __key__ and key, and a TFRecord room for one of them: "
+                "rename the field key"
             )
     if isinstance(writer, TFRecordWriter):
         writer.write(encode(values | ({} if key is None else {"key": key})))
         return
-    parts = {}
+    members: dict[str, str] = {}
     for name, value in values.items():
         extension = _extension(name, value, sample.get("__ext__", {}))
-        if extension in parts:
-            raise ValueError(f"two fields of a sample would be the tar member {extension!r}")
-        parts[extension] = _as_bytes(name, value)
+        if extension in members:
+            raise ValueError(
+                f"the fields {members[extension]!r} and {name!r} would both be the tar member "
+                f"{extension!r}: {_OTHERWISE}"
+            )
+        members[extension] = name
         if name != "label":
             written.fields.setdefault(name, {})[extension] = None
+    parts = {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
     writer.write(f"{number:09d}" if key is None else key, parts)
+
+
+def _note_label(label: Label, written: Written) -> None:
+    """Note a label, which must be of the kind of those before it."""
+    named = isinstance(label, str)
+    if written.labelled and named != bool(written.named):
+        kinds = ("names", "integers") if written.named else ("integers", "names")
+        raise ValueError(f"label {label!r} is among the {kinds[1]}, those before it are {kinds[0]}")
+    written.labelled += 1
+    if isinstance(label, str):
+        written.named.add(label)
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
@@ -157,5 +176,8 @@ def _as_bytes(name: str, value: Any) -> bytes:
         return value.encode()
     array = np.asarray(value)
     if array.dtype.kind not in "iufb":
-        raise TypeError(f"field {name!r} must hold bytes, str or numbers in a tar, not {value!r}")
+        raise TypeError(
+            f"field {name!r} must hold bytes, str or numbers in a tar, not {reprlib.repr(value)}: "
+            f"{_OTHERWISE}"
+        )
     return json.dumps(array.tolist()).encode()

@@ -1,0 +1,66 @@
+"""What a sample must be to be packed, the same for every container."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.index.labels import Label
+
+
+@contextmanager
+def told_of(number: int, sample: object) -> Iterator[None]:
+    """Name the record, by its number in the source and its key, in the error it leads to."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        key = sample.get("__key__") if isinstance(sample, Mapping) else None
+        where = f"record {number}" if key is None else f"record {number} (key {key!r})"
+        raise kind(f"{where}: {error}") from error
+
+
+def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return a sample's key and its fields, its label a str or an int if it has one.
+
+    >>> checked({"__key__": "a", "x": b"1", "label": np.uint8(7)})
+    ('a', {'x': b'1', 'label': 7})
+    """
+    if not isinstance(sample, Mapping):
+        raise TypeError(
+            f"a sample must be a dict of values by field name, not {reprlib.repr(sample)}"
+        )
+    unnamed = [name for name in sample if not isinstance(name, str)]
+    if unnamed:
+        raise TypeError(f"a field's name must be a str, not {unnamed[0]!r}")
+    key = sample.get("__key__")
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"__key__ must be a str, not {key!r}")
+    fields = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
+    if "label" in fields:
+        fields["label"] = _label(fields["label"])
+    return key, fields
+
+
+def _label(value: Any) -> Label:
+    """Return a label as the int or the str that both containers hold."""
+    if isinstance(value, (str, bytes)):
+        name = value.decode() if isinstance(value, bytes) else value
+        if name.strip():
+            return name.strip()  # as an index reads it
+    elif not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
+        try:
+            number = operator.index(value)
+        except TypeError:  # an array of several numbers
+            number = 1 << 63
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+    raise TypeError(
+        f"label must be a name or an integer that fits int64, not {reprlib.repr(value)}: "
+        "give what is no class another field name (an index renames with fields=)"
+    )
