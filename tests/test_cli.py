@@ -341,6 +341,7 @@ def test_errors_name_options_not_arguments(
     classes.write_text("a\n")
     for arguments, text in [
         (["pack", index, index, "--split", "a=1"], "--split needs a --seed:"),
+        (["pack", index, f"{tmp_path}/q", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["pack", index, f"{tmp_path}/p"], "or with --overwrite"),
         (["pack", index, f"{tmp_path}/q", "--shards", "9"], "cannot fill --shards 9"),
         (["pack", index, f"{tmp_path}/q", "--shard-size", "0"], "--shard-size must be at least 1"),

@@ -233,6 +233,11 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             pack(source, tmp_path / "out", **options)
     with pytest.raises(TypeError, match="'pair' must hold bytes, str or numbers in a tar"):
         pack([{"pair": [b"a", b"b"]}], tmp_path / "out", container="tar")
+    for seed in (1.5, True, "3"):
+        with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
+            pack(samples, tmp_path / "out", seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        pack(samples, tmp_path / "out", seed=-1)
     with pytest.raises(FileNotFoundError, match="no images below"):
         ImageFolder(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
@@ -296,6 +301,40 @@ def test_numbers_that_an_example_cannot_hold_are_refused_by_record(tmp_path: Pat
     tar = pack([{"x": 0.1}], tmp_path / "tar", container="tar")["data"]
     with Reader(tar) as reader:
         assert reader.read([0]) == {"x": [b"0.1"]}
+
+
+def test_what_is_no_sample_is_refused_by_record(tmp_path: Path) -> None:
+    bad: list[tuple[Any, str]] = [
+        ([{"x": 1}, 2], "record 1: a sample must be a dict of values by field name, not 2"),
+        (np.zeros((2, 2)), r"record 0: a sample must be a dict .* not array\("),
+        ([{"x": 1, 2: 3}], "record 0: a field's name must be a str, not 2"),
+        ([{"x": 1, "__key__": 5}], r"record 0 \(key 5\): __key__ must be a str, not 5"),
+    ]
+    for container in CONTAINERS:
+        for source, text in bad:
+            with pytest.raises(TypeError, match=text):
+                pack(source, tmp_path, container=container)
+
+
+def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: Path) -> None:
+    long = [bytes(1000), bytes(1000)]
+    for sample, text in [
+        ({"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, not"),
+        ({"cls": 3}, "the fields 'cls' and 'label' would both be the tar member 'cls'"),
+    ]:
+        samples = [{"label": 1}, {"label": 1} | sample]
+        index = pack(samples, tmp_path / "a", overwrite=True)["data"]
+        with pytest.raises((TypeError, ValueError)) as caught:
+            pack(index, tmp_path / "b", container="tar")
+        assert str(caught.value).startswith(f"record 1: {text}")
+        assert "pack to TFRecord, or index with fields= first" in str(caught.value)
+        assert len(str(caught.value)) < 300
+        shards = [index.path.parent / name for name in index.shard_paths.tolist()]
+        fields = {"other": "cls"} if "cls" in sample else {}
+        again = build_index(
+            shards, tmp_path / "a" / "x.index", fields=fields, label="label", missing="empty"
+        )
+        assert len(pack(again, tmp_path / "c", container="tar", overwrite=True)["data"]) == 2
 
 
 def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:

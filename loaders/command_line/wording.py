@@ -37,6 +37,7 @@ _PHRASES = {
     "join=True": "--join",
     "join= is": "--join is",
     "raise max_record_bytes": "raise --max-record-bytes",
+    "seed must": "--seed must",
     "shard_bytes must": "--shard-size must",
     "shard_records must": "--shard-records must",
     "shards must be at least": "--shards must be at least",

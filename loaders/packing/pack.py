@@ -28,6 +28,7 @@ from twinfeed.loaders.packing.samples import (
 )
 from twinfeed.loaders.packing.shard_writer import Container, Written, number_in_cls, write_shards
 from twinfeed.loaders.progress import bar
+from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute
 
@@ -94,6 +95,7 @@ def pack(
     >>> len(packed["train"]), packed["eval"].classes
     (4, ('b', 'n', 'o', 't'))
     """
+    seed = None if seed is None else _validate.seed(seed)
     _check(container, split, seed, shards, shard_bytes, shard_records, names)
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
