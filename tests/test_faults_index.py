@@ -72,8 +72,9 @@ def test_fault_5_all_shards_empty(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match="no records: all 2 shards are empty"):
         build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
-    with pytest.raises(IndexFormatError, match="incomplete index"):
+    with pytest.raises(FileNotFoundError, match="no index here"):
         open_index(tmp_path / "x.index")
+    assert not (tmp_path / "x.index").exists()
 
 
 def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
@@ -602,6 +603,26 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     assert set(read) >= {shards[3].name, shards[4].name}
     assert len(index) == 50
     assert not (tmp_path / "x.index" / "parts").exists()
+
+
+def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path)
+    out = tmp_path / "x.index"
+    bad: list[dict[str, Any]] = [{"label": "nope"}, {"classes": ["a"]}, {"fields": ["nope"]}]
+    for options in bad:
+        with pytest.raises(ValueError, match=r"label|field"):
+            build_index(shards, out, **options)
+        assert not out.exists()
+    out.mkdir()
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, out, label="nope")
+    assert list(out.iterdir()) == []
+    build_index(shards, out)
+    before = tree(out)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, out, label="nope")
+    assert sorted(path.name.partition("-")[0] for path in out.iterdir()) == ["columns", MANIFEST]
+    assert tree(out) == before
 
 
 def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(

@@ -299,11 +299,18 @@ def _check_excluded(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder of the parts: one process at a time builds an index."""
+    """Hold the lock of the folder of the parts: one process at a time builds an index. What a
+    build that fails has made is removed, unless it is parts to go on from.
+    """
+    there = folder.parent.exists()
     fd = _locked(folder)
     try:
         yield
     finally:
+        with suppress(OSError):  # parts are left, or the index is there, or others' files
+            folder.rmdir()
+            if not there:
+                folder.parent.rmdir()
         os.close(fd)
 
 

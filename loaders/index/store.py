@@ -82,9 +82,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if (path / "parts").is_dir() or any(path.glob(".columns-*")):
             raise IndexFormatError(
-                "incomplete index: its build was interrupted",
+                "incomplete index: its build was interrupted, or ended in an error",
                 path=path,
-                advice="build it again with the same arguments: finished shards are kept",
+                advice="build it again: finished shards are kept, for the same arguments",
             ) from None
         raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     try:
@@ -194,10 +194,15 @@ def own_folder(path: Path) -> Path:
     return path
 
 
+def is_index(path: Path) -> bool:
+    """Tell whether a folder holds an index."""
+    manifest = path / MANIFEST
+    return manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
+
+
 def _other_files(path: Path) -> str:
     """Say which files of a folder are no part of an index; nothing where it is one."""
-    manifest = path / MANIFEST
-    if manifest.is_file() and FORMAT.encode() in manifest.read_bytes():
+    if is_index(path):
         return ""
     held = sorted(each.name for each in path.iterdir()) if path.exists() else []
     others = [name for name in held if not _OWN.fullmatch(name)]
