@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
-from twinfeed.loaders.errors import DataCorruptionError, IndexFormatError, ShardWarning
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    IndexFormatError,
+    LoaderError,
+    ShardWarning,
+)
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
@@ -23,6 +28,7 @@ from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.store import MANIFEST
 from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
 
 
@@ -425,6 +431,30 @@ def test_an_index_is_never_written_among_other_files(tmp_path: Path) -> None:
         merge_parts(parts_of_all, tmp_path / "data")
     shutil.rmtree(tmp_path / "p")
     assert tree(tmp_path) == before
+
+
+def test_a_pattern_that_catches_an_index_says_so(tmp_path: Path) -> None:
+    tars(tmp_path)
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    for pattern in (tmp_path / "*", [tmp_path / "x.index", *tmp_path.glob("*.tar")]):
+        with pytest.raises(LoaderError, match="an index, not a shard") as caught:
+            build_index(pattern, tmp_path / "y.index")
+        assert caught.value.path == str(tmp_path / "x.index")
+        assert "leaves it out, such as *.tfrecord or *.tar" in str(caught.value)
+    (tmp_path / "more").mkdir()
+    with pytest.raises(LoaderError, match="a folder, not a shard"):
+        build_index(tmp_path / "[dm]*", tmp_path / "y.index")
+
+
+def test_an_index_within_the_images_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(b"...")
+    index = build_index(tmp_path, tmp_path / "x.index")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = build_index(tmp_path, tmp_path / "x.index")
+        pack(tmp_path, tmp_path / "out", container="tar")
+    assert again.fingerprint == index.fingerprint
 
 
 def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.index.store import is_index
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 """The extensions that `folder` takes for images."""
@@ -46,8 +47,8 @@ def folder(
 
     The label is the first folder of the path, as in torchvision's ImageFolder; a file of `root`
     itself has none. The key is the path without its extension, or with it where two files differ in
-    nothing else. Hidden files and other extensions (compared in lower case) are left out; those
-    that are no images are counted in a ShardWarning, unless the caller has named extensions.
+    nothing else. Hidden files, indexes and other extensions (compared in lower case) are left out;
+    files that are no images are counted in a ShardWarning, unless the caller has named extensions.
 
     Raises FileNotFoundError for a missing root, NotADirectoryError where it is a file.
 
@@ -180,7 +181,7 @@ def listed(
 def walk(root: str | os.PathLike[str], /) -> list[str]:
     """List the files below `root`, hidden ones left out, as sorted relative paths with `/`.
 
-    Folders that are symbolic links are not entered.
+    Folders that are symbolic links, or indexes, are not entered.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -190,7 +191,9 @@ def walk(root: str | os.PathLike[str], /) -> list[str]:
     """
     found = []
     for place, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not is_index(Path(place, name))
+        ]
         inside = os.path.relpath(place, root).replace(os.sep, "/")
         prefix = "" if inside == "." else f"{inside}/"
         found += [prefix + name for name in names if not name.startswith(".")]

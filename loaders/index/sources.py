@@ -13,10 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.index.paths import is_url, relative_to
 from twinfeed.loaders.index.shards import expand
+from twinfeed.loaders.index.store import is_index
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -155,7 +157,16 @@ def _expand(shards: Any, complete: bool) -> list[str]:
     """Return the paths of the shards in order; a wids index stands for its shards."""
     if isinstance(shards, (str, os.PathLike)) and os.fspath(shards).endswith(".json"):
         return [shard.path for shard in read_wids(shards, verify=False)]
-    return expand(shards, complete=complete)
+    names = expand(shards, complete=complete)
+    for name in names:
+        if os.path.isdir(name):
+            raise LoaderError(
+                f"{'an index' if is_index(Path(name)) else 'a folder'}, not a shard",
+                path=name,
+                advice="give a pattern that leaves it out, such as *.tfrecord or *.tar; "
+                "a folder of images is indexed by itself",
+            )
+    return names
 
 
 def _guess(root: str, shard: str) -> str:
