@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from format_help import archive, member
@@ -295,6 +296,41 @@ def test_info_tells_options_that_build_the_same_index_again(
     capsys.readouterr()
     assert main(["info", out]) == 0
     assert f"built with: {shlex.join(options)}\n" in capsys.readouterr().out
+
+
+NUMBERS = [str(n) for n in range(11)]  # sorted as text, "10" is the third
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+@pytest.mark.parametrize("what", ["folder", "names", "numbers", "nothing", "names of a few"])
+def test_info_tells_options_that_build_a_packed_index_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], container: Any, what: str
+) -> None:
+    """The same labels and the same class names, with nothing but what info printed."""
+    for name in NUMBERS:
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for n in range(2):
+            (tmp_path / "images" / name / f"{n}.{'png' if n else 'jpg'}").write_bytes(b"...")
+    sources: dict[str, Any] = {
+        "folder": tmp_path / "images",
+        "names": [{"__key__": f"k{n}", "x": b"1", "label": name} for n, name in enumerate(NUMBERS)],
+        "numbers": [{"x": b"1", "label": n} for n in range(11)],
+        "nothing": [{"x": b"1"} if n else {"x": b"2", "y": "z"} for n in range(11)],
+        "names of a few": [{"x": b"1", "label": name} for name in ("cat", "dog", "emu")],
+    }
+    source = sources[what]
+    split = {"a": 2, "b": (22 if what == "folder" else len(source)) - 2}
+    packed = pack(source, tmp_path / "out", container=container, split=split, seed=1)
+    for name, index in packed.items():
+        assert main(["info", str(index.path)]) == 0
+        line = capsys.readouterr().out.splitlines()[-1].removeprefix("built with: ")
+        shards = [str(tmp_path / "out" / shard) for shard in index.shard_paths.tolist()]
+        out = str(tmp_path / "out" / f"{name}-again.index")
+        assert main(["index", *shards, "--out", out, *shlex.split(line), "-q"]) == 0
+        again = open_index(out)
+        assert (again.fingerprint, again.classes) == (index.fingerprint, index.classes)
+        assert main(["index", *shards, "--out", str(index.path), *shlex.split(line), "-q"]) == 0
+        assert open_index(index.path).fingerprint == index.fingerprint
 
 
 def test_index_and_verify_take_lists_and_long_records(

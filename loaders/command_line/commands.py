@@ -24,7 +24,7 @@ from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
-from twinfeed.loaders.index.store import MANIFEST, read_manifest
+from twinfeed.loaders.index.store import MANIFEST, is_index, read_manifest
 from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder
@@ -59,15 +59,12 @@ def run_pack(options: argparse.Namespace) -> int:
 def run_index(options: argparse.Namespace) -> int:
     """Run `index`."""
     fields = dict(options.field) if options.field else None
-    classes = (
-        Path(options.classes).read_text(encoding="utf-8").splitlines() if options.classes else None
-    )
     with _executor(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
             options.out,
             label=_label(options),
-            classes=classes,
+            classes=_classes(options.classes),
             background=options.background,
             fields=fields,
             key=options.key,
@@ -137,7 +134,7 @@ def run_info(options: argparse.Namespace) -> int:
     try:
         facts = _facts(open_index(options.index, root=options.root)) | {"left out": left_out}
     finally:
-        facts["built with"] = built if options.json else built_with(built)
+        facts["built with"] = built if options.json else built_with(built, options.index)
         if options.json:
             print(json.dumps(facts, indent=1))
         else:
@@ -236,6 +233,16 @@ def _label(options: argparse.Namespace) -> LabelSource | None:
         return FromFolder()
     label: str | None = options.label
     return label
+
+
+def _classes(path: str | None) -> list[str] | None:
+    """Return the class names that a file or an index has."""
+    if path is None:
+        return None
+    if is_index(Path(path)):
+        names: list[str] = read_manifest(Path(path))["classes"]
+        return names
+    return Path(path).read_text(encoding="utf-8").splitlines()
 
 
 def _summary(index: Index) -> str:

@@ -174,11 +174,17 @@ def _add_index(commands: Any) -> None:
     labels = parser.add_mutually_exclusive_group()
     labels.add_argument("--label", metavar="FIELD", help="a feature or tar member with the label")
     labels.add_argument(
-        "--label-json", metavar="FIELD:KEY", help="a key of a JSON member: json:object.name"
+        "--label-json",
+        metavar="FIELD[:KEY]",
+        help="a key of a JSON member: json:object.name; without a key, all of it",
     )
     labels.add_argument("--label-folder", action="store_true", help="the folder is the label")
     labels.add_argument("--label-table", metavar="CSV", help="a table of keys and labels")
-    parser.add_argument("--classes", metavar="FILE", help="the class names, one a line, in order")
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="the class names, one a line, in order; or an index, whose class names are taken",
+    )
     parser.add_argument("--background", help="the label of records that have none")
     parser.add_argument(
         "--field",

@@ -64,8 +64,9 @@ def in_options(text: str) -> str:
     return _ARGUMENT.sub(lambda found: f"{OPTIONS[found[1]]} {found[3]}".rstrip(), text)
 
 
-def built_with(options: Mapping[str, Any]) -> str:
+def built_with(options: Mapping[str, Any], index: str = "INDEX") -> str:
     """Return the options that an index was built with as they are given, the usual ones left out.
+    Class names that it was given are to be had from the index itself.
 
     >>> built_with({"container": "tar", "fields": {"image": "jpg;png"}, "label_from": "folder"})
     "--container tar --field 'image=jpg;png' --label-folder"
@@ -86,6 +87,8 @@ def built_with(options: Mapping[str, Any]) -> str:
     words += _LABELS.get(options.get("label_from"), ())
     if options.get("label") is not None:
         words.append(options["label"])
+    if options.get("classes_given"):
+        words += [OPTIONS["classes"], index]
     return shlex.join(words)
 
 

@@ -24,14 +24,15 @@ LabelFunction = Callable[[Sample], Label | None]
 
 @dataclass(frozen=True)
 class FromJson:
-    """Take the label from a key of a JSON field; dots lead into nested objects.
+    """Take the label from a key of a JSON field; dots lead into nested objects. Without a key it is
+    the whole field: a number then is a number, even where `classes` has a name that looks like it.
 
     >>> FromJson("json", "object.class")
     FromJson(field='json', key='object.class')
     """
 
     field: str
-    key: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _of_json(source: FromJson, record: Record) -> Label | None:
             key=record.key,
             advice="repair the record, or leave it out with exclude=",
         ) from None
-    for step in source.key.split("."):
+    for step in source.key.split(".") if source.key else ():
         value = value.get(step) if isinstance(value, dict) else None
     if value is not None and _bad(value):
         raise ValueError(

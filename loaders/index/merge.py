@@ -33,7 +33,7 @@ def write_index(
     columns, tables = _features(parts)
     keys = _keys(parts)
     names = list(classes or ())
-    options = parts[0].options
+    options = parts[0].options | {"classes_given": bool(names)}
     if table is not None:
         options = options | {"label_from": "table"}
         labels = encode_labels(table.match(_all_keys(keys)), "the table")

@@ -70,7 +70,7 @@ class Plan:
 def _source(label: RecordLabel | None) -> tuple[str | None, str | None]:
     """Return what kind of thing labels come from, and its name."""
     if isinstance(label, FromJson):
-        return "json", f"{label.field}:{label.key}"
+        return "json", f"{label.field}:{label.key}" if label.key else label.field
     if label is None or isinstance(label, str):
         return label and "field", label
     return ("folder" if isinstance(label, FromFolder) else "function"), None

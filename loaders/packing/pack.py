@@ -17,6 +17,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.store import beside, locked, make_folder, read_manifest, room_for, sync
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
@@ -26,7 +27,7 @@ from twinfeed.loaders.packing.samples import (
     Samples,
     SequenceSamples,
 )
-from twinfeed.loaders.packing.shard_writer import Container, Written, number_in_cls, write_shards
+from twinfeed.loaders.packing.shard_writer import Container, Written, write_shards
 from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
@@ -326,12 +327,12 @@ def _index(
     path = work / f"{name}.index"
     missing: Literal["empty", "error"] = "empty" if written.optional else "error"
     if container == "tar":
-        label = None if not written.labelled else "cls" if named else number_in_cls
+        cls: LabelSource = "cls" if named else FromJson("cls")  # a number, whatever the names
         build_index(
             files,
             path,
             fields={field: ";".join(ext) for field, ext in written.fields.items()},
-            label=label,
+            label=cls if written.labelled else None,
             classes=classes if written.labelled else None,
             missing=missing,
             progress=progress,
@@ -340,7 +341,7 @@ def _index(
         build_index(
             files,
             path,
-            label="label" if named else None,
+            label="label" if written.labelled else None,
             classes=classes if written.labelled and classes else None,
             key="key" if written.keyed else None,
             missing=missing,

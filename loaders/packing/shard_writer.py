@@ -87,11 +87,6 @@ def write_shards(
     return written
 
 
-def number_in_cls(sample: dict[str, Any]) -> int:
-    """Return the label that a packed tar holds as a number."""
-    return int(sample["cls"])
-
-
 def _writer(container: Container, path: Path) -> TFRecordWriter | TarWriter:
     """Open a shard."""
     return TarWriter(path) if container == "tar" else TFRecordWriter(path)
