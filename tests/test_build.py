@@ -166,6 +166,48 @@ def test_labels_come_from_anywhere(
     assert index.labels.tolist() == numbers
 
 
+def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background(
+    tmp_path: Path,
+) -> None:
+    """Over two shards, the second of which the table knows nothing of."""
+    shards, out = tars(tmp_path, shards=2, each=5), tmp_path / "x.index"
+    table = FromTable({"k1": "b", "k3": "a", "k4": "b"})
+    with pytest.raises(
+        ValueError, match=r"7 records are not in the table \(first: 'k0', 'k2'"
+    ) as no:
+        build_index(shards, out, label=table)
+    assert "give these a background=, or leave them out with missing='skip'" in str(no.value)
+    with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
+        index = build_index(shards, out, label=table, missing="skip")
+    assert (index.keys(range(3)), index.shard_lengths.tolist()) == (["k1", "k3", "k4"], [3, 0])
+    assert (index.columns["label"].tolist(), index.classes) == ([1, 0, 1], ("a", "b"))
+    assert index.manifest["options"]["left_out"] == 7
+    with Reader(index) as reader:
+        assert reader.read([2, 1], ["png"])["png"] == [b"000004" * 4, b"000003" * 3]
+    assert verify(index).ok
+    parts = build_parts(shards, tmp_path / "p", root=tmp_path, background="none", missing="skip")
+    index = merge_parts(parts, out, label=table)
+    assert index.classes == ("a", "b", "none")
+    assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
+    for options in ({"missing": "skip"}, {"background": "none"}):
+        with pytest.raises(ValueError, match="1 rows of the table have no record"):
+            build_index(shards, out, label=FromTable({"k1": 1, "k7": 2, "x": 3}), **options)
+    with pytest.raises(ValueError, match=r"no records: .* or every record is left out"):
+        build_index(shards, out, label=FromTable({}), missing="skip")
+
+
+def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> None:
+    for n in range(4):
+        (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
+    entries = [Entry(str(n), {"image": f"{n}.png"}) for n in range(4)]
+    table = FromTable({"1": 7, "3": 5})
+    index = build_index(entries, tmp_path / "x.index", label=table, missing="skip")
+    with Reader(index) as reader:
+        assert reader.read([0, 1]) == {"image": [b"image 1", b"image 3"]}
+    assert index.columns["label"].tolist() == [7, 5]
+    assert verify(index).ok
+
+
 def test_labels_come_from_the_folders_in_tar_keys(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("dog/1", {"jpg": b"1"}), ("cat/1", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromFolder())

@@ -64,15 +64,16 @@ def build_index(
     `FromFolder`, `FromTable`, or a function of a record's dict (its fields by name, `__key__`,
     `__shard__`, `__number__`) that returns an int, a str or None. Names are numbered in sorted
     order, or by their place in `classes`; text that is a whole number everywhere counts as one.
-    `background` is the label of records that have none. `fields` names what is kept: a list, or a
-    mapping to the names a field may have in the records (`{"image": "jpg;jpeg;png"}`); by default
-    everything. `key` is the feature that holds a TFRecord's key. `missing` says what becomes of a
-    record that lacks a named field or a label: "error", "skip" (left out; the index counts them)
-    or "empty" (the field reads as b"" or no numbers). `exclude` leaves out bad records: the list
-    that `verify` writes, or (shard, number) pairs. Bytes features named in `lists` read as lists
-    even where each record has one value. `example=False` takes TFRecords as raw bytes, in one
-    field "data", as is needed for SequenceExamples and other messages. `join` puts together the
-    members of one key that lie apart in a tar, which are an error otherwise.
+    `background` is the label of records that have none, or that a table lacks. `fields` names what
+    is kept: a list, or a mapping to the names a field may have in the records
+    (`{"image": "jpg;jpeg;png"}`); by default everything. `key` is the feature that holds a
+    TFRecord's key. `missing` says what becomes of a record that lacks a named field or a label:
+    "error", "skip" (left out; the index counts them) or "empty" (the field reads as b"" or no
+    numbers). `exclude` leaves out bad records: the list that `verify` writes, or (shard, number)
+    pairs. Bytes features named in `lists` read as lists even where each record has one value.
+    `example=False` takes TFRecords as raw bytes, in one field "data", as is needed for
+    SequenceExamples and other messages. `join` puts together the members of one key that lie apart
+    in a tar, which are an error otherwise.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
     ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`

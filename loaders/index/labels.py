@@ -50,7 +50,7 @@ class FromTable:
 
     A file may begin with a line of names; then the columns `key` and `label` are meant, wherever
     they stand. The table must have exactly the records' keys: a key too many, too few or twice is
-    refused.
+    refused. Records that it lacks may have a `background`, or be left out with `missing="skip"`.
 
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
@@ -61,15 +61,17 @@ class FromTable:
             dict(table) if isinstance(table, Mapping) else _read_table(os.fspath(table))
         )
 
-    def match(self, keys: Iterable[str], /) -> list[Label]:
-        """Return the labels of `keys`; raise ValueError with counts and the first five where the
-        two do not match.
+    def match(self, keys: Iterable[str], /, *, background: Label | None = None) -> list[Label]:
+        """Return the labels of `keys`, `background` for one that is not in the table; raise
+        ValueError with counts and the first five where the two do not match.
         """
         keys = list(keys)
         known = set(keys)
         found = {
             "records have the key of another": _twice(keys),
-            "records are not in the table": [key for key in keys if key not in self.labels],
+            "records are not in the table": (
+                [key for key in keys if key not in self.labels] if background is None else []
+            ),
             "rows of the table have no record": [key for key in self.labels if key not in known],
             "labels are not a name or an integer": [
                 key for key, label in self.labels.items() if _bad(label)
@@ -80,11 +82,14 @@ class FromTable:
             for what, bad in found.items()
             if bad
         ]
+        if found["records are not in the table"]:
+            problems.append("give these a background=, or leave them out with missing='skip'")
         if problems:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        return [self.labels[key] for key in keys]
+        labels = [self.labels.get(key, background) for key in keys]
+        return [label for label in labels if label is not None]  # none is, by now
 
 
 RecordLabel = str | FromJson | FromFolder | LabelFunction

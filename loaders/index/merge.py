@@ -29,15 +29,20 @@ def write_index(
     classes: Sequence[str] | None,
 ) -> None:
     """Write the index of `parts`, in their order, to the folder `path`."""
+    options = parts[0].options
+    background, skip = options["background"], options["missing"] == "skip"
+    if table is not None and skip and background is None:
+        parts = [_labelled(part, table) for part in parts]
     _check_empty(parts)
     columns, tables = _features(parts)
     keys = _keys(parts)
     names = list(classes or ())
-    options = parts[0].options | {"classes_given": bool(names)}
+    options = options | {"classes_given": bool(names)}
     if table is not None:
         options = options | {"label_from": "table"}
-        labels = encode_labels(table.match(_all_keys(keys)), "the table")
-        columns["label"], names = _classes(*labels, classes, from_text=True)
+        labels = table.match(_all_keys(keys), background=background)
+        encoded = encode_labels(labels, "the table")
+        columns["label"], names = _classes(*encoded, classes, from_text=True)
     elif any(part.labels is not None for part in parts):
         from_text = options["label_from"] == "field"
         columns["label"], names = _classes(*_labels(parts), classes, from_text=from_text)
@@ -78,6 +83,12 @@ def mixed_fields(parts: Sequence[ShardPart]) -> frozenset[str]:
                 f"feature {name!r} is {' in some shards and '.join(sorted(found))} in others"
             )
     return frozenset(clashes)
+
+
+def _labelled(part: ShardPart, table: FromTable) -> ShardPart:
+    """Return a part without the records that a label table lacks."""
+    keys = [] if part.keys is None else part.keys.tolist()
+    return part.only(np.flatnonzero([key in table.labels for key in keys]))
 
 
 def _check_empty(parts: Sequence[ShardPart]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ class ShardPart:
     labels: Array | None = None
     classes: list[str] | None = None
     files: list[str] = field(default_factory=list)
+
+    def only(self, places: Array) -> ShardPart:
+        """Return the part with these of its records; the others count as lacking something."""
+        keys = self.keys
+        return replace(
+            self,
+            records=len(places),
+            lacking=self.lacking + self.records - len(places),
+            tables={name: table[places] for name, table in self.tables.items()},
+            values={name: array[places] for name, array in self.values.items()},
+            keys=keys and StringColumn.of(keys[place] for place in places.tolist()),
+        )
 
     def save(self, file: Path) -> None:
         """Write the part to `file`, whole or not at all."""
