@@ -170,12 +170,22 @@ def test_wrong_usage_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_is_missing_ends_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "here").mkdir()
     assert main(["info", str(tmp_path / "none.index")]) == 1
     assert "no index here" in capsys.readouterr().err
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "x.index")]) == 1
     assert "no shard matches" in capsys.readouterr().err
     assert main(["pack", str(tmp_path), str(tmp_path / "out")]) == 1
     assert "no images below" in capsys.readouterr().err
+    shards, index = tars(tmp_path / "here"), str(tmp_path / "here" / "x.index")
+    build_index(shards, index)
+    shards[1].unlink()
+    assert main(["verify", index]) == 1
+    advice = "give --root the folder that holds them (an index that was built with --root is opened"
+    assert capsys.readouterr().err == (
+        f"twinfeed: error: {tmp_path}/here: 1 of 3 shards are missing here: d-000001.tar; "
+        f"restore them, or {advice} with it too)\n"
+    )
 
 
 def test_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_fault_30_shards_missing(tmp_path: Path) -> None:
     for shard in shards[3:10]:
         shard.unlink()
     names = ", ".join(shard.name for shard in shards[3:8])
-    with pytest.raises(FileNotFoundError, match=f"7 of 12 shards are missing: {names};"):
+    with pytest.raises(FileNotFoundError, match=f"7 of 12 shards are missing here: {names};"):
         open_index(tmp_path / "x.index")
 
 

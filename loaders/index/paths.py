@@ -90,9 +90,9 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
         elsewhere = _other_root(root, names) if len(missing) == len(names) else None
         raise FileNotFoundError(
             errno.ENOENT,
-            f"{len(missing)} of {len(names)} shards are missing: {', '.join(missing[:5])}; "
+            f"{len(missing)} of {len(names)} shards are missing here: {', '.join(missing[:5])}; "
             f"restore them, or give root= {elsewhere or 'the folder that holds them'} (an index "
-            "that was built with root= is opened with it too); looked for below",
+            "that was built with root= is opened with it too)",
             root,
         )
     if changed:
