@@ -196,6 +196,31 @@ def test_a08_pointer_or_error_page_instead_of_data(
     assert what in str(error_of(tmp_path / "a"))
 
 
+@pytest.mark.parametrize("error_of", [tfrecord_error, tar_error])
+def test_other_files_taken_for_shards_are_named(
+    error_of: Callable[[Path], DataCorruptionError], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    path = tmp_path / "a"
+    for kind in ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"):
+        Image.new("RGB", (64, 64)).save(path, kind)
+        error = error_of(path)
+        assert f": a {kind} image" in error.problem
+        assert "loose images are indexed as they are: give the folder" in str(error.advice)
+    for content, what in [
+        (b"PAR1" + bytes(600), "a Parquet file"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(600), "an HDF5 file"),
+        ("d-00000.tar\nd-00001.tar é\n".encode(), "a text file"),
+        ("x{}".format("é" * 300).encode(), "a text file"),
+    ]:
+        path.write_bytes(content)
+        assert error_of(path).problem.endswith(f": {what}")
+    for content in (b"0001.txt", b"\xff\n" * 300, b"a\x00\n" * 300):
+        path.write_bytes(content)
+        assert "text" not in error_of(path).problem
+
+
 def test_a08_a_record_may_begin_as_a_page_does(tmp_path: Path) -> None:
     write_records(tmp_path / "a", HTML, LFS)
     assert records(tmp_path / "a") == [HTML, LFS]

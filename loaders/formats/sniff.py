@@ -6,6 +6,9 @@ first bytes.
 
 from __future__ import annotations
 
+import re
+from codecs import getincrementaldecoder
+
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -20,6 +23,39 @@ _COMPRESSED = {
 COMPRESSED_ADVICE = (
     "a compressed shard has no random access: decompress it, or pack it again, and index the result"
 )
+HEAD = 512
+"""So many of a file's first bytes are looked at."""
+
+_IMAGES = {
+    "jpg": ("JPEG", rb"\xff\xd8\xff"),
+    "png": ("PNG", rb"\x89PNG\r\n\x1a\n"),
+    "webp": ("WebP", rb"RIFF....WEBP"),
+    "gif": ("GIF", rb"GIF8[79]a"),
+    "bmp": ("BMP", rb"BM.{4}\x00{4}"),
+    "tif": ("TIFF", rb"II\*\x00|MM\x00\*"),
+}
+_IMAGE_ADVICE = "loose images are indexed as they are: give the folder that holds them"
+_OTHERS = {
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"\x93NUMPY": "a .npy array",
+    b"PK\x03\x04": "a zip archive (.zip or .npz)",
+    b"SQLite format 3\x00": "an SQLite database",
+}
+_OTHER_ADVICE = "write its records to shards with loaders.pack, which takes any iterable of dicts"
+_TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+
+
+def image_extension(head: bytes, /) -> str | None:
+    r"""Return the extension that the first bytes of an image call for; None for no known image.
+
+    >>> image_extension(b"\xff\xd8\xff\xe0"), image_extension(b"plain")
+    ('jpg', None)
+    """
+    found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
+    return next(found, None)
 
 
 def disguise(head: bytes, /) -> tuple[str, str] | None:
@@ -27,7 +63,7 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
 
     >>> disguise(b"version https://git-lfs.github.com/spec/v1")
     ('a Git LFS pointer, not the data', 'fetch the data with: git lfs pull')
-    >>> disguise(b"plain") is None
+    >>> disguise(bytes(12)) is None
     True
     """
     for magic, name in _COMPRESSED.items():
@@ -40,4 +76,20 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
         return "an HTML page, probably of an error", "download the shard again and look at its URL"
     if start.startswith((b"<?xml", b"<error")):
         return "an XML page, probably of an error", "download the shard again and look at its URL"
-    return None
+    image = image_extension(head)
+    if image is not None:
+        return f"a {_IMAGES[image][0]} image", _IMAGE_ADVICE
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            return what, _OTHER_ADVICE
+    return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
+
+
+def _is_text(head: bytes) -> bool:
+    """Tell text: whole lines of UTF-8, or nothing else in all that is looked at."""
+    if len(head) < HEAD and b"\n" not in head:
+        return False  # the name of a tar member, say, of an archive cut short
+    try:
+        return not _CONTROL.search(getincrementaldecoder("utf-8")().decode(head))
+    except UnicodeDecodeError:
+        return False

@@ -19,7 +19,7 @@ from twinfeed.loaders.formats.checksum import masked
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.opening import BUFFER, CLOSED, open_shard
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
-from twinfeed.loaders.formats.sniff import disguise
+from twinfeed.loaders.formats.sniff import HEAD, disguise
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")
@@ -154,7 +154,7 @@ def _not_tfrecord(path: str, offset: int) -> DataCorruptionError | None:
     if offset:
         return None
     with open(path, "rb") as file:
-        what = disguise(file.read(512))
+        what = disguise(file.read(HEAD))
     return what and DataCorruptionError(
         f"not an uncompressed TFRecord file: {what[0]}",
         path=path,

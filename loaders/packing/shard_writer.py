@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.labels import Label
@@ -22,13 +22,6 @@ from twinfeed.loaders.packing.samples import Sample
 
 Container = Literal["tfrecord", "tar"]
 
-_MAGIC = {
-    "jpg": rb"\xff\xd8\xff",
-    "png": rb"\x89PNG\r\n\x1a\n",
-    "webp": rb"RIFF....WEBP",
-    "gif": rb"GIF8[79]a",
-    "bmp": rb"BM",
-}
 _OTHERWISE = (
     "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
 )
@@ -151,16 +144,9 @@ def _extension(name: str, value: Any, known: dict[str, str]) -> str:
         return "cls"
     plain = name.replace("/", ".").lower()
     if name == "image":
-        return known.get(name) or _sniffed(value) or plain
+        found = image_extension(value) if isinstance(value, bytes) else None
+        return known.get(name) or found or plain
     return f"{plain}.{known[name]}" if name in known else plain
-
-
-def _sniffed(value: Any) -> str | None:
-    """Return the extension that the first bytes of an image call for."""
-    if not isinstance(value, bytes):
-        return None
-    found = (ext for ext, magic in _MAGIC.items() if re.match(magic, value[:12], re.DOTALL))
-    return next(found, None)
 
 
 def _as_bytes(name: str, value: Any) -> bytes:
