@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,13 +18,12 @@ from twinfeed.loaders.index.collect import work
 from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.plan import Missing, Plan
-from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
+from twinfeed.loaders.index.plan import Fields, Missing, Plan, named
+from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, find_source
 from twinfeed.loaders.index.store import lock, make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
 
-Fields = Mapping[str, str] | Iterable[str]
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
@@ -92,14 +91,15 @@ def build_index(
     source = find_source(shards, path, container=container, root=root, complete=complete)
     if label is None and any(entry.label for job in source.jobs for entry in job.entries):
         label = FromFolder()
-    plan = _plan(
-        source,
-        label=label,
+    plan = Plan(
+        source.container,
+        source.root,
+        label=None if isinstance(label, FromTable) else label,
         background=background,
-        fields=fields,
+        fields=named(fields),
         key=key,
         missing=missing,
-        lists=lists,
+        lists=frozenset(lists),
         example=example,
         join=join,
         max_record_bytes=max_record_bytes,
@@ -158,14 +158,15 @@ def build_parts(
     """
     where = make_folder(Path(os.path.abspath(folder)))
     source = find_source(shards, where / "index", container=container, root=root, complete=False)
-    plan = _plan(
-        source,
-        label=label,
+    plan = Plan(
+        source.container,
+        source.root,
+        label=None if isinstance(label, FromTable) else label,
         background=background,
-        fields=fields,
+        fields=named(fields),
         key=key,
         missing=missing,
-        lists=lists,
+        lists=frozenset(lists),
         example=example,
         join=join,
         max_record_bytes=max_record_bytes,
@@ -226,52 +227,6 @@ def merge_parts(
     table = label if isinstance(label, FromTable) else None
     write_index(path, loaded, table=table, classes=classes)
     return open_index(path, root=where)
-
-
-def _plan(
-    source: Source,
-    *,
-    label: LabelSource | None,
-    background: Label | None,
-    fields: Fields | None,
-    key: str | None,
-    missing: Missing,
-    lists: Iterable[str],
-    example: bool,
-    join: bool,
-    max_record_bytes: int,
-) -> Plan:
-    """Check the arguments and return the plan."""
-    if missing not in ("error", "skip", "empty"):
-        raise ValueError(f"missing must be 'error', 'skip' or 'empty', not {missing!r}")
-    names = frozenset(lists)
-    if source.container != "tfrecord" and (names or key is not None or not example):
-        raise ValueError(f"key=, lists= and example=False are for tfrecord, not {source.container}")
-    if join and source.container != "tar":
-        raise ValueError(f"join= is for tar, not {source.container}")
-    return Plan(
-        container=source.container,
-        root=source.root,
-        label=None if isinstance(label, FromTable) else label,
-        background=background,
-        fields=_field_names(fields),
-        key=key,
-        missing=missing,
-        lists=names,
-        example=example,
-        join=join,
-        max_record_bytes=max_record_bytes,
-    )
-
-
-def _field_names(fields: Fields | None) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
-    """Return each field's name and the names it may have in a record."""
-    if fields is None:
-        return None
-    if isinstance(fields, str):
-        raise TypeError(f"fields must be a mapping or a list of names, not the string {fields!r}")
-    named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
-    return tuple((name, tuple(aliases.split(";"))) for name, aliases in named.items())
 
 
 def _without(jobs: Sequence[Job], exclude: Exclude) -> list[Job]:

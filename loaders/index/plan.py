@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from twinfeed.loaders.index.sources import Job
 from twinfeed.loaders.index.store import VERSION
 
 Missing = Literal["error", "skip", "empty"]
+Fields = Mapping[str, str] | Iterable[str]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Plan:
     max_record_bytes: int = MAX_RECORD_BYTES
     lists: frozenset[str] = frozenset()
     join: bool = False
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("error", "skip", "empty"):
+            raise ValueError(f"missing must be 'error', 'skip' or 'empty', not {self.missing!r}")
+        container, plain = self.container, self.example and self.key is None and not self.lists
+        if container != "tfrecord" and not plain:
+            raise ValueError(f"key=, lists= and example=False are for tfrecord, not {container}")
+        if self.join and container != "tar":
+            raise ValueError(f"join= is for tar, not {container}")
 
     def options(self) -> dict[str, Any]:
         """Return what the index's manifest tells of the plan."""
@@ -65,6 +75,20 @@ class Plan:
         facts = replace(self, root="", lists=frozenset(), label=None)
         text = repr([VERSION, facts, sorted(self.lists), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def named(fields: Fields | None) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
+    """Return each field's name and the names it may have in a record.
+
+    >>> named({"image": "jpg;png"}), named(["txt"])
+    ((('image', ('jpg', 'png')),), (('txt', ('txt',)),))
+    """
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a mapping or a list of names, not the string {fields!r}")
+    pairs = fields if isinstance(fields, Mapping) else {name: name for name in fields}
+    return tuple((name, tuple(aliases.split(";"))) for name, aliases in pairs.items())
 
 
 def _source(label: RecordLabel | None) -> tuple[str | None, str | None]:
