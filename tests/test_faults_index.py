@@ -33,10 +33,10 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     UnsafeContentError,
 )
-from twinfeed.loaders.index import Index, collect, open_index
+from twinfeed.loaders.index import Index, arrays, collect, open_index
 from twinfeed.loaders.index.build import build_index, build_parts
 from twinfeed.loaders.index.labels import FromTable
-from twinfeed.loaders.index.store import MANIFEST, VERSION, digest_of
+from twinfeed.loaders.index.store import MANIFEST, VERSION, digest_of, file_digest
 from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
@@ -57,6 +57,11 @@ def rewrite_manifest(index: Index, change: Callable[[dict[str, Any]], None]) -> 
     del manifest["checksum"]
     change(manifest)
     file.write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+
+
+def described(file: Path) -> dict[str, Any]:
+    """What the manifest tells of the bytes of an array's file."""
+    return {"bytes": file.stat().st_size, "sha256": file_digest(file)}
 
 
 @pytest.fixture
@@ -277,16 +282,66 @@ def json_or_none(path: Path) -> Any:
         return None
 
 
-def test_fault_33_index_with_bytes_changed_in_place_is_found_by_verify(index: Index) -> None:
+def test_fault_33_small_array_with_bytes_changed_in_place_is_found_by_opening(
+    index: Index,
+) -> None:
     for file in index.path.glob("columns-*/*.npy"):
         flip(file, file.stat().st_size - 1)
-        if file.stem in ("shards", "shardpaths-text", "shardpaths-ends"):
-            with pytest.raises((IndexFormatError, StaleIndexError, FileNotFoundError)):
-                verify(open_index(index.path))
-        else:
-            with pytest.raises(IndexFormatError, match=f"{file.stem} do not match"):
-                verify(open_index(index.path))
+        with pytest.raises(
+            IndexFormatError, match=f"the bytes of {file.name} have changed"
+        ) as told:
+            open_index(index.path)
+        assert (told.value.path, told.value.advice) == (str(file), REBUILD)
         flip(file, file.stat().st_size - 1)
+
+
+def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the index's shards at opening; of a column and of keys when they are first asked for; of
+    where the fields lie by each reading, and by verify.
+    """
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    for file in index.path.glob("columns-*/*.npy"):
+        flip(file, file.stat().st_size - 1)
+        changed = f"the bytes of {file.name} have changed"
+        if file.stem.startswith("shard"):
+            with pytest.raises(IndexFormatError, match=changed):
+                open_index(index.path)
+            flip(file, file.stat().st_size - 1)
+            continue
+        again = open_index(index.path)
+        if file.stem == "column-0":
+            assert "label" in again.columns
+            with pytest.raises(IndexFormatError, match=changed):
+                _ = again.labels
+            with pytest.raises(IndexFormatError, match=changed):
+                list(again.columns.values())
+        elif file.stem.startswith("keys"):
+            assert again.describe(0)  # a message says what it can
+            with pytest.raises(IndexFormatError, match=changed):
+                again.keys([0])
+        else:
+            assert file.stem.startswith("field")
+            with Reader(again) as reader, pytest.raises(DataCorruptionError):
+                reader.read(range(30))
+        with pytest.raises(IndexFormatError, match=f"{file.stem} do not match"):
+            verify(again)
+        flip(file, file.stat().st_size - 1)
+
+
+def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again by the same index, nor by a process that it is sent to."""
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    assert index.labels is not None
+    (file,) = index.path.glob("columns-*/column-0.npy")
+    flip(file, file.stat().st_size - 8)
+    again = pickle.loads(pickle.dumps(index))
+    assert again.labels.tolist() == index.labels.tolist()
+    with pytest.raises(IndexFormatError, match=r"column-0\.npy have changed"):
+        _ = open_index(index.path).labels
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
@@ -295,9 +350,10 @@ def test_fault_33_index_with_bytes_changed_in_place_is_found_by_verify(index: In
     [("offset", -7), ("offset", 1 << 62), ("length", -9), ("length", 1 << 62), ("length", 1 << 40)],
 )
 def test_fault_33_a_row_that_lies_outside_its_shard(
-    tmp_path: Path, container: str, column: str, value: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, column: str, value: int
 ) -> None:
-    """A bit of the table flipped on the disk: opening checks sizes only, reading must tell."""
+    """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
     index = build_index(made, tmp_path / "x.index")
     number = list(index.fields).index("image" if container == "tfrecord" else "png")
@@ -464,7 +520,7 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
     np.save(file, bomb, allow_pickle=True)
 
     def describe(manifest: dict[str, Any]) -> None:
-        manifest["arrays"]["column-0"] |= {"bytes": file.stat().st_size, "dtype": "|O"}
+        manifest["arrays"]["column-0"] |= described(file) | {"dtype": "|O"}
 
     rewrite_manifest(index, describe)
     with pytest.raises(IndexFormatError, match="cannot be read"):
@@ -718,13 +774,13 @@ def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: 
 
     (tmp_path.parent / "secret.tfrecord").touch()
     (folder,) = index.path.glob("columns-*")
-    arrays = StringColumn.of([path, *index.shard_paths.tolist()[1:]]).arrays("shardpaths")
-    for name, array in arrays.items():
+    made = StringColumn.of([path, *index.shard_paths.tolist()[1:]]).arrays("shardpaths")
+    for name, array in made.items():
         np.save(folder / f"{name}.npy", array)
 
     def describe(manifest: dict[str, Any]) -> None:
-        for name, array in arrays.items():
-            entry = {"bytes": (folder / f"{name}.npy").stat().st_size, "shape": list(array.shape)}
+        for name, array in made.items():
+            entry = described(folder / f"{name}.npy") | {"shape": list(array.shape)}
             manifest["arrays"][name] |= entry
 
     rewrite_manifest(index, describe)

@@ -17,6 +17,7 @@ import pytest
 from making_shards import flip, tars, tfrecords, tree, write_tar
 
 from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.store import MANIFEST, write_store
 from twinfeed.loaders.index.strings import StringColumn
@@ -54,22 +55,33 @@ def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> Non
     """Ten million rows are mapped, not read: a process holds what it has touched of them."""
     path = big_index(tmp_path, 10_000_000, 1000)
     code = textwrap.dedent("""
-        import sys
+        import os, sys
         from twinfeed.loaders.index import open_index
 
         def held():
             lines = open("/proc/self/status").read().splitlines()
             return int([line.split()[1] for line in lines if line.startswith("VmRSS")][0]) * 1024
 
-        before = held()
+        before, files = held(), len(os.listdir("/proc/self/fd"))
         index = open_index(sys.argv[1])
         index.keys([9_999_999]), index.labels[[5, 6_000_000]], index.table("image")[4_000_000]
-        print(held() - before)
+        print(held() - before, len(os.listdir("/proc/self/fd")) - files)
     """)
     command = [sys.executable, "-c", code, os.fspath(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert sum(file.stat().st_size for file in path.rglob("*.npy")) > 300_000_000
-    assert int(done.stdout) < 30_000_000
+    memory, files = map(int, done.stdout.split())
+    assert memory < 30_000_000
+    assert files == 2  # the labels and the table of the field; what is small is read
+
+
+def test_small_indexes_hold_no_file_open(tmp_path: Path) -> None:
+    """So that hundreds may be open at once."""
+    path = build_index(tars(tmp_path), tmp_path / "x.index", label="cls").path
+    before = os.listdir("/proc/self/fd")
+    held = [open_index(path) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert held[-1].keys([29]) == ["k29"]
 
 
 def test_a_shard_or_a_folder_of_indexes_is_no_index_but_leads_to_one(tmp_path: Path) -> None:
@@ -131,7 +143,11 @@ def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
         pickle.loads(data)
 
 
-def test_an_open_index_survives_a_new_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read_whole", [arrays.READ_WHOLE, 0])
+def test_an_open_index_survives_a_new_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
+) -> None:
+    monkeypatch.setattr(arrays, "READ_WHOLE", read_whole)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
     assert index.labels is not None

@@ -27,7 +27,7 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
     UnsafeContentError,
 )
-from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index import Index, arrays, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
@@ -295,8 +295,11 @@ def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> 
     assert got == [b"9", b"0", b"9"]
 
 
-def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
-    """A bit of the table flipped on the disk: opening checks sizes only, reading must tell."""
+def test_a_row_that_names_no_file_is_the_index_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     index = pack([{"word": b"to"}], tmp_path)["data"]
     (table,) = index.path.glob("columns-*/field-0.npy")
     rows = np.load(table, mmap_mode="r+")

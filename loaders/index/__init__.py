@@ -1,10 +1,10 @@
 """The index: where every record and field lies, with labels and checksums, in memory-mapped arrays.
 
-table.py is the index that is open; store.py its folder of arrays, strings.py its columns of
-strings, paths.py its shards' paths. build.py builds it: sources.py and shards.py find the shards,
-plan.py says what is wanted of them, collect.py takes it from each, with labels.py, parts.py keeps
-what one shard gave, merge.py joins the parts. verify.py reads every byte again, and bad_records.py
-keeps the list of those to leave out.
+table.py is the index that is open; store.py writes its folder of arrays, arrays.py opens and checks
+them, strings.py has its columns of strings, paths.py its shards' paths. build.py builds it:
+sources.py and shards.py find the shards, plan.py says what is wanted of them, collect.py takes it
+from each, with labels.py, parts.py keeps what one shard gave, merge.py joins the parts. verify.py
+reads every byte again, and bad_records.py keeps the list of those to leave out.
 """
 
 from twinfeed.loaders.index.table import Field, Index, open_index

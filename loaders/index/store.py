@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import REBUILD, IndexFormatError
+from twinfeed.loaders.errors import IndexFormatError
 
 Array = npt.NDArray[Any]
 MANIFEST = "manifest.json"
@@ -32,8 +32,8 @@ FORMAT = "twinfeed index"
 VERSION = 1
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 _OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
-_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
-_CHUNK = 1 << 24
+ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
+CHUNK = 1 << 24
 
 
 def write_store(
@@ -130,24 +130,6 @@ def _no_index(path: Path) -> str:
     if held:
         return f"no index here, but in it: {', '.join(held[:5])}; open one of those"
     return f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {path}"
-
-
-def open_arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, Array]:
-    """Map every array of the manifest, after checking the size, type and shape of its file."""
-    return {
-        name: _open(path / manifest["folder"], name, entry)
-        for name, entry in manifest["arrays"].items()
-    }
-
-
-def damaged_arrays(path: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Name the arrays whose bytes do not match the manifest's digest."""
-    folder = path / manifest["folder"]
-    return [
-        name
-        for name, entry in manifest["arrays"].items()
-        if _file_digest(folder / f"{name}.npy") != entry["sha256"]
-    ]
 
 
 @contextmanager
@@ -257,8 +239,8 @@ def beside(path: Path) -> Path:
 
 def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:
     """Write one array and return its entry in the manifest."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"array name {name!r} must match {_NAME.pattern}")
+    if not ARRAY_NAME.fullmatch(name):
+        raise ValueError(f"array name {name!r} must match {ARRAY_NAME.pattern}")
     array = np.ascontiguousarray(array)
     file = folder / f"{name}.npy"
     with file.open("wb") as out:
@@ -269,46 +251,15 @@ def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:
         "dtype": np.lib.format.dtype_to_descr(array.dtype),
         "shape": list(array.shape),
         "bytes": file.stat().st_size,
-        "sha256": _file_digest(file),
+        "sha256": file_digest(file),
     }
 
 
-def _open(folder: Path, name: str, entry: Mapping[str, Any]) -> Array:
-    """Map one array; the mapping is safe since these files are replaced, never cut."""
-    file = folder / f"{name}.npy"
-    if not _NAME.fullmatch(name):
-        raise IndexFormatError("damaged index: bad array name", path=folder, found=name)
-    size = file.stat().st_size
-    if size != entry["bytes"]:
-        raise IndexFormatError(
-            f"incomplete index: {file.name} has the wrong size",
-            path=folder,
-            expected=f"{entry['bytes']} bytes",
-            found=f"{size} bytes",
-            advice=REBUILD,
-        )
-    try:
-        array = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
-        raise IndexFormatError(
-            f"damaged index: {file.name} cannot be read", path=folder, found=error
-        ) from error
-    found = [np.lib.format.dtype_to_descr(array.dtype), list(array.shape)]
-    if json.loads(json.dumps(found)) != [entry["dtype"], entry["shape"]]:
-        raise IndexFormatError(
-            f"damaged index: {file.name} is of another type or shape",
-            path=folder,
-            expected=[entry["dtype"], entry["shape"]],
-            found=found,
-        )
-    return array
-
-
-def _file_digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with file.open("rb") as data:
-        while chunk := data.read(_CHUNK):
+        while chunk := data.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -321,7 +272,7 @@ def _move_folder(temporary: Path, final: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        if any(_file_digest(final / f.name) != _file_digest(f) for f in temporary.iterdir()):
+        if any(file_digest(final / f.name) != file_digest(f) for f in temporary.iterdir()):
             raise IndexFormatError(
                 "damaged index: a folder of this name holds other bytes",
                 path=final,

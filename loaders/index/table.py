@@ -1,9 +1,9 @@
 """The index: for every record, where it and each of its fields lie, and its label and other small
 numbers.
 
-Arrays are memory-mapped, so that opening costs the same for a thousand and ten million records,
-and all processes share one copy. A field's table has one row a record: where its bytes start in
-which file, how many they are, and their CRC-32C.
+Large arrays are memory-mapped, so that opening costs the same for a thousand and ten million
+records, and all processes share one copy. A field's table has one row a record: where its bytes
+start in which file, how many they are, and their CRC-32C.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
+from twinfeed.loaders.index.arrays import Arrays, Columns
 from twinfeed.loaders.index.paths import check_names, check_shards
-from twinfeed.loaders.index.store import open_arrays, read_manifest
+from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.index.strings import StringColumn
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
@@ -56,6 +57,11 @@ class Index:
     stands for the data: it is the same wherever the index is copied, and another one when a
     record, a label or a class changes. An index pickles as its path.
 
+    The index's own bytes are checked too: small arrays and the list of shards at opening, a large
+    column, or the keys, when they are first used (IndexFormatError; a gigabyte takes about half a
+    second, once, and no process that is sent the index does it again). Where a field lies is
+    checked by the CRC of what is read there.
+
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> index = pack([{"word": b"to", "label": 0}, {"word": b"be", "label": 1}], mkdtemp())["data"]
@@ -73,17 +79,19 @@ class Index:
         self.fields = MappingProxyType(
             {f["name"]: Field(f["kind"], f["missing"]) for f in manifest["fields"]}
         )
-        arrays = open_arrays(path, manifest)
+        arrays = self._arrays = Arrays(path, manifest)
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
         self._words = {
             name: table.view(np.int64).reshape(-1, 3) for name, table in self._tables.items()
         }
-        self.columns: Mapping[str, npt.NDArray[Any]] = MappingProxyType(
-            {name: arrays[f"column-{n}"] for n, name in enumerate(manifest["columns"])}
+        self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
+            arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
-        self.shards = arrays["shards"]
+        self.shards = arrays.check("shards")
         self._records = int(self.shards["stop"][-1])
-        self.shard_paths = StringColumn(arrays["shardpaths-text"], arrays["shardpaths-ends"])
+        self.shard_paths = StringColumn(
+            arrays.check("shardpaths-text"), arrays.check("shardpaths-ends")
+        )
         self.files = self.shard_paths
         if "files-ends" in arrays:
             self.files = StringColumn(arrays["files-text"], arrays["files-ends"])
@@ -101,7 +109,7 @@ class Index:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self.root, self.fingerprint)
+        return _reopen, (str(self.path), self.root, self.fingerprint, self._arrays.checked)
 
     @property
     def has_keys(self) -> bool:
@@ -150,6 +158,8 @@ class Index:
         """Return the key of each record; where the container has none, "shard#number"."""
         ids = check_ids(ids, len(self)).tolist()
         if self._keys is not None:
+            self._arrays.check("keys-text")
+            self._arrays.check("keys-ends")
             return [self._keys[record] for record in ids]
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
@@ -234,8 +244,10 @@ def check_bounds(low: int, high: int, records: int) -> None:
         raise IndexError(f"ids must lie in [0, {records}), not {low if low < 0 else high}")
 
 
-def _reopen(path: str, root: str, fingerprint: str) -> Index:
-    """Open a pickled index in another process, where it must still be the same."""
+def _reopen(path: str, root: str, fingerprint: str, checked: set[str]) -> Index:
+    """Open a pickled index in another process, where it must still be the same; what was checked
+    is not checked again.
+    """
     index = open_index(path, root=root)
     if index.fingerprint != fingerprint:
         raise StaleIndexError(
@@ -245,4 +257,5 @@ def _reopen(path: str, root: str, fingerprint: str) -> Index:
             found=index.fingerprint,
             advice="start again with the new index",
         )
+    index._arrays.checked |= checked
     return index

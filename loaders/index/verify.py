@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, IndexFormatError, LoaderError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.index.arrays import damaged_arrays
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
 from twinfeed.loaders.index.paths import join
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
-from twinfeed.loaders.index.store import damaged_arrays
 from twinfeed.loaders.index.table import Index
 from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader

@@ -1,0 +1,161 @@
+"""The arrays of an open index: small ones read, large ones mapped, each compared with its digest.
+
+A small array is read and checked when the index is opened. A large one is mapped, so that opening
+costs the same for a thousand and ten million records and all processes share one copy; it is
+checked when somebody first asks for that. A mapping keeps a file descriptor, which small arrays
+therefore do without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import REBUILD, IndexFormatError
+from twinfeed.loaders.index.store import ARRAY_NAME, CHUNK, file_digest
+
+Array = npt.NDArray[Any]
+
+READ_WHOLE = 1 << 18
+"""Files of at most so many bytes are read, longer ones mapped."""
+
+
+class Arrays:
+    """Hold every array that a manifest names, after checking the size, type and shape of its file.
+
+    `checked` names those of the mapped arrays that were compared with their digest. Mapping is safe
+    since these files are replaced, never cut.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder = path / manifest["folder"]
+        self.checked: set[str] = set()
+        self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
+        self._maps: dict[str, Any] = {}
+        self._arrays = {name: self._open(name) for name in self._entries}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __getitem__(self, name: str) -> Array:
+        """Return an array as it is, checked or not."""
+        return self._arrays[name]
+
+    def check(self, name: str) -> Array:
+        """Return an array whose bytes are those that were written; raise IndexFormatError if they
+        are not.
+        """
+        if name in self._maps and name not in self.checked:
+            self._compare(name, _mapped_digest(self._maps[name]))
+            self.checked.add(name)
+        return self._arrays[name]
+
+    def _open(self, name: str) -> Array:
+        """Read or map one array."""
+        if not ARRAY_NAME.fullmatch(name):
+            raise IndexFormatError("damaged index: bad array name", path=self.folder, found=name)
+        entry, file = self._entries[name], self.folder / f"{name}.npy"
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise IndexFormatError(
+                f"incomplete index: {file.name} has the wrong size",
+                path=self.folder,
+                expected=f"{entry['bytes']} bytes",
+                found=f"{size} bytes",
+                advice=REBUILD,
+            )
+        try:
+            array = self._read(name, file) if size <= READ_WHOLE else self._map(name, file)
+        except IndexFormatError:
+            raise
+        except (ValueError, EOFError) as error:
+            raise IndexFormatError(
+                f"damaged index: {file.name} cannot be read",
+                path=self.folder,
+                found=error,
+                advice=REBUILD,
+            ) from error
+        found = [np.lib.format.dtype_to_descr(array.dtype), list(array.shape)]
+        if json.loads(json.dumps(found)) != [entry["dtype"], entry["shape"]]:
+            raise IndexFormatError(
+                f"damaged index: {file.name} is of another type or shape",
+                path=self.folder,
+                expected=[entry["dtype"], entry["shape"]],
+                found=found,
+                advice=REBUILD,
+            )
+        return array
+
+    def _read(self, name: str, file: Path) -> Array:
+        """Read and check a small array."""
+        data = file.read_bytes()
+        self._compare(name, hashlib.sha256(data).hexdigest())
+        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        array.flags.writeable = False
+        return array
+
+    def _map(self, name: str, file: Path) -> Array:
+        """Map a large array."""
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        self._maps[name] = array.base  # the mapping of the whole file
+        return np.asarray(array)
+
+    def _compare(self, name: str, found: str) -> None:
+        """Raise IndexFormatError unless an array has the digest that the manifest tells."""
+        expected = self._entries[name]["sha256"]
+        if found != expected:
+            raise IndexFormatError(
+                f"damaged index: the bytes of {name}.npy have changed since they were written",
+                path=self.folder / f"{name}.npy",
+                expected=f"SHA-256 {expected}",
+                found=found,
+                advice=REBUILD,
+            )
+
+
+class Columns(Mapping[str, Array]):
+    """Give the columns of an index by name, each checked when it is first asked for."""
+
+    def __init__(self, arrays: Arrays, names: Mapping[str, str]) -> None:
+        self._arrays = arrays
+        self._names = names
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays.check(self._names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def damaged_arrays(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Name the arrays whose files do not have the manifest's digest."""
+    folder = path / manifest["folder"]
+    return [
+        name
+        for name, entry in manifest["arrays"].items()
+        if file_digest(folder / f"{name}.npy") != entry["sha256"]
+    ]
+
+
+def _mapped_digest(mapped: mmap.mmap) -> str:
+    """Return the SHA-256 of a mapped file, whose pages do not stay with this process."""
+    digest = hashlib.sha256()
+    with memoryview(mapped) as view:
+        for start in range(0, len(view), CHUNK):
+            digest.update(view[start : start + CHUNK])
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(CHUNK, len(view) - start))
+    return digest.hexdigest()
