@@ -370,6 +370,27 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
                 assert REBUILD in str(told.value)
 
 
+def test_fault_33_a_damaged_length_is_no_missing_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though both are negative: it is neither filled up nor left out."""
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
+    shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
+    index = build_index(shard, tmp_path / "x.index", fields=["image", "key"], missing="empty")
+    assert index.fields["image"].missing == 1
+    rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
+    rows["length"][3] ^= np.int64(-1) << 63  # the sign bit
+    rows.flush()
+    again = open_index(index.path)
+    with Reader(again) as reader:
+        assert reader.read([5], ["image"]) == {"image": [b""]}
+        with pytest.raises(IndexFormatError, match="does not lie within its shard"):
+            reader.read([3], ["image"])
+    with pytest.raises(IndexFormatError, match="does not lie within its shard"):
+        pack(again, tmp_path / "out")
+
+
 def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
     """A tar has no checksum of its members, and the index keeps of this one the label alone."""
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", fields=["png"])

@@ -172,7 +172,7 @@ class Reader(Closing):
 
     def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
         """Return the places of the rows that are there; the others must be allowed to lack."""
-        held = rows["length"] >= 0
+        held = rows["length"] != -1
         if not self._fill and not held.all():
             raise self._missing(int(np.argmin(held)), ids, names)
         return np.flatnonzero(held)

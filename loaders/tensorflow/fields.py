@@ -115,7 +115,7 @@ class ParsedFields:
         """Return the bytes of a field in each record; 0 for padding."""
         stored = np.zeros(len(records), np.int64)
         found = self.index.table(name)["length"][records[records >= 0]]
-        stored[records >= 0] = np.maximum(found, 0) if self._fill else found
+        stored[records >= 0] = np.where(found == -1, 0, found) if self._fill else found
         return stored
 
     def _mismatch(self, epoch: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
