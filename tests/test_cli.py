@@ -266,6 +266,32 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     assert "--bad-list is of one index, or of shards" in capsys.readouterr().err
 
 
+def test_verify_goes_on_to_the_last_target_whatever_is_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = tars(tmp_path, shards=4)
+    made = [f"{tmp_path}/{n}.index" for n in range(3)]
+    for index, shard in zip(made, shards, strict=False):
+        build_index(shard, index)
+    shards[0].unlink()
+    (column,) = Path(made[1]).glob("columns-*/shards.npy")
+    flip(column, column.stat().st_size - 1)
+    root = ["--root", str(tmp_path), "-q"]
+    assert main(["verify", *made, str(shards[0]), str(shards[3]), *root]) == 1
+    out, error = capsys.readouterr()
+    assert [line.split(": ")[2] for line in error.splitlines()] == [
+        str(tmp_path),
+        "damaged index",
+    ]
+    assert out.splitlines()[:3] == [
+        f"{made[2]}: 10 records in 1 shards: all is well",
+        f"{shards[0].name}: No such file or directory",
+        "10 records in 2 shards: 1 bad",
+    ]
+    assert out.splitlines()[3].startswith("what to do: restore what is missing or has changed")
+    assert len(out.splitlines()) == 4
+
+
 def test_info_tells_the_options_even_where_a_shard_has_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,61 @@ def test_fault_30_shards_missing(tmp_path: Path) -> None:
     names = ", ".join(shard.name for shard in shards[3:8])
     with pytest.raises(FileNotFoundError, match=f"7 of 12 shards are missing here: {names};"):
         open_index(tmp_path / "x.index")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
+    tmp_path: Path, workers: int
+) -> None:
+    shards = tfrecords(tmp_path, shards=4)
+    index = build_index(shards, tmp_path / "x.index")
+    flip(shards[3], int(index.table("image")["offset"][35]))
+    size = shards[0].stat().st_size
+    os.truncate(shards[0], size - 1)
+    shards[1].unlink()
+    with ThreadPoolExecutor(2) as pool:
+        report = verify(index.path, executor=pool if workers else None)
+    assert (report.shards, report.records) == (4, 40)
+    assert [(bad.shard, bad.record, bad.problem.partition(" at")[0]) for bad in report.bad] == [
+        (
+            shards[0].name,
+            -1,
+            f"the file has changed since it was indexed: {size - 1} bytes, not {size} bytes",
+        ),
+        (shards[1].name, -1, "No such file or directory"),
+        (shards[3].name, 5, "corrupted data"),
+    ]
+    plain = verify(shards, root=tmp_path).bad
+    assert [bad.shard for bad in plain] == [shards[0].name, shards[1].name, shards[3].name]
+    for shard in shards[2:] + shards[:1]:
+        shard.rename(shard.with_suffix(".old"))
+    with pytest.raises(FileNotFoundError, match=r"4 of 4 shards are missing.* give root= "):
+        verify(index.path)
+
+
+def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "images" / "c"
+    folder.mkdir(parents=True)
+    for n in range(5):
+        (folder / f"{n}.png").write_bytes(b"12345")
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    (folder / "1.png").unlink()
+    (folder / "2.png").write_bytes(b"123456")
+    (folder / "4.png").write_bytes(b"54321")
+    report = verify(index)
+    assert [
+        (bad.shard, bad.record, bad.problem.partition(" in field")[0]) for bad in report.bad
+    ] == [
+        (str(folder / "1.png"), -1, "No such file or directory"),
+        (
+            str(folder / "2.png"),
+            -1,
+            "the file has changed since it was indexed: 6 bytes, not 5 bytes",
+        ),
+        ("files-00000", 4, "corrupted bytes"),
+    ]
 
 
 def test_fault_31_shard_deleted_while_reading(index: Index) -> None:

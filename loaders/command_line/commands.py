@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.command_line.preview import preview
-from twinfeed.loaders.command_line.wording import built_with, in_options, show_warning
+from twinfeed.loaders.command_line.wording import built_with, explain, in_options, show_warning
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
 from twinfeed.loaders.index.store import MANIFEST, is_index, read_manifest
@@ -32,6 +34,14 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
 
 _SHOWN = 20
+_RESTORE = (
+    "what to do: restore what is missing or has changed, or index what is there "
+    "(twinfeed info tells the options that an index was built with)"
+)
+_LEAVE_OUT = (
+    "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
+    "with index --exclude FILE"
+)
 
 
 def run_pack(options: argparse.Namespace) -> int:
@@ -84,46 +94,53 @@ def run_index(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `verify`: each index by itself, the shards together."""
+    """Run `verify`: each index by itself, the shards together, all of them whatever is bad."""
     indexes = [path for path in options.target if Path(path, MANIFEST).exists()]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
     with _executor(options.jobs) as executor:
-        verified = [_verify(target, target in indexes, options, executor) for target in targets]
-    if not all(verified) and options.bad_list is None:
-        print(
-            "what to do: restore the shards, or list what is bad with --bad-list FILE "
-            "and leave it out with index --exclude FILE"
-        )
-    return 0 if all(verified) else 1
+        bad = [one for target in targets for one in _verify(target, options, executor)]
+    if any(one is None or one.record < 0 for one in bad):
+        print(_RESTORE)
+    if options.bad_list is None and any(one and one.record >= 0 for one in bad):
+        print(_LEAVE_OUT)
+    return 1 if bad else 0
 
 
 def _verify(
-    target: Any, is_index: bool, options: argparse.Namespace, executor: Executor | None
-) -> bool:
-    """Verify one index, or shards, and print what is bad; say whether all is well."""
-    report = verify(
-        open_index(target, root=options.root) if is_index else target,
-        bad_list=options.bad_list,
-        container=options.container,
-        example=not options.raw,
-        join=options.join,
-        max_record_bytes=options.max_record_bytes,
-        root=options.root,
-        executor=executor,
-        progress=not options.quiet,
-    )
+    target: str | list[str], options: argparse.Namespace, executor: Executor | None
+) -> list[BadRecord | None]:
+    """Verify one index, or shards, print what is bad, and return it; None stands for a target that
+    could not be verified at all.
+    """
+    try:
+        report = verify(
+            target,
+            bad_list=options.bad_list,
+            container=options.container,
+            example=not options.raw,
+            join=options.join,
+            max_record_bytes=options.max_record_bytes,
+            root=options.root,
+            executor=executor,
+            progress=not options.quiet,
+        )
+    except BrokenPipeError:
+        raise
+    except (LoaderError, OSError) as error:
+        print(f"twinfeed: error: {explain(error)}", file=sys.stderr)
+        return [None]
     for bad in report.bad[:_SHOWN]:
         where = "" if bad.record < 0 else f", record {bad.record}"
         print(f"{bad.shard}{where}: {in_options(bad.problem)}")
     if len(report.bad) > _SHOWN:
         print(f"... and {len(report.bad) - _SHOWN} more")
-    what = f"{target}: " if is_index and len(options.target) > 1 else ""
+    what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     result = "all is well" if report.ok else f"{len(report.bad)} bad"
     print(f"{what}{report.records} records in {report.shards} shards: {result}")
-    return report.ok
+    return [*report.bad]
 
 
 def run_info(options: argparse.Namespace) -> int:

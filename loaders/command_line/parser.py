@@ -19,7 +19,7 @@ from twinfeed.loaders.command_line.commands import (
     run_pack,
     run_verify,
 )
-from twinfeed.loaders.command_line.wording import one_line, show_warning
+from twinfeed.loaders.command_line.wording import explain, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.packing.pack import SHARD_BYTES
@@ -75,10 +75,7 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 
 def _fail(error: Exception, status: int) -> int:
     """Say in one line what is wrong and what to do."""
-    text = error.args[0] if isinstance(error, KeyError) else error
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
-    print(f"twinfeed: error: {one_line(text)}", file=sys.stderr)
+    print(f"twinfeed: error: {explain(error)}", file=sys.stderr)
     return status
 
 

@@ -97,6 +97,18 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"twinfeed: warning: {one_line(message)}", file=sys.stderr)
 
 
+def explain(error: Exception) -> str:
+    """Return what an error says in one line.
+
+    >>> explain(FileNotFoundError(2, "No such file or directory", "a.tar"))
+    'a.tar: No such file or directory'
+    """
+    text = error.args[0] if isinstance(error, KeyError) else error
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return one_line(text)
+
+
 def one_line(message: object) -> str:
     """Return a message in one line, in the words of the command line."""
     return in_options("; ".join(part.strip() for part in str(message).splitlines()))

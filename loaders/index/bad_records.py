@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index.store import replace_file
 
 
@@ -32,6 +32,17 @@ def bad_record(shard: str, error: LoaderError) -> BadRecord:
     """
     number = -1 if error.record is None else error.record
     return BadRecord(shard, number, error.offset, error.key, error.problem)
+
+
+def lost_file(name: str, error: OSError | StaleIndexError) -> BadRecord:
+    """Return the entry for a shard or a loose file that is missing, cannot be read, or is another
+    than was indexed.
+    """
+    if isinstance(error, StaleIndexError):
+        problem = f"{error.problem}: {error.found}, not {error.expected}"
+    else:
+        problem = error.strerror or str(error)
+    return BadRecord(name, -1, None, None, problem)
 
 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:

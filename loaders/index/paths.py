@@ -106,6 +106,19 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
         )
 
 
+def check_size(path: str, expected: int) -> None:
+    """Raise StaleIndexError for a file that has not the size it was indexed with."""
+    found = os.stat(path).st_size
+    if found != expected:
+        raise StaleIndexError(
+            "the file has changed since it was indexed",
+            path=path,
+            expected=f"{expected} bytes",
+            found=f"{found} bytes",
+            advice=f"restore the file, or {REBUILD}",
+        )
+
+
 def _other_root(root: str, names: Sequence[str]) -> str | None:
     """Return the folder above or just below `root` that has all shards, if there is one."""
     root = os.path.abspath(root)

@@ -196,6 +196,14 @@ def open_index(
     >>> open_index(f"{folder}/data.index").fingerprint == index.fingerprint
     True
     """
+    index = load_index(path, root)
+    if index.container != "files":  # those are checked when they are read: there may be millions
+        check_shards(index.root, index.shard_paths.tolist(), index.shards["bytes"].tolist())
+    return index
+
+
+def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None, /) -> Index:
+    """Open the index folder at `path`, and leave its shards unlooked at."""
     path = Path(os.path.abspath(path))
     where = os.fspath(root) if root is not None else str(path.parent)
     manifest = read_manifest(path)
@@ -210,11 +218,7 @@ def open_index(
                 advice=REBUILD,
             ) from None
         index = Index(path, where, again)
-    names = index.shard_paths.tolist()
-    if index.container == "files":
-        check_names(names)  # sizes are checked when the files are read: there may be millions
-    else:
-        check_shards(where, names, index.shards["bytes"].tolist())
+    check_names(index.shard_paths.tolist())
     return index
 
 
@@ -248,7 +252,7 @@ def _reopen(path: str, root: str, fingerprint: str, checked: set[str]) -> Index:
     """Open a pickled index in another process, where it must still be the same; what was checked
     is not checked again.
     """
-    index = open_index(path, root=root)
+    index = load_index(path, root)
     if index.fingerprint != fingerprint:
         raise StaleIndexError(
             "the index was built anew while it was in use",

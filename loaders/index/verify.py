@@ -8,16 +8,28 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from twinfeed.loaders.errors import REBUILD, DataCorruptionError, IndexFormatError, LoaderError
+from twinfeed.loaders.errors import (
+    REBUILD,
+    DataCorruptionError,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+)
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.arrays import damaged_arrays
-from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
-from twinfeed.loaders.index.paths import join
+from twinfeed.loaders.index.bad_records import (
+    BadRecord,
+    bad_record,
+    lost_file,
+    write_bad_records,
+)
+from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
-from twinfeed.loaders.index.table import Index
+from twinfeed.loaders.index.store import MANIFEST
+from twinfeed.loaders.index.table import Index, load_index
 from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader
 
@@ -25,7 +37,8 @@ _BATCH = 256
 
 
 class Report(NamedTuple):
-    """Say what was verified and what is bad; `record` -1 stands for a whole shard.
+    """Say what was verified and what is bad; `record` -1 stands for a whole shard, or for a loose
+    file that is not there or has changed.
 
     >>> Report(3, 1000, []).ok
     True
@@ -54,15 +67,17 @@ def verify(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Report:
-    """Check every checksum of an index and its shards, or of shards that have no index yet.
+    """Check every checksum of an index (open, or its folder) and its shards, or of shards that have
+    no index yet.
 
     Of shards: the framing, every checksum, every Example. Of an index also: its own arrays, each
     shard's record headers, and each field against its CRC-32C, in loose files and tar too; a tar
-    member that only became a label counts with its shard's headers. What is bad is reported, not
-    raised, and written to `bad_list` for `build_index(exclude=…)`; a scan that cannot go on behind
-    a bad place reports it and ends there.
+    member that only became a label counts with its shard's headers. What is bad or missing is
+    reported, not raised, and bad records are written to `bad_list` for `build_index(exclude=…)`; a
+    scan that cannot go on behind a bad place reports it and ends there.
 
-    Raises IndexFormatError for damaged arrays, FileNotFoundError for missing shards.
+    Raises IndexFormatError for damaged arrays, FileNotFoundError where every shard of an index is
+    missing, or a pattern has no match.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -70,6 +85,9 @@ def verify(
     Report(shards=1, records=2, bad=[])
     """
     tasks: list[tuple[Callable[..., tuple[int, list[BadRecord]]], tuple[Any, ...]]]
+    if _is_index(source):
+        source = load_index(source, root)
+        _check_root(source)
     if isinstance(source, Index):
         _check_arrays(source)
         tasks = [(_indexed_shard, (source, number)) for number in range(len(source.shards))]
@@ -98,6 +116,19 @@ def verify(
     return Report(len(results), sum(records for records, _ in results), bad)
 
 
+def _is_index(source: Index | Shards) -> TypeGuard[PathLike]:
+    """Tell whether `source` is the folder of an index."""
+    return isinstance(source, (str, os.PathLike)) and Path(source, MANIFEST).exists()
+
+
+def _check_root(index: Index) -> None:
+    """Raise FileNotFoundError, which tells of a better root, if no shard is there at all."""
+    names = index.shard_paths.tolist()
+    local_shards = index.container != "files" and not is_url(index.root)
+    if local_shards and not any(os.path.exists(join(index.root, name)) for name in names):
+        check_shards(index.root, names, index.shards["bytes"].tolist())
+
+
 def _check_arrays(index: Index) -> None:
     """Compare the index's own files with their digests."""
     damaged = damaged_arrays(index.path, index.manifest)
@@ -110,20 +141,29 @@ def _check_arrays(index: Index) -> None:
 
 
 class _Scan:
-    """Scan one shard to its end, or to where it breaks off, and keep what is bad."""
+    """Scan one shard to its end, or to where it breaks off, and keep what is bad.
 
-    def __init__(self, plan: Plan, job: Job) -> None:
+    A shard that cannot be read, or has not the `size` that is given, is `lost`.
+    """
+
+    def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
         self.job = job
+        self.lost = False
         self.headers = self.records = 0
         self.places: list[tuple[int, int]] = []
         self.bad: list[BadRecord] = []
         try:
             with local(join(plan.root, job.shard)) as path:
+                if size is not None:
+                    check_size(path, size)
                 for record in scan_job(plan, job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
                     self.note(record.offset, record.number)
                     if plan.join:  # other records may lie between the parts of this one
                         self.places += [(p.offset, record.number) for p in record.parts.values()]
+        except (OSError, StaleIndexError) as error:
+            self.lost = True
+            self.bad.append(lost_file(job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error)._replace(record=-1))
         self.places.sort()
@@ -156,9 +196,7 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
     start = int(index.shards["stop"][shard - 1]) if shard else 0
     name = index.shard_paths[shard]
     if index.container == "files":
-        return stop - start, [
-            bad_record(name, e)._replace(record=n) for n, e in _unreadable(index, start, stop)
-        ]
+        return stop - start, [_entry(name, n, e) for n, e in _unreadable(index, start, stop)]
     options = index.manifest["options"]
     plan = Plan(
         index.container,
@@ -167,13 +205,16 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
         max_record_bytes=options["max_record_bytes"],
         join=options["join"],
     )
-    scan = _Scan(plan, Job(name))
+    scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
+    if scan.lost:
+        return stop - start, scan.bad
     held = {scan.number_at(offset) for offset in _offsets(index, start, stop)}
     bad = {one.record: one for one in scan.bad if one.record in held or one.record < 0}
     for number, error in _unreadable(index, start, stop):
         offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
         found = scan.number_at(offset)
-        bad.setdefault(found, bad_record(name, error)._replace(record=found))
+        entry = _entry(name, found, error)
+        bad.setdefault(entry.record, entry)
     explained = scan.bad or (bad and index.container == "tar")  # there fields count as well
     if not explained and scan.headers != index.shards["headers"][shard]:
         what = "headers, or members that are no fields," if index.container == "tar" else "headers"
@@ -192,7 +233,16 @@ def _offsets(index: Index, start: int, stop: int) -> list[int]:
     return [offsets[place] for place in sorted(offsets)]
 
 
-def _unreadable(index: Index, start: int, stop: int) -> Iterator[tuple[int, LoaderError]]:
+def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
+    """Return the entry for the error of reading one record."""
+    if isinstance(error, StaleIndexError):
+        return lost_file(error.path or shard, error)
+    if isinstance(error, OSError):
+        return lost_file(error.filename or shard, error)
+    return bad_record(shard, error)._replace(record=number)
+
+
+def _unreadable(index: Index, start: int, stop: int) -> Iterator[tuple[int, LoaderError | OSError]]:
     """Yield (number within the shard, error) of each record that does not read as indexed."""
     with Reader(index) as reader:
         for first in range(start, stop, _BATCH):
@@ -204,7 +254,7 @@ def _unreadable(index: Index, start: int, stop: int) -> Iterator[tuple[int, Load
                         yield record - start, error
 
 
-def _read(reader: Reader, ids: range) -> LoaderError | None:
+def _read(reader: Reader, ids: range) -> LoaderError | OSError | None:
     """Read records with what fields they hold, and return the error if there is one."""
     try:
         for field in reader.index.fields:
@@ -213,6 +263,6 @@ def _read(reader: Reader, ids: range) -> LoaderError | None:
                 record for record, length in zip(ids, lengths.tolist(), strict=True) if length >= 0
             ]
             reader.read(held, [field])
-    except LoaderError as error:
+    except (LoaderError, OSError) as error:
         return error
     return None
