@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from twinfeed.loaders.errors import (
     LoaderError,
     ShardWarning,
 )
+from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
@@ -359,6 +361,42 @@ def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
     want = [sample["image"] for sample in numbered(0, 20)]
     assert images == want[:13] + want[14:]
     assert verify(index).ok
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("how", ["header", "cut"])
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
+    tmp_path: Path, container: str, how: str, place: int
+) -> None:
+    """Listed by verify, of the shards or of their index; all is well with the index of the rest."""
+    shards = (tfrecords if container == "tfrecord" else tars)(tmp_path, shards=2)
+    scan = tfrecord.scan if container == "tfrecord" else tar.scan
+    offset = [record.offset for record in scan(shards[1])][place]
+    build_index(shards, tmp_path / "whole.index")
+    if how == "header":
+        flip(shards[1], offset + 2)
+    else:
+        os.truncate(shards[1], offset + 15)
+    # A tar's last sample before a header is known to be whole only once that header is read.
+    first = max(place - 1, 0) if container == "tar" else place
+    listed = tmp_path / "bad.jsonl"
+    for source in [shards] if how == "cut" else [shards, tmp_path / "whole.index"]:
+        (bad,) = verify(source, root=tmp_path, bad_list=listed).bad
+        assert (bad.shard, bad.record, bad.rest) == (shards[1].name, first, True)
+        with pytest.raises(DataCorruptionError, match=r"what to do: .* twinfeed verify, then"):
+            build_index(shards, tmp_path / "x.index", exclude=[(bad.shard, bad.record)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ShardWarning)  # of a shard without records
+            index = build_index(shards, tmp_path / "x.index", exclude=listed)
+        assert len(index) == 10 + first
+        assert index.manifest["options"]["broken"] == 1
+        with Reader(index) as reader:
+            reader.read(range(len(index)))
+        assert verify(index).ok
+    if first > 0:  # another break, before that one
+        flip(shards[1], 2)
+        assert [(bad.record, bad.rest) for bad in verify(index).bad] == [(0, True)]
 
 
 def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from format_help import archive, member
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders.command_line.parser import _parser, main
+from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.sources import FILES_PER_PART
@@ -264,6 +265,33 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     assert out[4].startswith("what to do: restore the shards")
     assert main(["verify", one, two, "--bad-list", f"{tmp_path}/bad", "-q"]) == 2
     assert "--bad-list is of one index, or of shards" in capsys.readouterr().err
+
+
+def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [str(shard) for shard in tfrecords(tmp_path, shards=2)]
+    out, listed = f"{tmp_path}/x.index", f"{tmp_path}/bad.jsonl"
+    offset = [record.offset for record in tfrecord.scan(shards[1])][7]
+    flip(Path(shards[1]), offset)
+    assert main(["index", *shards, "--out", out, "-q"]) == 1
+    assert "then twinfeed index --exclude FILE" in capsys.readouterr().err
+    verify = ["verify", *shards, "--root", str(tmp_path), "-q"]
+    assert main(verify) == 1
+    lines = capsys.readouterr().out.splitlines()
+    name = Path(shards[1]).name
+    assert lines[0] == f"{name}, record 7 and all behind it: corrupted length at offset {offset}"
+    assert lines[2].endswith(
+        "list what is bad with --bad-list FILE and leave it out with index --exclude FILE"
+    )
+    assert main([*verify, "--bad-list", listed]) == 1
+    assert capsys.readouterr().out.splitlines()[2].endswith(f"with index --exclude {listed}")
+    assert main(["index", *shards, "--out", out, "--exclude", listed, "-q"]) == 0
+    line = "17 records, 2 shards, 1 left out, and the rest of 1 shards that break off"
+    assert line in capsys.readouterr().out
+    assert main(["verify", out, "-q"]) == 0
+    assert main(["info", out]) == 0
+    assert "shards that break off: 1\n" in capsys.readouterr().out
 
 
 def test_verify_goes_on_to_the_last_target_whatever_is_bad(

@@ -42,6 +42,7 @@ _LEAVE_OUT = (
     "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
     "with index --exclude FILE"
 )
+_LISTED = "what to do: restore the shards, or leave out what is listed with index --exclude {}"
 
 
 def run_pack(options: argparse.Namespace) -> int:
@@ -104,8 +105,8 @@ def run_verify(options: argparse.Namespace) -> int:
         bad = [one for target in targets for one in _verify(target, options, executor)]
     if any(one is None or one.record < 0 for one in bad):
         print(_RESTORE)
-    if options.bad_list is None and any(one and one.record >= 0 for one in bad):
-        print(_LEAVE_OUT)
+    if any(one and one.record >= 0 for one in bad):
+        print(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
     return 1 if bad else 0
 
 
@@ -134,6 +135,7 @@ def _verify(
         return [None]
     for bad in report.bad[:_SHOWN]:
         where = "" if bad.record < 0 else f", record {bad.record}"
+        where += " and all behind it" if bad.rest else ""
         print(f"{bad.shard}{where}: {in_options(bad.problem)}")
     if len(report.bad) > _SHOWN:
         print(f"... and {len(report.bad) - _SHOWN} more")
@@ -146,10 +148,12 @@ def _verify(
 def run_info(options: argparse.Namespace) -> int:
     """Run `info`; the options are told even where the shards no longer fit."""
     built = dict(read_manifest(Path(options.index).absolute())["options"])
-    left_out = built.pop("left_out", 0)
+    left_out, broken = built.pop("left_out", 0), built.pop("broken", 0)
     facts: dict[str, Any] = {}
     try:
         facts = _facts(open_index(options.index, root=options.root)) | {"left out": left_out}
+        if broken:
+            facts["shards that break off"] = broken
     finally:
         facts["built with"] = built if options.json else built_with(built, options.index)
         if options.json:
@@ -265,8 +269,9 @@ def _classes(path: str | None) -> list[str] | None:
 def _summary(index: Index) -> str:
     """Return one line on an index."""
     classes = f", {len(index.classes)} classes" if index.classes else ""
-    left_out = index.manifest["options"].get("left_out", 0)
+    left_out, broken = (index.manifest["options"].get(name, 0) for name in ("left_out", "broken"))
     without = f", {left_out} left out" if left_out else ""
+    without += f", and the rest of {broken} shards that break off" if broken else ""
     return f"{len(index)} records, {len(index.shards)} shards{classes}{without}"
 
 

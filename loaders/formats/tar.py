@@ -72,8 +72,8 @@ def scan(
     that do not follow each other make one sample, which comes where its last member is; the
     headers are then read twice, and samples that wait for members are held. Given `on_bad`, a
     sample that is bad while the archive is sound goes there as the error it is, and the scan goes
-    on; broken headers are raised in any case. `on_skip(reason, name)` hears of every member that is
-    passed over.
+    on; broken headers are raised in any case, with the number of the first sample that is lost.
+    `on_skip(reason, name)` hears of every member that is passed over.
 
     Raises DataCorruptionError (a header, a name, two parts of one name, a key met again later, a
     link for a part) and TruncatedShardError; warns (ShardWarning) of an archive without its end or
@@ -92,7 +92,7 @@ def scan(
     numbers = itertools.count()
     sample: _Sample | None = None
     with open_shard(path) as file:
-        left = _stretches(file, path) if join else Counter()
+        left: Counter[str] = Counter()
 
         def leave(sample: _Sample) -> Iterator[Record]:
             left[sample.key] -= 1
@@ -101,18 +101,26 @@ def scan(
             else:
                 yield from sample.finish(on_bad)
 
-        for member in members(file, path):
-            split = _classify(member, on_skip)
-            if split is None:
-                continue
-            if sample is None or split[0] != sample.key:
-                if sample is not None:
-                    yield from leave(sample)
-                sample = waiting.pop(split[0], None)
-                if sample is None:
-                    sample = _Sample(path, split[0], member.start, next(numbers), max_record_bytes)
-                    sample.check_key(member, seen)
-            sample.add(member, split[1], file)
+        try:
+            if join:
+                left = _stretches(file, path)
+            for member in members(file, path):
+                split = _classify(member, on_skip)
+                if split is None:
+                    continue
+                if sample is None or split[0] != sample.key:
+                    if sample is not None:
+                        yield from leave(sample)
+                    sample = waiting.pop(split[0], None)
+                    if sample is None:
+                        number = next(numbers)
+                        sample = _Sample(path, split[0], member.start, number, max_record_bytes)
+                        sample.check_key(member, seen)
+                sample.add(member, split[1], file)
+        except DataCorruptionError as error:
+            if error.record is None:  # the archive breaks off within this sample, or behind it
+                error.record = next(numbers) if sample is None else sample.number
+            raise
         if sample is not None:
             yield from leave(sample)
 

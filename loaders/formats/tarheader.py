@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
 from twinfeed.loaders.formats.opening import CLOSED
+from twinfeed.loaders.formats.records import LEAVE_OUT
 from twinfeed.loaders.formats.sniff import disguise
 
 BLOCK = 512
@@ -35,7 +36,7 @@ _UNSUPPORTED = {
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
-_ADVICE = "restore the shard, or write it again: nothing behind this header can be trusted"
+_ADVICE = f"restore the shard, since nothing behind this header can be trusted; {LEAVE_OUT}"
 
 
 class Member(NamedTuple):
@@ -253,7 +254,7 @@ class _Walk:
             offset=self.at if at is None else at,
             expected=f"{size} bytes",
             found=f"{max(self.size - self.at, 0)} bytes",
-            advice=CLOSED,
+            advice=f"{CLOSED}; {LEAVE_OUT}",
         )
 
     def _error(

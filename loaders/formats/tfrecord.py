@@ -18,7 +18,14 @@ from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.checksum import masked
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.opening import BUFFER, CLOSED, open_shard
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.records import (
+    LEAVE_OUT,
+    MAX_RECORD_BYTES,
+    TOO_LONG,
+    OnBad,
+    Part,
+    Record,
+)
 from twinfeed.loaders.formats.sniff import HEAD, disguise
 
 HEADER, FOOTER = 12, 4
@@ -134,7 +141,7 @@ def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedSha
         **where,
         expected=f"{expected} bytes",
         found=f"{found} bytes",
-        advice=CLOSED,
+        advice=f"{CLOSED}; {LEAVE_OUT}",
     )
 
 
@@ -145,7 +152,7 @@ def _length_error(header: bytes, stored: int, where: dict[str, Any]) -> DataCorr
         **where,
         expected=f"length CRC {stored:#010x}",
         found=f"{masked(header[:8]):#010x}",
-        advice="restore the shard: nothing behind this offset can be read",
+        advice=f"restore the shard, since nothing behind this offset can be read; {LEAVE_OUT}",
     )
 
 

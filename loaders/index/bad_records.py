@@ -13,7 +13,8 @@ from twinfeed.loaders.index.store import replace_file
 
 
 class BadRecord(NamedTuple):
-    """Name one bad record: its shard, its number there, where it lies and what is wrong.
+    """Name one bad record: its shard, its number there, where it lies and what is wrong; with
+    `rest`, all records behind it are lost too.
 
     >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
     7
@@ -24,14 +25,16 @@ class BadRecord(NamedTuple):
     offset: int | None
     key: str | None
     problem: str
+    rest: bool = False
 
 
-def bad_record(shard: str, error: LoaderError) -> BadRecord:
-    """Return the entry for an error; a shard that breaks off has record -1, and cannot be helped
-    by leaving one out.
+def bad_record(shard: str, error: LoaderError, *, rest: bool = False) -> BadRecord:
+    """Return the entry for an error; a shard that is bad as a whole has record -1, and cannot be
+    helped by leaving one out.
     """
-    number = -1 if error.record is None else error.record
-    return BadRecord(shard, number, error.offset, error.key, error.problem)
+    if error.record is None:
+        return BadRecord(shard, -1, error.offset, error.key, error.problem)
+    return BadRecord(shard, error.record, error.offset, error.key, error.problem, rest)
 
 
 def lost_file(name: str, error: OSError | StaleIndexError) -> BadRecord:
@@ -52,7 +55,7 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_bad_records(f"{folder}/bad", [BadRecord("a.tar", 7, 0, "0007", "corrupted data")])
     ...     read_bad_records(f"{folder}/bad")
-    [BadRecord(shard='a.tar', record=7, offset=0, key='0007', problem='corrupted data')]
+    [BadRecord(shard='a.tar', record=7, offset=0, key='0007', problem='corrupted data', rest=False)]
     """
     lines = [json.dumps(record._asdict()) + "\n" for record in records]
     replace_file(Path(path), "".join(lines).encode())

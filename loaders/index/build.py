@@ -68,11 +68,11 @@ def build_index(
     (`{"image": "jpg;jpeg;png"}`); by default everything. `key` is the feature that holds a
     TFRecord's key. `missing` says what becomes of a record that lacks a named field or a label:
     "error", "skip" (left out; the index counts them) or "empty" (the field reads as b"" or no
-    numbers). `exclude` leaves out bad records: the list that `verify` writes, or (shard, number)
-    pairs. Bytes features named in `lists` read as lists even where each record has one value.
-    `example=False` takes TFRecords as raw bytes, in one field "data", as is needed for
-    SequenceExamples and other messages. `join` puts together the members of one key that lie apart
-    in a tar, which are an error otherwise.
+    numbers). `exclude` leaves out bad records: the list that `verify` writes, with the rest of a
+    shard that breaks off, or (shard, number) pairs. Bytes features named in `lists` read as lists
+    even where each record has one value. `example=False` takes TFRecords as raw bytes, in one field
+    "data", as is needed for SequenceExamples and other messages. `join` puts together the members
+    of one key that lie apart in a tar, which are an error otherwise.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
     ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`
@@ -233,14 +233,24 @@ def _without(jobs: Sequence[Job], exclude: Exclude) -> list[Job]:
     """Return the jobs, each told which of its records to leave out."""
     listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     bad: dict[str, set[int]] = {}
-    for shard, number in (one[:2] for one in listed):
+    rest: dict[str, int] = {}
+    for one in listed:
+        shard, number = one[:2]
         bad.setdefault(shard, set()).add(number)
+        if isinstance(one, BadRecord) and one.rest:
+            rest[shard] = min(number, rest.get(shard, number))
     unknown = sorted(set(bad) - {job.shard for job in jobs})
     if unknown:
         raise ValueError(
             f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]})"
         )
-    return [job._replace(exclude=frozenset(bad.get(job.shard, ()))) for job in jobs]
+    return [_leaving_out(job, bad.get(job.shard, set()), rest.get(job.shard)) for job in jobs]
+
+
+def _leaving_out(job: Job, bad: set[int], rest: int | None) -> Job:
+    """Return a job that leaves out some records, and all from `rest` on."""
+    named = frozenset(n for n in bad if rest is None or n <= rest)
+    return job._replace(exclude=named, rest=rest)
 
 
 def _check_excluded(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:

@@ -65,16 +65,22 @@ def _build(plan: Plan, job: Job, path: str) -> ShardPart:
         bad: set[int | None] = set()
 
         def on_bad(error: DataCorruptionError, bad: set[int | None] = bad) -> None:
-            if error.record not in job.exclude:
+            if not job.without(error.record):
                 raise error
             bad.add(error.record)
 
-        for record in scan_job(plan, job, path, on_bad):
-            part.headers = add_header(part.headers, record)
-            if record.number in job.exclude:
-                bad.add(record.number)
-            else:
-                collector.add(record)
+        try:
+            for record in scan_job(plan, job, path, on_bad):
+                part.headers = add_header(part.headers, record)
+                if job.without(record.number):
+                    bad.add(record.number)
+                else:
+                    collector.add(record)
+        except DataCorruptionError as error:
+            if job.rest is None or error.record is None or error.record < job.rest:
+                raise
+            bad.add(error.record)
+            part.broken = True
         part.excluded = len(bad)
         if not collector.mixed:
             return collector.finish()

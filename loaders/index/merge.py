@@ -67,7 +67,8 @@ def write_index(
         ],
     }
     left_out = sum(part.excluded + part.lacking for part in parts)
-    write_store(path, arrays, facts, options | {"left_out": left_out})
+    broken = sum(part.broken for part in parts)
+    write_store(path, arrays, facts, options | {"left_out": left_out, "broken": broken})
 
 
 def mixed_fields(parts: Sequence[ShardPart]) -> frozenset[str]:

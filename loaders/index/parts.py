@@ -29,6 +29,7 @@ class ShardPart:
     records: int = 0
     headers: int = 0
     excluded: int = 0
+    broken: bool = False
     lacking: int = 0
     kinds: dict[str, str] = field(default_factory=dict)
     tables: dict[str, Array] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class ShardPart:
                 "records",
                 "headers",
                 "excluded",
+                "broken",
                 "lacking",
                 "kinds",
                 "classes",

@@ -27,7 +27,8 @@ FILES_PER_PART = 4096
 
 
 class Job(NamedTuple):
-    """One piece of work: a shard, or a stretch of loose files.
+    """One piece of work: a shard, or a stretch of loose files; and which of its records to leave
+    out, those from number `rest` on among them.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -36,6 +37,13 @@ class Job(NamedTuple):
     shard: str
     entries: tuple[Entry, ...] = ()
     exclude: frozenset[int] = frozenset()
+    rest: int | None = None
+
+    def without(self, number: int | None) -> bool:
+        """Tell whether the record of this number is to be left out."""
+        if number is None:
+            return False
+        return number in self.exclude or (self.rest is not None and number >= self.rest)
 
 
 class Source(NamedTuple):
@@ -109,7 +117,7 @@ def describe_job(root: str, job: Job) -> str:
         else:
             found = os.stat(full)
             states.append((path, found.st_size, str(found.st_mtime_ns)))
-    text = repr([states, [entry.key for entry in job.entries], sorted(job.exclude)])
+    text = repr([states, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -74,7 +74,8 @@ def verify(
     shard's record headers, and each field against its CRC-32C, in loose files and tar too; a tar
     member that only became a label counts with its shard's headers. What is bad or missing is
     reported, not raised, and bad records are written to `bad_list` for `build_index(exclude=…)`; a
-    scan that cannot go on behind a bad place reports it and ends there.
+    scan that cannot go on behind a bad record says so (`rest`), and leaving that one out leaves out
+    all behind it. Where an index has no more of such a shard, all is well with it.
 
     Raises IndexFormatError for damaged arrays, FileNotFoundError where every shard of an index is
     missing, or a pattern has no match.
@@ -149,6 +150,7 @@ class _Scan:
     def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
         self.job = job
         self.lost = False
+        self.end: int | None = 0
         self.headers = self.records = 0
         self.places: list[tuple[int, int]] = []
         self.bad: list[BadRecord] = []
@@ -159,19 +161,24 @@ class _Scan:
                 for record in scan_job(plan, job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
                     self.note(record.offset, record.number)
+                    self.end = record.offset + record.length
                     if plan.join:  # other records may lie between the parts of this one
                         self.places += [(p.offset, record.number) for p in record.parts.values()]
         except (OSError, StaleIndexError) as error:
             self.lost = True
             self.bad.append(lost_file(job.shard, error))
         except LoaderError as error:
-            self.bad.append(bad_record(job.shard, error)._replace(record=-1))
+            self.bad.append(bad_record(job.shard, error, rest=True))
+            if error.record is not None:  # what the index has behind the break counts with it
+                start = error.offset if self.end is None else self.end
+                self.places.append((start or 0, error.record))
         self.places.sort()
 
     def on_bad(self, error: DataCorruptionError) -> None:
         """Keep the error of one record."""
         self.bad.append(bad_record(self.job.shard, error))
         self.note(error.offset or 0, -1 if error.record is None else error.record)
+        self.end = None
 
     def note(self, offset: int, number: int) -> None:
         """Keep where a record starts."""
@@ -209,14 +216,19 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
     if scan.lost:
         return stop - start, scan.bad
     held = {scan.number_at(offset) for offset in _offsets(index, start, stop)}
-    bad = {one.record: one for one in scan.bad if one.record in held or one.record < 0}
+    changed = scan.headers != index.shards["headers"][shard]
+    bad = {
+        one.record: one
+        for one in scan.bad
+        if one.record in held or one.record < 0 or (one.rest and changed)
+    }
     for number, error in _unreadable(index, start, stop):
         offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
         found = scan.number_at(offset)
         entry = _entry(name, found, error)
         bad.setdefault(entry.record, entry)
     explained = scan.bad or (bad and index.container == "tar")  # there fields count as well
-    if not explained and scan.headers != index.shards["headers"][shard]:
+    if not explained and changed:
         what = "headers, or members that are no fields," if index.container == "tar" else "headers"
         problem = f"the shard has changed: its record {what} are not those that were indexed"
         bad[-1] = BadRecord(name, -1, None, None, problem)
