@@ -26,6 +26,7 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import collect
+from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.store import MANIFEST
@@ -403,8 +404,61 @@ def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1)
     with pytest.raises(ValueError, match="names 1 shards that are not indexed"):
         build_index(shards, tmp_path / "x.index", exclude=[("nowhere", 0)])
+    flip(shards[0], 30)
+    verify(shards, root=tmp_path.parent, bad_list=tmp_path / "bad.jsonl")
+    with pytest.raises(ValueError, match="verify with root= ") as told:
+        build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")
+    root = str(told.value).rpartition("root= ")[2]
+    verify(shards, root=root, bad_list=tmp_path / "bad.jsonl")
+    assert len(build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")) == 9
+    flip(shards[0], 30)
     with pytest.raises(ValueError, match=r"names 1 records of .*, of which 0 are there"):
         build_index(shards, tmp_path / "x.index", exclude=[(shards[0].name, 10)])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"shard": "a.tar"}', r"it lacks \['record'\]"),
+        ('{"shard": "a.tar", "record": 1, "x": 1}', r"nobody knows its \['x'\]"),
+        ('{"shard": 7, "record": 1}', "its shard is 7, not a path"),
+        ('{"shard": "a.tar", "record": -1}', "its record is -1, not a number of at least 0"),
+        ('{"shard": "a.tar", "record": "1"}', "its record is '1', not a number"),
+        ('["a.tar", 1]', "no JSON object"),
+        ("a.tar", "Expecting value"),
+        ("\udcff", "Expecting value"),
+    ],
+)
+def test_a_line_of_a_list_that_is_no_bad_record_is_named(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    listed = tmp_path / "bad.jsonl"
+    good = '{"shard": "b.tar", "record": 2}\n'
+    listed.write_text(good + line, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(
+        ValueError, match=rf"bad\.jsonl, line 2: .*{message}.* with twinfeed verify"
+    ):
+        read_bad_records(listed)
+    listed.write_text(good)
+    assert read_bad_records(listed) == [BadRecord("b.tar", 2)]
+
+
+def test_a_loose_file_is_left_out_by_its_key(tmp_path: Path) -> None:
+    """Its number is another one once a file before it is gone."""
+    folder = tmp_path / "images" / "c"
+    folder.mkdir(parents=True)
+    for n in range(5):
+        (folder / f"{n}.png").write_bytes(b"12345")
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    (folder / "1.png").unlink()
+    (folder / "3.png").write_bytes(b"54321")
+    verify(index, bad_list=tmp_path / "bad.jsonl")
+    index = build_index(tmp_path / "images", index.path, exclude=tmp_path / "bad.jsonl")
+    assert index.keys(range(3)) == ["c/0", "c/2", "c/4"]
+    assert verify(index).ok
+    (folder / "3.png").unlink()
+    with pytest.raises(ValueError, match=r"names 1 records that are not there \(first: \['c/3'\]"):
+        build_index(tmp_path / "images", index.path, exclude=tmp_path / "bad.jsonl")
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ class BadRecord(NamedTuple):
 
     shard: str
     record: int
-    offset: int | None
-    key: str | None
-    problem: str
+    offset: int | None = None
+    key: str | None = None
+    problem: str = ""
     rest: bool = False
 
 
@@ -62,17 +62,36 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
-    """Read a list that `write_bad_records` wrote; raise ValueError for a line that is none.
+    """Read a list that `write_bad_records` wrote, or somebody by hand: a line needs a `shard` and a
+    `record`. Raise ValueError for a line that is none.
 
     >>> read_bad_records("/dev/null")
     []
     """
+    text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     records = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            records.append(BadRecord(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            records.append(_parsed(line))
+        except ValueError as error:
             raise ValueError(
-                f"{os.fspath(path)}, line {number}: not a bad record: {error}"
+                f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line must be such "
+                f'as {{"shard": "a.tar", "record": 7}}: list the records with twinfeed verify'
             ) from None
     return records
+
+
+def _parsed(line: str) -> BadRecord:
+    """Return the entry that a line holds."""
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError(f"no JSON object, but {line[:40]!r}")
+    lacking = sorted({"shard", "record"} - set(entry))
+    unknown = sorted(set(entry) - set(BadRecord._fields))
+    if lacking or unknown:
+        raise ValueError(f"it lacks {lacking}" if lacking else f"nobody knows its {unknown}")
+    if not isinstance(entry["shard"], str):
+        raise ValueError(f"its shard is {entry['shard']!r}, not a path")
+    if type(entry["record"]) is not int or entry["record"] < 0:
+        raise ValueError(f"its record is {entry['record']!r}, not a number of at least 0")
+    return BadRecord(**entry)

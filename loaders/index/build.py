@@ -104,7 +104,7 @@ def build_index(
         join=join,
         max_record_bytes=max_record_bytes,
     )
-    jobs = _without(source.jobs, exclude)
+    jobs = _without(source, exclude)
     folder = path / "parts"
     with _alone(folder):
         parts = _parts(plan, jobs, folder, executor, progress)
@@ -171,7 +171,7 @@ def build_parts(
         join=join,
         max_record_bytes=max_record_bytes,
     )
-    jobs = _without(source.jobs, exclude)
+    jobs = _without(source, exclude)
     built = _parts(plan, jobs, where, executor, progress)
     _check_excluded(jobs, built)
     files = [_part_file(plan, job, where) for job in jobs]
@@ -229,22 +229,50 @@ def merge_parts(
     return open_index(path, root=where)
 
 
-def _without(jobs: Sequence[Job], exclude: Exclude) -> list[Job]:
+def _without(source: Source, exclude: Exclude) -> list[Job]:
     """Return the jobs, each told which of its records to leave out."""
-    listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    listed = [BadRecord(*one) for one in given]
+    if listed and source.container == "files":
+        listed = _where_now(source.jobs, listed)
     bad: dict[str, set[int]] = {}
     rest: dict[str, int] = {}
     for one in listed:
-        shard, number = one[:2]
-        bad.setdefault(shard, set()).add(number)
-        if isinstance(one, BadRecord) and one.rest:
-            rest[shard] = min(number, rest.get(shard, number))
-    unknown = sorted(set(bad) - {job.shard for job in jobs})
+        bad.setdefault(one.shard, set()).add(one.record)
+        if one.rest:
+            rest[one.shard] = min(one.record, rest.get(one.shard, one.record))
+    unknown = sorted(set(bad) - {job.shard for job in source.jobs})
     if unknown:
         raise ValueError(
-            f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]})"
+            f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]}): "
+            f"names are relative to the root, and here such as {source.jobs[0].shard!r}; list the "
+            f"bad records again: verify with root= {source.root}"
         )
-    return [_leaving_out(job, bad.get(job.shard, set()), rest.get(job.shard)) for job in jobs]
+    return [
+        _leaving_out(job, bad.get(job.shard, set()), rest.get(job.shard)) for job in source.jobs
+    ]
+
+
+def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:
+    """Return records of loose files with the numbers they have now: found by their keys, since
+    other files may have come or gone.
+    """
+    places: dict[str, list[tuple[str, int]]] = {}
+    for job in jobs:
+        for number, entry in enumerate(job.entries):
+            places.setdefault(entry.key, []).append((job.shard, number))
+    gone = [one.key for one in listed if one.key is not None and one.key not in places]
+    if gone:
+        raise ValueError(
+            f"exclude= names {len(gone)} records that are not there (first: {gone[:5]}): "
+            "list the bad records again with verify"
+        )
+    found = []
+    for one in listed:
+        here = places.get(one.key or "", [(one.shard, one.record)])
+        shard, number = (one.shard, one.record) if (one.shard, one.record) in here else here[0]
+        found.append(one._replace(shard=shard, record=number))
+    return found
 
 
 def _leaving_out(job: Job, bad: set[int], rest: int | None) -> Job:
