@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -540,6 +541,21 @@ def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
         while b"1/2" not in seen:  # one worker is through, the other waits for the pipe
             seen += os.read(running.stderr.fileno(), 1)
         assert "Traceback" not in interrupted(running)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3])
+def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
+    tmp_path: Path, delay: float
+) -> None:
+    """While they import; the image is a pipe, so that none of them gets further."""
+    (tmp_path / "images").mkdir()
+    os.mkfifo(tmp_path / "images" / "1.png")
+    running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2", "-q")
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    while len(children.read_text().split()) < 2:  # the resource tracker, and a worker
+        time.sleep(0.001)
+    time.sleep(delay)
+    assert interrupted(running).count("\n") == 1
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:

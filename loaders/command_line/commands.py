@@ -6,19 +6,17 @@ import argparse
 import json
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, signal
 from typing import Any
 
 import numpy as np
 
 from twinfeed.loaders.command_line.preview import preview
-from twinfeed.loaders.command_line.wording import built_with, explain, in_options, show_warning
+from twinfeed.loaders.command_line.wording import built_with, explain, in_options
+from twinfeed.loaders.command_line.workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError
@@ -70,7 +68,7 @@ def run_pack(options: argparse.Namespace) -> int:
 def run_index(options: argparse.Namespace) -> int:
     """Run `index`."""
     fields = dict(options.field) if options.field else None
-    with _executor(options.jobs) as executor:
+    with workers(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
             options.out,
@@ -101,7 +99,7 @@ def run_verify(options: argparse.Namespace) -> int:
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
-    with _executor(options.jobs) as executor:
+    with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor)]
     if any(one is None or one.record < 0 for one in bad):
         print(_RESTORE)
@@ -303,21 +301,3 @@ def _or_nothing(out: Path) -> Iterator[None]:
             with suppress(OSError):
                 out.rmdir()
         raise
-
-
-@contextmanager
-def _executor(jobs: int) -> Iterator[Executor | None]:
-    """Give a pool of processes, if there is to be more than one."""
-    if jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, not {jobs}")
-    if jobs == 1:
-        yield None
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _as_in_main) as pool:
-        yield pool
-
-
-def _as_in_main() -> None:
-    """Let a worker print warnings as the command does, and end without a word at an interrupt."""
-    warnings.showwarning = show_warning
-    signal(SIGINT, SIG_DFL)

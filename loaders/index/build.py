@@ -19,7 +19,7 @@ from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSou
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, named
-from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, find_source
+from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
 from twinfeed.loaders.index.store import lock, make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
