@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -78,9 +79,10 @@ def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> Non
 def test_small_indexes_hold_no_file_open(tmp_path: Path) -> None:
     """So that hundreds may be open at once."""
     path = build_index(tars(tmp_path), tmp_path / "x.index", label="cls").path
+    gc.collect()  # what other tests have left
     before = os.listdir("/proc/self/fd")
     held = [open_index(path) for _ in range(20)]
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
     assert held[-1].keys([29]) == ["k29"]
 
 
