@@ -1,8 +1,8 @@
 """Bring the records a sampler names from shards into TensorFlow and PyTorch.
 
 Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` and `open_index` (index/) tell
-where each record and field lies, in TFRecord files, webdataset tar files or loose files (formats/),
-and `verify` reads every byte again; `Reader` (reading/) reads records by id, `SideTable` rows.
+where each record and field lies, in TFRecord files, webdataset tar files or loose files (formats/);
+`Reader` (reading/) reads records by id, `SideTable` rows; `verify` (verify.py) reads every byte.
 
 Batches: a `Request` (request.py) is what a sampler asks for; `Feed` (feed.py) reads, decodes,
 transforms and collates it; `DecodeImage` and the other batteries (decode.py, extensions.py) decode;
@@ -30,12 +30,12 @@ from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.index import Field, Index, open_index
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
-from twinfeed.loaders.index.verify import Report, verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder, LooseFiles
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.request import Request, request_of
+from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [

@@ -24,15 +24,15 @@ from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.interop import write_wids
+from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import collect
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
-from twinfeed.loaders.index.store import MANIFEST
-from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
 
 
 def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) -> None:

@@ -34,13 +34,14 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     UnsafeContentError,
 )
+from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index import Index, arrays, collect, open_index
 from twinfeed.loaders.index.build import build_index, build_parts
 from twinfeed.loaders.index.labels import FromTable
-from twinfeed.loaders.index.store import MANIFEST, VERSION, digest_of, file_digest
-from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.index.store import VERSION, digest_of, file_digest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
 
 
 def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

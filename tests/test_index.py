@@ -18,9 +18,10 @@ import pytest
 from making_shards import flip, tars, tfrecords, tree, write_tar
 
 from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.store import MANIFEST, write_store
+from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
 from twinfeed.loaders.reading.reader import Reader

@@ -68,3 +68,22 @@ def test_only_a_backend_imports_its_framework(path: Path) -> None:
     used = {name.partition(".")[0] for name in imports(path)} & FRAMEWORKS
     allowed = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}}
     assert used <= allowed.get(path.parent.name, set())
+
+
+# Each package of the loaders, and those of the others that it may import.
+BELOW: dict[str, set[str]] = {
+    "formats": set(),
+    "index": {"formats"},
+    "reading": {"formats", "index"},
+    "packing": {"formats", "index", "reading"},
+    "torch": {"index"},
+    "tensorflow": {"formats", "index", "reading"},
+    "command_line": {"formats", "index", "packing", "reading"},
+}
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_packages_of_the_loaders_import_those_below(package: str) -> None:
+    for path in Path(twinfeed.loaders.__path__[0], package).glob("*.py"):
+        parts = {name.removeprefix("twinfeed.loaders.").partition(".")[0] for name in imports(path)}
+        assert parts & BELOW.keys() <= BELOW[package] | {package}, path.name

@@ -16,9 +16,9 @@ from twinfeed.loaders.errors import UnsafeContentError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
 
 CONTAINERS = ("tfrecord", "tar")
 

@@ -29,10 +29,10 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.index import Index, arrays, open_index
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.verify import verify
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading import fetch
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,16 @@ from twinfeed.loaders.command_line.workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats.sniff import MANIFEST, is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
-from twinfeed.loaders.index.store import MANIFEST, is_index, read_manifest
-from twinfeed.loaders.index.verify import verify
+from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
 from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
 
 _SHOWN = 20
@@ -45,10 +46,10 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 def run_pack(options: argparse.Namespace) -> int:
     """Run `pack`."""
-    is_index = Path(options.source, MANIFEST).exists()
+    indexed = Path(options.source, MANIFEST).exists()
     with _or_nothing(Path(options.out)):
         packed = pack(
-            open_index(options.source) if is_index else ImageFolder(options.source),
+            open_index(options.source) if indexed else ImageFolder(options.source),
             options.out,
             container=options.container,
             split=dict(options.split) if options.split else None,

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.atomic import replace_file
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError, UnsafeContentError
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.opening import open_shard
-from twinfeed.loaders.index.store import replace_file
 
 PathLike = str | os.PathLike[str]
 WIDS_KIND = "wids-shard-index-v1"

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+FORMAT = "twinfeed index"
+"""The file that an index is known by, and what it says of itself."""
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -56,6 +61,16 @@ def image_extension(head: bytes, /) -> str | None:
     """
     found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
     return next(found, None)
+
+
+def is_index(path: Path, /) -> bool:
+    """Tell whether a folder holds an index.
+
+    >>> is_index(Path("shards"))
+    False
+    """
+    manifest = path / MANIFEST
+    return manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
 
 
 def disguise(head: bytes, /) -> tuple[str, str] | None:

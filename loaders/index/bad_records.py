@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from twinfeed.loaders.atomic import replace_file
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.index.store import replace_file
 
 
 class BadRecord(NamedTuple):

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from twinfeed.loaders.atomic import lock
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
@@ -20,7 +21,7 @@ from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, named
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
-from twinfeed.loaders.index.store import lock, make_folder, own_folder
+from twinfeed.loaders.index.store import make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.index.store import replace_file, room_for
+from twinfeed.loaders.atomic import replace_file, room_for
 from twinfeed.loaders.index.strings import StringColumn
 
 Array = npt.NDArray[Any]

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
+from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index.paths import is_url, relative_to
 from twinfeed.loaders.index.shards import expand
-from twinfeed.loaders.index.store import is_index
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]

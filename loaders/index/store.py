@@ -9,26 +9,23 @@ files, and the last writer changes nothing.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync
 from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 
 Array = npt.NDArray[Any]
-MANIFEST = "manifest.json"
-FORMAT = "twinfeed index"
 VERSION = 1
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 _OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
@@ -61,17 +58,6 @@ def write_store(
                         shutil.rmtree(old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time change what is in a folder."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        lock(fd)
-        yield
-    finally:
-        os.close(fd)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -132,19 +118,6 @@ def _no_index(path: Path) -> str:
     return f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {path}"
 
 
-@contextmanager
-def room_for(path: Path, needed: int) -> Iterator[None]:
-    """Name `path` and the bytes needed when the disk (or the file size limit) is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(
-            error.errno, f"{os.strerror(error.errno)}: {needed} bytes are needed here", str(path)
-        ) from error
-
-
 def make_folder(path: Path) -> Path:
     """Make a folder to write in, or say where else to write."""
     try:
@@ -176,12 +149,6 @@ def own_folder(path: Path) -> Path:
     return path
 
 
-def is_index(path: Path) -> bool:
-    """Tell whether a folder holds an index."""
-    manifest = path / MANIFEST
-    return manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
-
-
 def _other_files(path: Path) -> str:
     """Say which files of a folder are no part of an index; nothing where it is one."""
     if is_index(path):
@@ -195,46 +162,6 @@ def digest_of(data: object) -> str:
     """Return the SHA-256 of `data` as canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Bring a file's or folder's bytes to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def lock(fd: int) -> None:
-    """Wait for the lock of an open folder; a file system without locks is gone without."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise
-
-
-def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write `data` to `path` through a temporary name beside it, fsync if `durable`, rename."""
-    temporary = beside(path)
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync(path.parent)
-
-
-def beside(path: Path) -> Path:
-    """Return an unused hidden name in the folder of `path`."""
-    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
 def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders.atomic import beside, locked, room_for, sync
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
-from twinfeed.loaders.index.store import beside, locked, make_folder, read_manifest, room_for, sync
+from twinfeed.loaders.index.store import make_folder, read_manifest
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
     IndexSamples,

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from twinfeed.loaders.index.store import replace_file
+from twinfeed.loaders.atomic import replace_file
 from twinfeed.samplers import BatchStream
 
 

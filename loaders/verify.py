@@ -18,6 +18,7 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
 )
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index.arrays import damaged_arrays
 from twinfeed.loaders.index.bad_records import (
     BadRecord,
@@ -28,7 +29,6 @@ from twinfeed.loaders.index.bad_records import (
 from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
-from twinfeed.loaders.index.store import MANIFEST
 from twinfeed.loaders.index.table import Index, load_index
 from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader

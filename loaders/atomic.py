@@ -1,0 +1,75 @@
+"""Files that are there whole or not at all, whatever happens to the process that writes them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write `data` to `path` through a temporary name beside it, fsync if `durable`, rename."""
+    temporary = beside(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Return an unused hidden name in the folder of `path`."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+
+
+def sync(path: Path) -> None:
+    """Bring a file's or folder's bytes to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time change what is in a folder."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        lock(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+def lock(fd: int) -> None:
+    """Wait for the lock of an open folder; a file system without locks is gone without."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+@contextmanager
+def room_for(path: Path, needed: int) -> Iterator[None]:
+    """Name `path` and the bytes needed when the disk (or the file size limit) is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            error.errno, f"{os.strerror(error.errno)}: {needed} bytes are needed here", str(path)
+        ) from error
