@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
 Collate = Mode | Mapping[str, Mode]
 MODES = ("stack", "pad", "ragged")
@@ -28,13 +29,14 @@ class Ragged(NamedTuple):
 
 
 class FieldSpec(NamedTuple):
-    """Say what one sample holds in a field; `dtype` None means a byte string.
+    """Say what one sample holds in a field; `dtype` None means a byte string, None in `shape` a
+    length that may differ from batch to batch.
 
     >>> spec_of({"image": np.zeros((8, 8), np.uint8), "name": b"cat"})["image"]
     FieldSpec(shape=(8, 8), dtype=dtype('uint8'))
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: np.dtype[Any] | None
 
 
@@ -72,11 +74,11 @@ def _array(name: str, value: Any, place: int) -> Array:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
         raise _no_array(name, value, f" that is no array ({error})", place) from error
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" or array.dtype.char in "gG" or np.ma.isMaskedArray(value):
         kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
         what = kinds.get(array.dtype.kind, f" of {array.dtype}")
         raise _no_array(name, value, what, place)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array.astype(array.dtype.str[1:], copy=False)
 
 
 def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
@@ -155,7 +157,7 @@ def _as_bytes(name: str, value: Any, place: int) -> bytes:
 def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
     if isinstance(values, np.ndarray) and values.dtype == field.dtype:
         return values  # decoded in place
-    shape = next((np.shape(value) for value in values if value is not None), field.shape)
+    shape = next((np.shape(value) for value in values if value is not None), least(field.shape))
     out = np.empty((len(values), *shape), field.dtype)
     for place, value in enumerate(values):
         if value is None:
@@ -164,8 +166,26 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
         array = _fitting(name, value, field, place)
         if array.shape != shape:
             raise _other_shape(name, array.shape, shape, place)
+        if not _agree(shape, field.shape):
+            raise _other_shape(name, shape, field.shape, place, first=True)
         out[place] = array
     return out
+
+
+def _agree(shape: Shape, expected: Shape) -> bool:
+    """Whether a shape is the expected one, as far as that is known."""
+    return len(shape) == len(expected) and all(
+        size == known or known is None for size, known in zip(shape, expected, strict=True)
+    )
+
+
+def least(shape: Shape, /) -> tuple[int, ...]:
+    """Return the shape with 0 for what is not known: of nothing at all.
+
+    >>> least((None, 3))
+    (0, 3)
+    """
+    return tuple(size or 0 for size in shape)
 
 
 def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
@@ -197,10 +217,15 @@ def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitErro
 
 
 def _other_shape(
-    name: str, shape: tuple[int, ...], beside: tuple[int, ...], place: int, *, ragged: bool = False
+    name: str, shape: Shape, other: Shape, place: int, *, first: bool = False
 ) -> MisfitError:
-    ways = ["'pad'", "'ragged'"][: 2 if shape[1:] == beside[1:] and not ragged else 1]
-    also = f", or collate it with {' or '.join(ways)}" if len(shape) == len(beside) else ""
+    beside = f"{other} as in the first record, or in spec=" if first else f"{other}"
+    ways = ["'pad'"]
+    if None not in other and shape[1:] == other[1:]:
+        ways.append("'ragged'")
+    also = f", or collate it with {' or '.join(ways)}" if len(shape) == len(other) else ""
+    if also and first:
+        also += ", or say with spec= that a length differs from batch to batch: None"
     return MisfitError(
         f"field {name!r} has shape {shape} beside {beside}: make them equal in decode{also}",
         place=place,
@@ -216,7 +241,7 @@ def _arrays(
     for place, value in enumerate(values):
         array = nothing if value is None else _fitting(name, value, field, place)
         if array.ndim != len(field.shape):
-            raise _other_shape(name, array.shape, field.shape, place)
+            raise _other_shape(name, array.shape, field.shape, place, first=True)
         arrays.append(array)
     return arrays
 
@@ -234,11 +259,14 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
-    rest = next((np.shape(value)[1:] for value in values if value is not None), field.shape[1:])
+    held = (np.shape(value)[1:] for value in values if value is not None)
+    rest = next(held, least(field.shape[1:]))
     arrays = _arrays(name, values, field, rest)
     for place, array in enumerate(arrays):
         if array.shape[1:] != rest:
-            raise _other_shape(name, array.shape, (len(arrays[0]), *rest), place, ragged=True)
+            raise _other_shape(name, array.shape, (None, *rest), place)
+        if not _agree(rest, field.shape[1:]):
+            raise _other_shape(name, array.shape, (None, *field.shape[1:]), place, first=True)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = np.empty((lengths.sum(), *rest), field.dtype)
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")

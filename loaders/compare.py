@@ -121,6 +121,10 @@ def compare(
     """
     if len(backends) < 2 or not set(backends) <= set(BACKENDS):
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
+    if maps is not None and not maps.keys() <= set(backends):
+        raise ValueError(f"maps must name backends that run, {list(backends)}, got {list(maps)}")
+    if batches is not None and batches < 1:
+        raise ValueError(f"batches must be at least 1, got {batches}")
     jobs = [
         _Job(
             name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from twinfeed.loaders.collate import (
     MisfitError,
     check_collate,
     collate,
+    least,
     mode_of,
     spec_of,
 )
@@ -47,13 +49,14 @@ class Feed:
     record's fields and returns what they hold; it depends on the record alone, and runs once for
     a record that a batch holds twice, or that a reuse sampler keeps live. A decode with `into`
     and `writes`, as `DecodeImage` has, writes into the batch itself where it can.
-    `transform` takes one sample: what decode returned, its columns and side rows, and `id`,
-    `record`, `view`, `seed` (ints; the seed is the same in every framework and for any number of
-    workers), and returns what the batch shall hold of it. `side` maps names to arrays joined by
-    sample id. `spec` says what a sample holds in each field; without it the first record is
-    decoded once more, with seed 0, to see. `threads` share the decoding of a batch. Raises
-    ValueError when the sampler was made for another number of records, and where a column, side
-    table or field has a name that the batch or the transform needs for itself.
+    `transform` takes one sample: what decode returned (a copy where that serves several samples),
+    its columns and side rows, and `id`, `record`, `view`, `seed` (ints; the seed is the same in
+    every framework and for any number of workers), and returns what the batch shall hold of it
+    beside these four. `side` maps names to arrays joined by sample id. `spec` says what a sample
+    holds in each field; without it the first record is decoded once more, with seed 0, to see.
+    `threads` share the decoding of a batch. Raises ValueError when the sampler was made for another
+    number of records, and where a column, side table or field has a name that the batch or the
+    transform has for something else; KeyError and TypeError for `fields` that are none.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack, request_of
@@ -82,6 +85,8 @@ class Feed:
     ) -> None:
         check_fit(index, sampler)
         self.index = index
+        if isinstance(fields, str):
+            raise TypeError(f"fields must be a list of names, got {fields!r}")
         self.fields = tuple(index.fields) if fields is None else tuple(fields)
         self.decode = decode
         self.transform = transform
@@ -89,21 +94,20 @@ class Feed:
         self.side = dict(side or {})
         self.masked = sampler.padded
         self.threads = threads
-        own = ("id", *(["mask"] if sampler.padded else []))
-        self._taken = {*own, *(TOLD if transform is not None else ())}
+        self._taken = {"id", *(TOLD if transform is not None else ())}
+        if sampler.padded:
+            self._taken.add("mask")
         self._check_names("column", index.columns, "build the index with fields= that leave it out")
         self._check_names("side table", self.side, "give it another name")
-        both = self.side.keys() & index.columns.keys()
-        if both:
-            raise ValueError(f"side table {min(both)!r} has the name of a column of the index")
+        self._check_arguments()
         if decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
-            self._check_names("field", self.fields, advice)
+            self._check_names("field", self.fields, advice, beside=self.side)
         self.reader = Reader(index, verify=verify)
         self.cache = None if sampler.live is None else DecodedCache(reuse=sampler.reuse)
         self._given_spec = spec and {
-            name: FieldSpec(tuple(one.shape), None if one.dtype is None else np.dtype(one.dtype))
-            for name, one in spec.items()
+            name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
+            for name, (shape, dtype) in spec.items()
         }
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -117,10 +121,24 @@ class Feed:
         spec = self._given_spec
         if spec is None:
             first = plain_request(np.zeros(1, np.int64), np.zeros(1, np.uint64))
-            values = self._values(first, cached=False)
-            with self._naming_records(first):
-                spec = spec_of({name: value for name, (value,) in values.items()})
-        self._check_names("field", spec, f"give it another name in {self._last}")
+            try:
+                values = self._values(first, cached=False)
+                with self._naming_records(first):
+                    spec = spec_of({name: value for name, (value,) in values.items()})
+            except DecodeError as error:
+                error.advice = error.advice or (
+                    "the first record is decoded to see what a sample holds, whether it is drawn "
+                    "or not: mend it, or say with spec= what a sample holds"
+                )
+                raise
+        no_text = [name for name in spec if not isinstance(name, str)]
+        if no_text:
+            raise TypeError(f"the name of a field must be a str, got {no_text[0]!r}")
+        beside = self.side if self.transform is None else ()
+        self._check_names("field", spec, f"give it another name in {self._last}", beside=beside)
+        unknown = set(self.how) - spec.keys() if isinstance(self.how, Mapping) else ()
+        if unknown:
+            raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(spec)}")
         return spec
 
     def __call__(self, request: Request, /) -> Batch:
@@ -169,9 +187,26 @@ class Feed:
             self._pool.shutdown()
             self._pool = None
 
-    def _check_names(self, what: str, names: Iterable[str], advice: str) -> None:
-        """Raise ValueError for a name that the batch, or the transform, needs for itself."""
-        clash = self._taken.intersection(names)
+    def _check_arguments(self) -> None:
+        """Raise TypeError, KeyError or ValueError for fields or side tables that are none."""
+        for name in self.fields:
+            if name not in self.index.columns:
+                self.index.table(name)
+        for name, rows in self.side.items():
+            if name in self.index.columns:
+                raise ValueError(f"side table {name!r} has the name of a column of the index")
+            if not hasattr(rows, "dtype") or rows.dtype.kind not in "biufc":
+                raise TypeError(f"side table {name!r} must be an array of numbers")
+
+    def _check_names(
+        self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
+    ) -> None:
+        """Raise ValueError for a name that the batch, or the transform, has for something else."""
+        names = set(names)
+        both = names.intersection(beside)
+        if both:
+            raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
+        clash = names & self._taken
         if clash:
             raise ValueError(
                 f"{what} {min(clash)!r} has a name that the loader itself gives to every "
@@ -195,7 +230,15 @@ class Feed:
     def _beside(self, request: Request) -> dict[str, npt.NDArray[Any]]:
         """What a batch holds beside the fields: the rows of columns and side tables."""
         columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
-        return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
+        try:
+            return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
+        except IndexError:
+            last = int(request.ids.max())
+            short = {name: len(rows) for name, rows in self.side.items() if len(rows) <= last}
+            raise ValueError(
+                f"side table {min(short)!r} has {min(short.values())} rows, and none for sample "
+                f"{last}: a side table has a row for each sample id"
+            ) from None
 
     def _values(self, request: Request, *, cached: bool = True) -> dict[str, Sequence[Any]]:
         """Each field's values, one for each id; the request has no padding."""
@@ -213,7 +256,10 @@ class Feed:
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if not writes or self.transform is not None or self.cache is not None:
             return False
-        stacked = all(n in self.spec and mode_of(self.how, n) == "stack" for n in writes)
+        stacked = all(
+            n in self.spec and mode_of(self.how, n) == "stack" and None not in self.spec[n].shape
+            for n in writes
+        )
         records = request.records.tolist()
         return stacked and len(set(records)) == len(records)
 
@@ -222,7 +268,7 @@ class Feed:
         decode: Any = self.decode
         spec = {name: self.spec[name] for name in decode.writes}
         count = len(request.records)
-        rows = {name: np.empty((count, *one.shape), one.dtype) for name, one in spec.items()}
+        rows = {name: np.empty((count, *least(one.shape)), one.dtype) for name, one in spec.items()}
         slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         given = list(zip(self._read(request.records), slots, strict=True))
         made = self._apply("decode", lambda pair: decode.into(*pair), given, request.records)
@@ -275,7 +321,9 @@ class Feed:
     def _transformed(self, samples: Sequence[Mapping[str, Any]], request: Request) -> list[Sample]:
         assert self.transform is not None
         if samples:
-            self._check_names("field", samples[0], "give it another name in decode")
+            advice = "give it another name in decode"
+            self._check_names("field", samples[0], advice, beside=self.side)
+        samples = self._own(samples)
         joined: dict[str, Iterable[Any]] = {
             **self._beside(request),
             "id": request.ids.tolist(),
@@ -289,7 +337,24 @@ class Feed:
             for sample, row in zip(samples, rows, strict=True)
         ]
         made = self._apply("transform", self.transform, told, request.records)
+        for sample, given, record in zip(made, told, request.records, strict=True):
+            for name in TOLD:
+                if name in sample and sample[name] is not given[name]:
+                    raise DecodeError(
+                        f"{self.index.describe(record)}: transform gave {name!r} another value, "
+                        f"which the batch does not hold: give it another name"
+                    )
         return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
+
+    def _own(self, samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The samples, copied where others hold the same: a transform may change what it gets."""
+        seen: set[int] = set()
+        owned = []
+        for sample in samples:
+            shared = self.cache is not None or id(sample) in seen
+            seen.add(id(sample))
+            owned.append(copy.deepcopy(sample) if shared else sample)
+        return owned
 
     def _apply(
         self,

@@ -307,3 +307,100 @@ def test_numbers_come_in_the_byte_order_of_the_machine(
     assert batch["x"].dtype.isnative
     assert batch["weight"].dtype.isnative
     assert (batch["x"].tolist(), batch["weight"].tolist()) == ([[1, 1]], [2.0])
+
+
+def array(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.full(3, float(len(sample["word"])))}
+
+
+def in_place(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["x"] += 1
+    return {"x": sample["x"]}
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_transform_may_change_what_it_is_given(
+    index: Index, sampler: ExactOnceBatchSampler, threads: int
+) -> None:
+    """Also where a batch has a record several times, or a cache keeps it."""
+    feed = Feed(index, sampler, decode=array, transform=in_place, threads=threads)
+    assert feed(requested(3, 2, 3, 3))["x"][:, 0].tolist() == [4, 3, 4, 4]
+    reused = ReuseBatchSampler(6, batch_size=2, reuse=3, live=4, seed=0)
+    feed = Feed(index, reused, decode=array, transform=in_place, threads=threads)
+    for step in range(len(reused)):
+        batch = feed(request_of(reused, epoch=0, step=step))
+        right = [len(WORDS[record]) + 1 for record in reused.records(batch["id"])]
+        assert batch["x"][:, 0].tolist() == right
+    feed.close()
+
+
+def test_a_side_table_and_a_field_of_one_name_are_refused(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    side = {"word": np.arange(6)}
+    with pytest.raises(ValueError, match="field 'word' has the name of a side table"):
+        Feed(index, sampler, side=side)
+    for transform in (None, dict):
+        feed = Feed(index, sampler, decode=dict, transform=transform, side=side)
+        with pytest.raises(ValueError, match=r"'word' has the name of a side table.* in decode"):
+            feed(requested(0))
+
+
+@pytest.mark.parametrize("name", ["id", "record", "view", "seed"])
+def test_a_transform_cannot_replace_what_it_is_told(
+    index: Index, sampler: ExactOnceBatchSampler, name: str
+) -> None:
+    feed = Feed(index, sampler, transform=lambda sample: sample | {name: 1000})
+    with pytest.raises(DecodeError, match=f"record 0 .*transform gave '{name}' another value"):
+        feed(requested(0))
+
+
+@pytest.mark.parametrize("how", ["stack", "ragged"])
+def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
+    index: Index, sampler: ExactOnceBatchSampler, how: Any
+) -> None:
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.zeros((2, len(sample["word"])))}
+
+    with pytest.raises(DecodeError, match=r"record 3 .*shape \(2, 3\) beside .* first record"):
+        Feed(index, sampler, decode=decode, collate=how)(requested(3))
+    spec = {"x": FieldSpec((2, None), np.dtype(float))}
+    feed = Feed(index, sampler, decode=decode, spec=spec, collate=how)
+    made = feed(requested(3))["x"]
+    assert (made if how == "stack" else made.values).shape[-1] == 3
+    with pytest.raises(DecodeError, match=r"shape \(2, 3\) beside \(.*2\).*with 'pad'"):
+        feed(requested(2, 3))
+    empty = feed(requested())["x"]
+    assert (empty if how == "stack" else empty.values).shape[-1] == 0
+
+
+def test_a_first_record_that_cannot_be_decoded_tells_of_spec(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["word"] == b"to":
+            raise RuntimeError("no")
+        return {"x": 1}
+
+    with pytest.raises(DecodeError, match="whether it is drawn or not: mend it, or say with spec="):
+        Feed(index, sampler, decode=decode)(requested(1))
+    spec: Any = {"x": ((), "i8")}
+    assert Feed(index, sampler, decode=decode, spec=spec)(requested(1))["x"].tolist() == [1]
+
+
+def test_arguments_that_are_none_are_refused_at_once(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    with pytest.raises(KeyError, match="no field 'zz'"):
+        Feed(index, sampler, fields=["zz"])
+    with pytest.raises(TypeError, match="fields must be a list of names, got 'word'"):
+        Feed(index, sampler, fields="word")
+    for rows in ([1, 2], np.array(["a"] * 6)):
+        with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
+            Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="side table 'w' has 3 rows, and none for sample 4"):
+        Feed(index, sampler, side={"w": np.zeros(3)})(requested(4))
+    with pytest.raises(ValueError, match=r"collate names \['wrod'\], the fields are \['word'\]"):
+        Feed(index, sampler, collate={"wrod": "pad"})(requested(0))
+    with pytest.raises(TypeError, match="the name of a field must be a str, got 1"):
+        Feed(index, sampler, decode=lambda _: {1: 2})(requested(0))  # type: ignore[dict-item]

@@ -109,7 +109,7 @@ class ParsedFields:
         lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)
         for number, name in enumerate(self.names):
             lengths[:, number][held] = self._lengths(name, records)
-        return [*(_spread(part, held) for part in self._layout.arrays(batch)), lengths]
+        return [*(_spread(part, held) for part in self._layout.flatten(batch)), lengths]
 
     def _lengths(self, name: str, records: Int64s) -> Int64s:
         """Return the bytes of a field in each record; 0 for padding."""

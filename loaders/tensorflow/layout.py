@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,15 +27,13 @@ class Layout:
         none = np.zeros(0, np.int64)
         empty = feed(Request(0, 0, none, none, none, none.astype(np.uint64)))
         self.specs = {
-            name: [
-                _tensor_spec(part, batch, padded=mode_of(feed.how, name) == "pad")
-                for part in _parts(value)
-            ]
+            name: [_tensor_spec(part, batch, _rest(feed, name, part)) for part in _parts(value)]
             for name, value in empty.items()
         }
         for name, value in empty.items():
             if isinstance(value, Ragged):  # only the lengths have one entry a sample
-                self.specs[name][0] = _tensor_spec(value.values, None, padded=False)
+                rest = feed.spec[name].shape[1:]
+                self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
     @property
     def dtypes(self) -> list[tf.DType]:
@@ -44,22 +41,7 @@ class Layout:
         return [spec.dtype for specs in self.specs.values() for spec in specs]
 
     def flatten(self, batch: Batch) -> list[Array]:
-        """Give the arrays of a batch in a list; ValueError where a shape is not the static one."""
-        flat = self.arrays(batch)
-        names = [name for name, specs in self.specs.items() for _ in specs]
-        for name, part, spec in zip(
-            names, flat, itertools.chain(*self.specs.values()), strict=True
-        ):
-            if not spec.shape.is_compatible_with(part.shape):
-                raise ValueError(
-                    f"field {name!r} has shape {part.shape[1:]} beside {tuple(spec.shape[1:])} "
-                    f"of the first record: make them equal in decode, or collate it with "
-                    f"'pad' or 'ragged', or say with spec= what is right"
-                )
-        return flat
-
-    def arrays(self, batch: Batch) -> list[Array]:
-        """Give the arrays of a batch of any size in a list."""
+        """Give the arrays of a batch in a list."""
         return [part for name in self.specs for part in _parts(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
@@ -70,10 +52,17 @@ class Layout:
         }
 
 
-def _tensor_spec(part: Array, batch: int | None, *, padded: bool) -> tf.TensorSpec:
+def _tensor_spec(part: Array, batch: int | None, rest: Sequence[int | None]) -> tf.TensorSpec:
     dtype = tf.string if part.dtype == object else tf.as_dtype(part.dtype)
-    rest = [None] * (part.ndim - 1) if padded else part.shape[1:]
     return tf.TensorSpec([batch, *rest], dtype)
+
+
+def _rest(feed: Feed, name: str, part: Array) -> Sequence[int | None]:
+    """The static shape of one sample in an array of a batch."""
+    if mode_of(feed.how, name) == "pad":
+        return [None] * (part.ndim - 1)
+    known = feed.spec.get(name)
+    return part.shape[1:] if known is None or part.ndim == 1 else known.shape
 
 
 def _parts(value: Any) -> list[Array]:
