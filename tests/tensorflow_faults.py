@@ -15,6 +15,11 @@ def slow(sample):  # type: ignore[no-untyped-def]
     return {"x": np.zeros(1000)}
 
 
+def failing_slowly(sample):  # type: ignore[no-untyped-def]
+    time.sleep(0.005)
+    return failing(sample)
+
+
 def failing(sample):  # type: ignore[no-untyped-def]
     if sample["word"] == tensorflow_help.word(40):
         raise RuntimeError("this one is bad")
@@ -23,9 +28,13 @@ def failing(sample):  # type: ignore[no-untyped-def]
 
 def main(how: str) -> None:
     sampler = BatchSampler(RandomSampler(61, seed=1), batch_size=4)
-    decode = failing if how == "error" else slow
+    decode = {"error": failing, "slow error": failing_slowly}.get(how, slow)
     dataset = make_dataset(tensorflow_help.packed(61), sampler, decode=decode, prefetch=8)
     iterator = iter(dataset)
+    if how == "kept":
+        sys.kept = iterator  # type: ignore[attr-defined]
+        next(iterator)
+        return
     for number, _ in enumerate(iterator):
         if how == "live iterator" and number == 2:
             return

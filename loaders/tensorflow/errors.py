@@ -1,8 +1,11 @@
-"""Errors raised inside a pipeline, given back as they were raised."""
+"""What TensorFlow calls back: errors given back as they were raised, and no call at exit."""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +19,11 @@ T = TypeVar("T")
 
 # TensorFlow hands on an error's text only. The last few are kept here to be found by their text;
 # more than one fails where threads are ahead of each other.
-_LAST: deque[Exception] = deque(maxlen=8)
+_LAST: deque[BaseException] = deque(maxlen=8)
+
+# How long calls of TensorFlow must have stayed away for the interpreter to end, and how long it
+# waits for that at most, in seconds.
+_QUIET, _PATIENCE = 0.1, 10.0
 
 
 class Examiner(Protocol):
@@ -30,16 +37,59 @@ EXAMINERS: weakref.WeakSet[Examiner] = weakref.WeakSet()
 """Who can say more of lost data than the byte offset that TensorFlow gives."""
 
 
+class _Calls:
+    """The calls that TensorFlow's threads make into Python.
+
+    One that is under way while the interpreter ends waits for the interpreter, which waits for
+    TensorFlow, for ever. So none begins when the program has ended, and those under way are waited
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._last = 0.0
+        self._ending = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._last = time.monotonic()
+            if self._ending:
+                raise RuntimeError("the program has ended")
+            self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Refuse further calls, and wait for those under way."""
+        with self._lock:
+            self._ending = True
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._under_way and time.monotonic() - self._last > _QUIET:
+                    return
+            time.sleep(_QUIET / 4)
+
+
+_CALLS = _Calls()
+atexit.register(_CALLS.end)
+
+
 def remembered(function: Callable[P, T]) -> Callable[P, T]:
-    """Keep what `function` raises for `original_errors`."""
+    """Make a function that TensorFlow may call, and keep what it raises for `original_errors`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            _LAST.append(error)
-            raise
+        with _CALLS:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                _LAST.append(error)
+                raise
 
     return call
 
