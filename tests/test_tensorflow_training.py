@@ -1,5 +1,6 @@
 """Datasets under Keras, in loops of one's own, and resumed: the right batches at every step."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,50 @@ def test_a_loop_counts_what_it_received_behind_a_device_prefetch(tmp_path: Path)
     first, _ = loop(tmp_path, 11, wrap)
     rest, _ = loop(tmp_path, None, wrap)
     assert first + rest == ids_of(sampler(), 0, 1)
+
+
+@pytest.mark.parametrize("how", ["break", "take", "device"])
+def test_the_next_dataset_goes_on_with_what_the_loop_has_not_received(how: str) -> None:
+    stream = sampler()
+    position = Position(stream)
+    got: list[list[int]] = []
+    for stop in (3, 7, 8, 16):
+        dataset = make_dataset(packed(RECORDS), stream, decode=numbers)
+        if how == "device":
+            dataset = prefetch_to_device(dataset, device="/CPU:1", buffer_size=8)
+        if how == "take":
+            dataset = dataset.take(stop - len(got))
+        for batch in position.counted(dataset):
+            got.append(batch["id"].numpy().tolist())
+            if how == "device":
+                time.sleep(0.05)  # it draws the last batch of the epoch
+            if len(got) == stop:
+                break
+        assert (position.epoch, position.step) == divmod(stop, 8) == (stream.epoch, stream.step)
+    assert got == ids_of(sampler(), 0, 1)
+
+
+def test_a_dataset_that_repeats_is_counted_over_epochs() -> None:
+    stream = sampler()
+    position = Position(stream)
+    for count, _ in enumerate(position.counted(make_dataset(packed(RECORDS), stream).repeat(2)), 1):
+        assert (position.epoch, position.step) == divmod(count, 8)
+    assert (stream.epoch, stream.step) == (2, 0)
+
+
+def test_a_fit_in_other_epochs_than_the_samplers_is_refused(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
+    model.compile("sgd", "mse")
+    stream = sampler()
+    whole = make_dataset(packed(RECORDS), stream, decode=numbers)
+    for dataset, steps in ((whole.repeat(), 3), (whole.take(3), None)):
+        with pytest.raises(ValueError, match="an epoch of fit has 3 steps here, the sampler has 8"):
+            model.fit(
+                dataset.map(lambda b: (b["x"], b["label"])),
+                steps_per_epoch=steps, epochs=2, verbose=0, shuffle=False,
+                callbacks=[ResumeCallback(stream, tmp_path)],
+            )  # fmt: skip
+    assert not list(tmp_path.iterdir())
 
 
 def test_states_saved_in_a_row() -> None:

@@ -47,7 +47,8 @@ def make_dataset(
     Each pass over it is one epoch of exactly `len(sampler)` batches, which its cardinality says;
     shapes are static where they can be, the batch's too where all batches are of one size.
     The epoch is the sampler's: it advances when a pass has delivered its last batch, so that a
-    peek at a batch costs nothing, and `sampler.set_epoch` sets it. A sampler restored in
+    peek at a batch costs nothing, and `sampler.set_epoch` sets it. (What is prefetched behind this
+    dataset counts as delivered; `Position` counts what the loop received.) A sampler restored in
     mid-epoch gives the remainder of that epoch, and nothing else, and then stands at the start of
     the next, for which another dataset is made.
 

@@ -31,7 +31,9 @@ class ResumeCallback(keras.callbacks.Callback):
                 initial_epoch=sampler.epoch, epochs=stop, callbacks=[resume],
             )
 
-    Raises ValueError for `every` below 1.
+    An epoch of `fit` must be one of the sampler, or its remainder: `steps_per_epoch` and datasets
+    that were cut or batched again are refused with ValueError; `batches_per_epoch` of a sampler
+    makes shorter epochs. So is `every` below 1.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.samplers import ExactOnceBatchSampler
@@ -70,6 +72,12 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note where the pass begins."""
+        steps, left = self.params.get("steps"), len(self.sampler) - self.sampler.step
+        if steps not in (None, left):
+            raise ValueError(
+                f"an epoch of fit has {steps} steps here, the sampler has {left} to go: leave "
+                f"steps_per_epoch out, and give fit the dataset with every batch of an epoch"
+            )
         self._epoch, self._start = self.sampler.epoch, self.sampler.step
         self._step = self._start
 

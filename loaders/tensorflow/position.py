@@ -44,6 +44,7 @@ class Position(tf.train.experimental.PythonState):
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
         self._within: tuple[int, int] | None = None
+        self._running: object = None
 
     @property
     def epoch(self) -> int:
@@ -56,21 +57,32 @@ class Position(tf.train.experimental.PythonState):
         return int(self.state_dict()["step"])
 
     def counted(self, dataset: Iterable[Any], /) -> Iterator[Any]:
-        """Yield the batches of one pass, counting them."""
+        """Yield the batches of one pass, counting them.
+
+        The sampler follows when the pass ends, also by `break`, by `take`, or before what
+        `prefetch_to_device` had drawn: the next dataset is made of what the loop has not received.
+        """
         epoch, step = self.sampler.epoch, self.sampler.step
+        here = self._running = object()
         self._within = epoch, step
-        with original_errors():
-            batches = iter(dataset)
-        while True:
-            try:
-                with original_errors():
-                    batch = next(batches)
-            except StopIteration:
-                break
-            step += 1
-            self._within = epoch, step
-            yield batch
-        self._within = None
+        try:
+            with original_errors():
+                batches = iter(dataset)
+            while True:
+                try:
+                    with original_errors():
+                        batch = next(batches)
+                except StopIteration:
+                    break
+                step += 1
+                if step == len(self.sampler):
+                    epoch, step = epoch + 1, 0
+                if self._running is here:
+                    self._within = epoch, step
+                yield batch
+        finally:
+            if self._running is here:
+                self.load_state_dict(self.sampler.state_at(epoch, step))
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the loop stands: a JSON-able dict that any world size accepts."""
@@ -81,7 +93,7 @@ class Position(tf.train.experimental.PythonState):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Move the sampler to a state; StateMismatchError for other data."""
         self.sampler.load_state_dict(state)
-        self._within = None
+        self._within = self._running = None
 
     def serialize(self) -> str:
         """Give the state to `tf.train.Checkpoint`."""
