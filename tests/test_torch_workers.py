@@ -1,5 +1,6 @@
 """Worker processes and torch's own loaders: every way of starting them gives the same stream."""
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -141,13 +142,24 @@ def test_a_stateful_dataloader_resumes_at_any_step(index: Index, workers: int) -
     first, states = loader(), []
     for batch, right in zip(first, whole, strict=False):
         assert noted(batch) == right
-        states.append(first.state_dict())
+        states.append(copy.deepcopy(first.state_dict()))
+    states.append(copy.deepcopy(first.state_dict()))  # after the pass has ended
     assert received(first) == whole[5:]
-    for step in (1, 4, 5):
+    for step in (1, 4, 5, 6):
         fresh = loader()
         fresh.load_state_dict(states[step - 1])
         got = received(fresh) or received(fresh)
         assert got == (whole[step:5] if step < 5 else whole[5:])
+
+
+def test_a_pass_over_requests_that_was_broken_off_starts_again(index: Index) -> None:
+    sampler = random()
+    loader = plain(index, sampler)
+    whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
+    assert list(take(loader, 2)) == whole[:2]
+    assert received(loader) == whole[:5]
+    assert (sampler.epoch, sampler.step) == (1, 0)
+    assert received(loader) == whole[5:]
 
 
 # Plain ids, and datasets of the user's own
@@ -314,3 +326,14 @@ def test_workers_end_with_the_loader(index: Index) -> None:
         workers = set(multiprocessing.active_children()) - before
         assert len(workers) == 2
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persistent: bool) -> None:
+    before = set(multiprocessing.active_children())
+    loader = TorchLoader(index, random(), num_workers=2, persistent_workers=persistent)
+    held = iter(loader)
+    next(held)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    loader.close()
+    assert set(multiprocessing.active_children()) <= before

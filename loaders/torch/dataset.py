@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -63,6 +64,8 @@ class RecordDataset(Dataset[Any]):
     """
 
     def __init__(self, feed: Feed, /) -> None:
+        if not isinstance(feed, Feed):
+            raise TypeError(f"feed must be a Feed, got {type(feed).__name__}: Feed(index, sampler)")
         self.feed = feed
 
     def __len__(self) -> int:
@@ -91,10 +94,11 @@ NO_CACHE_IN_WORKERS = (
 class RequestSampler:
     """Yield the requests of a batch sampler from its cursor on, for `DataLoader(batch_sampler=…)`.
 
-    Its state is the sampler's, which counts what was drawn: right with `StatefulDataLoader`, which
-    keeps it for each batch, but ahead of the training loop with a plain DataLoader's workers, by
-    what they had in hand when a pass was broken off. `set_epoch` starts an epoch again, unless a
-    state was just loaded in it. `TorchLoader` counts what was received, with any workers.
+    The cursor moves on when a pass has drawn its last batch, which workers do ahead of the training
+    loop; a pass that was broken off before starts again where it began. The state counts what was
+    drawn: `StatefulDataLoader` keeps it for each batch and resumes exactly, at the end of an epoch
+    too. `set_epoch` starts an epoch again, unless a state was just loaded in it. `TorchLoader`
+    counts what was received, with any workers.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> requests = RequestSampler(ExactOnceBatchSampler(3, batch_size=2))
@@ -106,28 +110,38 @@ class RequestSampler:
         check_sampler(stream)
         self.stream = stream
         self._left: tuple[int, int] | None = None
+        self._drawn: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.stream)
 
     def __iter__(self) -> Iterator[Request]:
-        epoch = self.stream.epoch
-        for step, ids in enumerate(self.stream, self.stream.step):
-            self._left = (self.stream.epoch, self.stream.step)
-            yield request_of(self.stream, ids, epoch=epoch, step=step)
+        # On a copy: torchdata begins a pass that it throws away, where a state is an epoch's end.
+        running = copy.copy(self.stream)
+        epoch, start = running.epoch, running.step
+        self._left, self._drawn = (epoch, start), None
+        for step, ids in enumerate(running, start):
+            self._drawn = running.epoch, running.step
+            yield request_of(running, ids, epoch=epoch, step=step)
+        self._drawn = None
+        if (self.stream.epoch, self.stream.step) == (epoch, start):
+            self.stream.load_state_dict(running.state_dict())
 
     def set_epoch(self, epoch: int, /) -> None:
         """Go to the start of `epoch`; a state that was loaded in that epoch stays where it is."""
         go_to_epoch(self.stream, epoch, left=self._left)
+        self._drawn = None
 
     def state_dict(self) -> dict[str, Any]:
         """Say which batch is drawn next."""
-        return self.stream.state_dict()
+        if self._drawn is None:
+            return self.stream.state_dict()
+        return self.stream.state_at(*self._drawn)
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Go to where `state` was taken."""
         self.stream.load_state_dict(state)
-        self._left = None
+        self._left = self._drawn = None
 
     @property
     def sampler(self) -> RequestSampler:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy.typing as npt
 import torch
@@ -100,7 +100,10 @@ class TorchLoader(Closing):
             ("prefetch", prefetch),
             ("readahead", readahead),
             ("threads", threads or 0),
+            ("num_workers", num_workers),
         ):
+            if not isinstance(number, SupportsIndex):
+                raise TypeError(f"{name} must be an integer, got {number!r}")
             if number < 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
         if num_workers and not prefetch:
@@ -274,6 +277,8 @@ class _Pass(Iterator[Batch]):
         """Stop what runs ahead; say whether all of it has ended, and none of it in death."""
         self._sent.close()
         self._copier.close()
+        if self._workers is not None:
+            self._workers.close()
         busy = isinstance(self._sent, Prefetcher) and self._sent.busy
         return not busy and not self._died
 

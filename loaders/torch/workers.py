@@ -71,10 +71,12 @@ class WorkerBatches(Iterator[Batch]):
     """
 
     def __init__(self, dataloader: DataLoader[Any], /) -> None:
-        self._dataloader = dataloader
+        self._dataloader: DataLoader[Any] | None = dataloader
         self._iterator: Iterator[Batch] | None = None
 
     def __next__(self) -> Batch:
+        if self._dataloader is None:
+            raise StopIteration
         if self._iterator is None:
             self._iterator = iter(self._dataloader)
         try:
@@ -84,12 +86,16 @@ class WorkerBatches(Iterator[Batch]):
             raise
         if isinstance(batch, _Failed):
             # Whoever keeps the error keeps this frame, and in a cycle workers end after a timeout.
-            self._iterator = None
+            self.close()
             try:
                 raise batch.error from _WorkerTraceback(batch.trace)
             finally:
                 del batch
         return batch
+
+    def close(self) -> None:
+        """End the workers, unless somebody else keeps the DataLoader, and that its workers."""
+        self._iterator = self._dataloader = None
 
     def check(self) -> None:
         """Raise WorkerDiedError where a worker was killed, or ended with an error."""
