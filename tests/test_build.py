@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -322,27 +323,46 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         merge_parts(one, tmp_path / "x.index")
 
 
-def test_a_changed_function_does_not_reuse_old_parts(
+def test_what_a_function_gave_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part is kept for the code that made it, not for the function's name."""
-    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    """Its code is the same, and what it uses is not."""
     shards = tars(tmp_path, shards=2)
-    flip(shards[1], 0)
+    now = {"label": 1}
 
     def label(sample: dict[str, Any]) -> int:
-        return 1
+        return now["label"]
 
+    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    flip(shards[1], 0)
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)
     flip(shards[1], 0)
-
-    def label(sample: dict[str, Any]) -> int:  # type: ignore[no-redef]
-        return 2
-
+    files = build_parts(shards, tmp_path / "p", root=tmp_path, label=label)
+    now["label"] = 2
     index = build_index(shards, tmp_path / "x.index", label=label)
-    assert index.labels is not None
-    assert set(index.labels.tolist()) == {2}
+    assert index.columns["label"].tolist() == [2] * 20
+    for keep_from in (0, 1 << 20):  # built, then kept or handed over
+        monkeypatch.setattr(collect, "KEEP_FROM", keep_from)
+        now["label"] += 1
+        assert build_parts(shards, tmp_path / "p", root=tmp_path, label=label) == files
+        merged = merge_parts(files, tmp_path / "y.index")
+        assert merged.columns["label"].tolist() == [now["label"]] * 20
+
+
+def test_parts_of_an_object_that_labels_fit_together(tmp_path: Path) -> None:
+    """A partial function has no code of its own to compare."""
+    shards = tars(tmp_path, shards=2)
+    files = [
+        *build_parts(shards[:1], tmp_path / "p", root=tmp_path, label=partial(_first_byte, "png")),
+        *build_parts(shards[1:], tmp_path / "q", root=tmp_path, label=partial(_first_byte, "png")),
+    ]
+    assert set(merge_parts(files, tmp_path / "x.index").columns["label"].tolist()) == {ord("0")}
+
+
+def _first_byte(name: str, sample: dict[str, Any]) -> int:
+    value: bytes = sample[name]
+    return value[0]
 
 
 def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def build_index(
     the folder that holds the index.
 
     Each shard is read once, every checksum checked, and leaves a part in `path`/parts: a build
-    that was interrupted goes on from there, and an `executor` (any of concurrent.futures' kind)
+    that was interrupted goes on from there, except where labels come from a function, which may
+    give others by now; and an `executor` (any of concurrent.futures' kind)
     builds the parts side by side. The index replaces an older one by a rename at the end.
 
     `label` names a field (an Example's feature, a tar member such as "cls"), or is `FromJson`,
@@ -144,7 +145,9 @@ def build_parts(
     return their files.
 
     The arguments are `build_index`'s, and must be the same on every machine, but for `shards`,
-    `root` and `exclude`.
+    `root` and `exclude`. Of a label function only its own code can be compared: see to it that what
+    it uses is the same too. Parts that lie in `folder` already are taken as they are, except where
+    labels come from a function.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -332,8 +335,13 @@ def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
 def _parts(
     plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
 ) -> list[ShardPart]:
-    """Return the part of every job: those that lie there already, the others built."""
+    """Return the part of every job: those that lie there already, the others built. Nothing tells
+    that a function gives the labels that it gave before: its parts are built anew.
+    """
     files = [_part_file(plan, job, folder) for job in jobs]
+    if callable(plan.label):
+        for file in files:
+            file.unlink(missing_ok=True)
     loaded = {file: ShardPart.load(file) for file in files}
     todo = [(job, file) for job, file in zip(jobs, files, strict=True) if loaded[file] is None]
     if executor is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -67,11 +66,13 @@ class Plan:
         }
 
     def digest(self) -> str:
-        """Return a digest of all that a part depends on; a function's code is in it."""
+        """Return a digest of all that a part depends on. Of a label function it has the code, but
+        not what the code uses: that its parts are the same can be refuted, never proved.
+        """
         label: Any = self.label
         if callable(label):
             code = getattr(label, "__code__", None)
-            label = marshal.dumps(code) if code is not None else secrets.token_bytes(16)
+            label = type(label) if code is None else marshal.dumps(code, 2)  # 3 counts references
         facts = replace(self, root="", lists=frozenset(), label=None)
         text = repr([VERSION, facts, sorted(self.lists), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

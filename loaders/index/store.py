@@ -70,7 +70,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise IndexFormatError(
                 "incomplete index: its build was interrupted, or ended in an error",
                 path=path,
-                advice="build it again: finished shards are kept, for the same arguments",
+                advice="build it again: finished shards are kept, for the same arguments, unless "
+                "labels come from a function",
             ) from None
         raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     try:
