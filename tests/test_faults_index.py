@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -36,8 +37,9 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index import Index, arrays, collect, open_index
-from twinfeed.loaders.index.build import build_index, build_parts
+from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromTable
+from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.store import VERSION, digest_of, file_digest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
@@ -543,7 +545,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, index: Index)
         left = tree(index.path)
         assert {name: left[name] for name in before} == before
         assert all(
-            name.startswith("parts/") and name.endswith(".npz") for name in set(left) - set(before)
+            name.startswith("parts/") and name.endswith(".part") for name in set(left) - set(before)
         )
     assert open_index(index.path).fingerprint == index.fingerprint
     build_index(tmp_path / "*.tfrecord", index.path, label="label")
@@ -606,7 +608,12 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
     (part,) = build_parts(
         [tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path
     )
-    np.savez(part, facts=bomb)
+    np.savez(tmp_path / "bomb.npz", facts=bomb)
+    data = (tmp_path / "bomb.npz").read_bytes()
+    part.write_bytes(hashlib.sha256(data).digest() + data)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        merge_parts([part], tmp_path / "y.index")
+    part.write_bytes(data)
     build_parts([tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path)
     assert not marker.exists()
 
@@ -737,6 +744,25 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     assert set(read) >= {shards[3].name, shards[4].name}
     assert len(index) == 50
     assert not (tmp_path / "x.index" / "parts").exists()
+
+
+def test_a_part_with_any_byte_changed_or_cut_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    shards = tfrecords(tmp_path, shards=1, each=2)
+    (part,) = build_parts(shards, tmp_path / "parts", root=tmp_path)
+    whole = part.read_bytes()
+    for place in range(len(whole)):
+        part.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        assert ShardPart.load(part) is None
+        part.write_bytes(whole[:place])
+        assert ShardPart.load(part) is None
+    with pytest.raises(IndexFormatError, match="a part is missing or damaged"):
+        merge_parts([part], tmp_path / "x.index")
+    assert build_parts(shards, tmp_path / "parts", root=tmp_path) == [part]
+    assert part.read_bytes() == whole
+    assert len(merge_parts([part], tmp_path / "x.index")) == 2
 
 
 def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
     is another.
     """
     text = f"{plan.digest()} {describe_job(plan.root, job)}"
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part"
 
 
 def _parts(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from twinfeed.loaders.atomic import replace_file, room_for
 from twinfeed.loaders.index.strings import StringColumn
 
 Array = npt.NDArray[Any]
+_DIGEST = 32
 
 
 @dataclass
@@ -52,7 +53,7 @@ class ShardPart:
         )
 
     def save(self, file: Path) -> None:
-        """Write the part to `file`, whole or not at all."""
+        """Write the part to `file`, whole or not at all: a digest, then the .npz that it is of."""
         facts = {
             name: getattr(self, name)
             for name in (
@@ -83,17 +84,22 @@ class ShardPart:
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         np.savez(buffer, facts=text, **arrays)  # type: ignore[arg-type]
-        with room_for(file.parent, buffer.tell()):
-            replace_file(file, buffer.getvalue(), durable=False)  # a damaged part is built anew
+        data = buffer.getvalue()
+        with room_for(file.parent, _DIGEST + len(data)):
+            digest = hashlib.sha256(data).digest()
+            replace_file(file, digest + data, durable=False)  # a damaged part is built anew
 
     @classmethod
     def load(cls, file: Path) -> ShardPart | None:
         """Read a part back; None if there is none, or it was cut short or damaged."""
         try:
-            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-                arrays = dict(archive)
-        except (FileNotFoundError, EOFError, ValueError, zipfile.BadZipFile):
+            data = file.read_bytes()
+        except FileNotFoundError:
             return None
+        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+            return None
+        with np.load(io.BytesIO(data[_DIGEST:]), allow_pickle=False) as archive:
+            arrays = dict(archive)
         part = cls(**json.loads(arrays.pop("facts").tobytes()))
         for n, name in enumerate(part.kinds):
             part.tables[name] = arrays[f"table-{n}"]
