@@ -65,6 +65,19 @@ def test_nothing_and_twice_the_same_are_refused(tmp_path: Path) -> None:
         expand([tmp_path / "a.tar", tmp_path / "*.tar"])
 
 
+@pytest.mark.parametrize("again", ["{0}/a.tar", "./a.tar", "../{1}/a.tar", "link.tar", "sub/a.tar"])
+def test_one_shard_in_two_spellings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.tar").touch()
+    Path("link.tar").symlink_to("a.tar")
+    Path("sub").symlink_to(".")
+    again = again.format(tmp_path, tmp_path.name)
+    with pytest.raises(ValueError, match=rf"1 shards are named twice, first: a\.tar and {again}$"):
+        expand(["a.tar", again])
+
+
 def test_complete_sets_pass_and_each_set_counts_alone() -> None:
     check_complete([f"train-{n:05d}-of-00003.tar" for n in (2, 0, 1)])
     check_complete(["a-00000-of-00001.tar", "a-00000-of-00001.idx", "plain.tar"])

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from twinfeed.loaders.errors import DataCorruptionError
@@ -34,8 +33,9 @@ def expand(
     numbered sets (`-00003-of-00010`) must have every number.
 
     Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
-    shard named twice, an incomplete set and an empty list, UnsafeContentError for `pipe:` commands,
-    and DataCorruptionError (a ValueError) for the names of compressed files.
+    shard named twice (in any spelling, or through a link), an incomplete set and an empty list,
+    UnsafeContentError for `pipe:` commands, and DataCorruptionError (a ValueError) for the names of
+    compressed files.
 
     >>> expand("s3://bucket/train-{000..002}.tar")[-1]
     's3://bucket/train-002.tar'
@@ -155,7 +155,10 @@ def _check_count(count: int, limit: int, pattern: str) -> None:
 
 
 def _check_distinct(names: Sequence[str]) -> None:
-    """Check that no shard is named twice."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
+    """Check that no shard is named twice, in whatever spelling, or through a link."""
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(name if "://" in name else os.path.realpath(name), []).append(name)
+    twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
     if twice:
         raise ValueError(f"{len(twice)} shards are named twice, first: {', '.join(twice[:5])}")
