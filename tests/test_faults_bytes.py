@@ -50,6 +50,7 @@ from twinfeed.loaders.formats.tarheader import MAX_EXTENDED_BYTES
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.formats.wire import length_delimited, varint
 from twinfeed.loaders.index import shards
+from twinfeed.loaders.verify import verify
 
 RECORDS = (b"one", b"", b"three" * 5)
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
@@ -282,7 +283,7 @@ def test_b12_b13_truncated_at_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     shard = small_tar(path)
     whole = contents(tar.scan(path))
-    last = len(shard) - 1024 - (1024 - 600)
+    last = len(shard) - 1024  # the last member's padding belongs to it
     for size in range(1, len(shard)):
         path.write_bytes(shard[:size])
         with no_hang(), warnings.catch_warnings(record=True) as heard:
@@ -301,7 +302,33 @@ def test_b12_truncated_in_a_member(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"one"), end=block(b"2.txt", 10) + b"12345")
     error = tar_error(path)
     assert isinstance(error, TruncatedShardError)
-    assert (error.offset, error.expected, error.found) == (1024, "10 bytes", "5 bytes")
+    assert (error.offset, error.expected, error.found) == (
+        1024,
+        "10 bytes, padded to 512",
+        "5 bytes",
+    )
+
+
+def test_b12_truncated_in_the_padding_of_a_member_as_gnu_tar_says_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    whole = archive(path, member(b"1.txt", b"one"), end=b"").read_bytes()
+    for size in (len(whole) - 1, 512 + 3):
+        path.write_bytes(whole[:size])
+        error = tar_error(path)
+        assert isinstance(error, TruncatedShardError)
+        assert (error.offset, error.record) == (0, 0)
+        assert (
+            "Unexpected EOF"
+            in subprocess.run(
+                ["tar", "-tf", path], capture_output=True, text=True, check=False
+            ).stderr
+        )
+
+
+def test_b13_a_tar_of_no_bytes_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"")
+    with pytest.warns(ShardWarning, match=r"a\.tar: the file is empty"):
+        assert verify(tmp_path / "a.tar", root=tmp_path).ok
 
 
 def test_b13_missing_end_of_archive_is_a_warning(tmp_path: Path) -> None:

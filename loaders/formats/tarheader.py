@@ -152,7 +152,7 @@ class _Walk:
                 expected=f"1 to {MAX_EXTENDED_BYTES} bytes",
                 found=f"{size} bytes",
             )
-        if self.at + size > self.size:
+        if self.at + _padded(size) > self.size:
             raise self._truncated("an extended header", size)
         data = self.file.read(_padded(size))
         self.at += len(data)
@@ -208,7 +208,7 @@ class _Walk:
             size = self._pax_size(pax[b"size"]) if pax.get(b"size") else size
         if kind in _DATALESS:
             size = 0
-        if self.at + size > self.size:
+        if self.at + _padded(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
         return Member(name, kind, start, self.at, size, link, extended.blocks + block)
 
@@ -226,7 +226,9 @@ class _Walk:
 
     def _check_end(self) -> None:
         """Warn of an end that is not two blocks of zeros, and of anything but zeros behind it."""
-        if 0 < self.size < self.at + 2 * BLOCK:
+        if not self.size:
+            self._warn("the file is empty, without even the end of an archive")
+        elif self.size < self.at + 2 * BLOCK:
             self._warn("the archive does not end with two zero blocks; its last member is complete")
         self.file.seek(self.at)
         at = self.at
@@ -252,7 +254,7 @@ class _Walk:
             f"the archive ends within {what}",
             path=self.path,
             offset=self.at if at is None else at,
-            expected=f"{size} bytes",
+            expected=f"{size} bytes, padded to {_padded(size)}",
             found=f"{max(self.size - self.at, 0)} bytes",
             advice=f"{CLOSED}; {LEAVE_OUT}",
         )
