@@ -86,6 +86,13 @@ def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
         assert reader.read([0]) == {"annotation": [b"<xml/>"], "image": [b"image"]}
 
 
+def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "my.tfrecords").mkdir()
+    (shard,) = tars(tmp_path / "my.tfrecords", shards=1)
+    plain = shard.rename(shard.with_suffix(""))
+    assert build_index(plain, tmp_path / "x.index").container == "tar"
+
+
 def test_raw_records_have_one_field(tmp_path: Path) -> None:
     (shard,) = tfrecords(tmp_path, shards=1)
     index = build_index(shard, tmp_path / "x.index", example=False)

@@ -222,6 +222,17 @@ def test_other_files_taken_for_shards_are_named(
         assert "text" not in error_of(path).problem
 
 
+def test_each_container_knows_the_other(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tfrecords", {"1.txt": b"one"})
+    write_records(tmp_path / "x.tar", *RECORDS)
+    error = tfrecord_error(tmp_path / "x.tfrecords")
+    assert error.problem.endswith("a tar archive")
+    assert error.advice == "index it with container='tar'"
+    error = tar_error(tmp_path / "x.tar")
+    assert error.problem.endswith("a TFRecord file")
+    assert error.advice == "index it with container='tfrecord'"
+
+
 def test_a08_a_record_may_begin_as_a_page_does(tmp_path: Path) -> None:
     write_records(tmp_path / "a", HTML, LFS)
     assert records(tmp_path / "a") == [HTML, LFS]
@@ -542,7 +553,9 @@ def test_b20_sparse_members_are_refused(options: list[str], tmp_path: Path) -> N
     run = ["tar", *options, "--sparse", "-cf", tmp_path / "a.tar", "-C", tmp_path, "1.bin"]
     subprocess.run(run, check=True)
     assert (tmp_path / "a.tar").stat().st_size < 1 << 20
-    assert "sparse member not supported" in tar_error(tmp_path / "a.tar").problem
+    error = tar_error(tmp_path / "a.tar")
+    assert "sparse member not supported" in error.problem
+    assert error.advice == "write the archive again without --sparse (-S)"  # the shard is sound
 
 
 def test_b21_links_that_are_parts_are_errors_that_name_the_target(tmp_path: Path) -> None:

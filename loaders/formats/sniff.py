@@ -10,6 +10,8 @@ import re
 from codecs import getincrementaldecoder
 from pathlib import Path
 
+from twinfeed.loaders.formats.checksum import masked
+
 MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
 """The file that an index is known by, and what it says of itself."""
@@ -73,6 +75,15 @@ def is_index(path: Path, /) -> bool:
     return manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
 
 
+def is_tar(head: bytes, /) -> bool:
+    """Tell a tar archive by its first block, as all programs but those of old write it.
+
+    >>> is_tar(bytes(257) + b"ustar")
+    True
+    """
+    return head[257:262] == b"ustar"
+
+
 def disguise(head: bytes, /) -> tuple[str, str] | None:
     """Return (what it is, what to do) for the first bytes of what is no shard; None if unknown.
 
@@ -81,6 +92,10 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
     >>> disguise(bytes(12)) is None
     True
     """
+    if is_tar(head):
+        return "a tar archive", "index it with container='tar'"
+    if len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little"):
+        return "a TFRecord file", "index it with container='tfrecord'"
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             return f"{name}-compressed", COMPRESSED_ADVICE

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
 from twinfeed.loaders.formats.opening import CLOSED
 from twinfeed.loaders.formats.records import LEAVE_OUT
-from twinfeed.loaders.formats.sniff import disguise
+from twinfeed.loaders.formats.sniff import disguise, is_tar
 
 BLOCK = 512
 MAX_EXTENDED_BYTES = 1 << 20
@@ -29,9 +29,12 @@ REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # of these, the size field counts no data
 _UNSUPPORTED = {
-    b"S": "sparse member not supported",
-    b"M": "member continued from another volume not supported",
-    b"N": "old GNU long-name table not supported",
+    b"S": ("sparse member not supported", "write the archive again without --sparse (-S)"),
+    b"M": (
+        "member continued from another volume not supported",
+        "write the archive again without --multi-volume (-M)",
+    ),
+    b"N": ("old GNU long-name table not supported", "write the archive again with a newer tar"),
 }
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
@@ -196,13 +199,13 @@ class _Walk:
         if kind == b"\x00" and name.endswith(b"/"):
             kind = b"5"  # as Version 7 wrote directories
         if kind in _UNSUPPORTED:
-            raise self._error(_UNSUPPORTED[kind], at=start)
+            raise self._unsupported(kind, start)
         if block[345] and block[257:263] == b"ustar\x00":
             name = _text(block[345:500]) + b"/" + name
         if extended.blocks or self.shared:
             pax = {**self.shared, **(extended.pax or {})}
             if any(key.startswith(_SPARSE) for key in pax):
-                raise self._error(_UNSUPPORTED[b"S"], at=start)
+                raise self._unsupported(b"S", start)
             name = self._longer(name, extended.gnu.get(b"L"), pax.get(b"path"))
             link = self._longer(link, extended.gnu.get(b"K"), pax.get(b"linkpath"))
             size = self._pax_size(pax[b"size"]) if pax.get(b"size") else size
@@ -245,8 +248,13 @@ class _Walk:
 
     def _not_tar(self, block: bytes) -> DataCorruptionError | None:
         """Return the error of a file that is no tar archive, if its beginning tells what it is."""
-        what = disguise(block) if self.at == 0 else None
+        what = disguise(block) if self.at == 0 and not is_tar(block) else None
         return what and self._error(f"not a tar archive: {what[0]}", advice=what[1])
+
+    def _unsupported(self, kind: bytes, start: int) -> DataCorruptionError:
+        """Return the error of a sound member of a kind that cannot be read by its range."""
+        problem, advice = _UNSUPPORTED[kind]
+        return self._error(problem, at=start, advice=advice)
 
     def _truncated(self, what: str, size: int, *, at: int | None = None) -> DataCorruptionError:
         """Return the error of an archive that ends too early."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
-from twinfeed.loaders.formats.sniff import is_index
+from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.index.paths import is_url, relative_to
 from twinfeed.loaders.index.shards import expand
 
@@ -178,10 +178,11 @@ def _expand(shards: Any, complete: bool) -> list[str]:
 
 
 def _guess(root: str, shard: str) -> str:
-    """Tell the container by the first shard's name, or else by its first bytes."""
-    if shard.endswith(".tar"):
+    """Tell the container by the name of the first shard's file, or else by its first bytes."""
+    name = posixpath.basename(shard)
+    if name.endswith(".tar"):
         return "tar"
-    if ".tfrec" in shard:
+    if ".tfrec" in name:
         return "tfrecord"
     with local(posixpath.join(root, shard)) as path, open(path, "rb") as file:
-        return "tar" if file.read(262)[257:] == b"ustar" else "tfrecord"
+        return "tar" if is_tar(file.read(HEAD)) else "tfrecord"
