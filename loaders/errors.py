@@ -128,7 +128,7 @@ class UnsafeContentError(LoaderError):
 
 
 class DecodeError(LoaderError, ValueError):
-    """Report a record that the caller's `decode` or `transform` could not work on.
+    """Report a record that the caller's `decode`, `transform` or label function could not work on.
 
     >>> issubclass(DecodeError, ValueError)
     True

@@ -17,6 +17,7 @@ from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, writ
 
 from twinfeed.loaders.errors import (
     DataCorruptionError,
+    DecodeError,
     IndexFormatError,
     LoaderError,
     ShardWarning,
@@ -497,8 +498,8 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"key": "name"}, ValueError, "are for tfrecord, not tar"),
         ({"fields": "jpg"}, TypeError, "not the string 'jpg'"),
         ({"root": tmp_path / "elsewhere"}, ValueError, "must lie below the root"),
-        ({"label": lambda sample: 0.5}, TypeError, "must return an int, a str or None, not 0.5"),
-        ({"label": lambda sample: float("nan")}, TypeError, "not nan"),
+        ({"label": lambda sample: 0.5}, DecodeError, "must return an int, a str or None"),
+        ({"label": lambda sample: float("nan")}, DecodeError, "found: nan"),
         ({"classes": ["a"]}, ValueError, "there are none: say where they are with label="),
     ]
     for options, kind, text in bad:
@@ -530,17 +531,199 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
         build_index([*tars(tmp_path), tmp_path / "gone.tar"], tmp_path / "x.index")
 
 
-def test_labels_that_are_none_are_named_with_their_record(tmp_path: Path) -> None:
-    shard = write_tfrecord(tmp_path / "0.tfrecord", [{"label": 1}, {"label": [1, 2]}])
-    with pytest.raises(ValueError, match=r"must hold one integer or one string.*record 1"):
+def fails(sample: dict[str, Any]) -> int:
+    value: int = {}[sample["__number__"]]
+    return value
+
+
+BAD_LABELS: list[tuple[bytes, Any, str, str]] = [
+    (b"", "x", "must hold one integer or one name", "''"),
+    (b" \n", "x", "must hold one integer or one name", "''"),
+    (b"caf\xe9", "x", "must hold one integer or one name", r"'caf\udce9'"),
+    (b"no", FromJson("x"), "field 'x' is not JSON: Expecting value", ""),
+    (b"[" * 100_000, FromJson("x"), "field 'x' is not JSON: maximum recursion", ""),
+    (b"0.5", FromJson("x"), "must lead to an integer or a name", "0.5"),
+    (b"true", FromJson("x"), "must lead to an integer or a name", "True"),
+    (b'""', FromJson("x"), "must lead to an integer or a name", "''"),
+    (b'{"a": {"b": 99999999999999999999}}', FromJson("x", "a.b"), "a.b", "99999999999999999999"),
+    (rb'"\ud800"', FromJson("x"), "must lead to an integer or a name", r"'\ud800'"),
+    (b"", lambda sample: 2**80, "must return an int, a str or None", str(2**80)),
+    (b"", lambda sample: "\ud800", "must return an int, a str or None", r"'\ud800'"),
+    (b"", lambda sample: 0.5, "must return an int, a str or None", "0.5"),
+    (b"", fails, "the function of label= failed: KeyError: 1", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "label", "problem", "found"), BAD_LABELS)
+@pytest.mark.parametrize("container", ["tar", "files"])
+def test_what_is_no_label_is_named_with_its_record(
+    tmp_path: Path, container: str, text: bytes, label: Any, problem: str, found: str
+) -> None:
+    good = b'{"a": {"b": 7}}' if label == FromJson("x", "a.b") else b"7"
+    path = shard = write_tar(tmp_path / "a.tar", [("a", {"x": good}), ("b", {"x": text})])
+    source: Any = shard
+    if container == "files":
+        path = tmp_path / "b.x"
+        for name, data in (("a", good), ("b", text)):
+            (tmp_path / f"{name}.x").write_bytes(data)
+        source = [Entry(name, {"x": f"{name}.x"}) for name in "ab"]
+    one = (
+        (lambda sample: label(sample) if sample["__number__"] else 1) if callable(label) else label
+    )
+    with pytest.raises(LoaderError) as caught:
+        build_index(source, tmp_path / "x.index", label=one)
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert problem in error.problem
+    assert str(error.path).endswith(path.name)
+    assert (error.record, error.key) == (1, "b")
+    assert (error.found or "") == found
+    assert error.advice is not None
+    assert isinstance(error, DecodeError) == callable(label)
+    if label is fails:
+        assert isinstance(error.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("values", [[1.0], [1, 2], [b"a", b"b"]])
+def test_a_feature_that_is_no_label_is_named_with_its_record(tmp_path: Path, values: Any) -> None:
+    shard = write_tfrecord(tmp_path / "0.tfrecord", [{"label": 1}, {"label": values}])
+    with pytest.raises(DataCorruptionError, match="must hold one integer or one name") as caught:
         build_index(shard, tmp_path / "x.index", label="label")
-    write_tar(tmp_path / "a.tar", [("a", {"json": b'{"x": 1}'}), ("b", {"json": b"no"})])
-    with pytest.raises(DataCorruptionError, match="field 'json' is not JSON") as caught:
-        build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromJson("json", "x"))
-    assert (caught.value.record, caught.value.key) == (1, "b")
-    write_tar(tmp_path / "a.tar", [("a", {"json": b'{"x": 0.5}'})])
-    with pytest.raises(ValueError, match=r"must lead to an integer or a string, not 0\.5"):
-        build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromJson("json", "x"))
+    assert (caught.value.path, caught.value.record) == (str(shard), 1)
+    assert str(values[0]).rstrip("0") in str(caught.value.found)
+
+
+def cls_tar(path: Path, *texts: str | None) -> Path:
+    """A tar of a sample for each text, those of None without a label."""
+    samples = []
+    for n, text in enumerate(texts):
+        parts = {"png": b"..."} | ({} if text is None else {"cls": text.encode()})
+        samples.append((f"{path.stem}{n}", parts))
+    return write_tar(path, samples)
+
+
+@pytest.mark.parametrize(
+    ("texts", "background", "labels", "classes"),
+    [
+        (["3", None, "5"], -1, [3, -1, 5], ()),
+        (["3", None, "5"], "-1", [3, -1, 5], ()),
+        (["3", None, "5"], "none", [0, 2, 1], ("3", "5", "none")),
+        (["b", None, "a"], "none", [1, 2, 0], ("a", "b", "none")),
+        (["b", None, "a"], "a", [1, 0, 0], ("a", "b")),
+        ([None, None, "5"], -1, [-1, -1, 5], ()),
+        ([None, None, None], -1, [-1, -1, -1], ()),
+        ([None, None, None], "none", [0, 0, 0], ("none",)),
+    ],
+)
+@pytest.mark.parametrize("way", ["member", "two shards", "table", "merge", "function"])
+def test_the_background_is_of_the_labels_kind(
+    tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
+) -> None:
+    shards = [cls_tar(tmp_path / "a.tar", *texts)]
+    options: dict[str, Any] = {"label": "cls", "background": background}
+    if way in ("two shards", "merge"):
+        shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
+    if way == "table":
+        rows = [f"a{n},{text}\n" for n, text in enumerate(texts) if text is not None]
+        (tmp_path / "t.csv").write_text("".join(rows))
+        options["label"] = FromTable(tmp_path / "t.csv")
+    if way == "function":
+        options["label"] = lambda sample: sample["cls"].decode() if "cls" in sample else None
+    if way == "merge":
+        parts = build_parts(shards, tmp_path / "p", root=tmp_path, **options)
+        index = merge_parts(parts, tmp_path / "x.index")
+    elif way == "function" and isinstance(background, int) and any(texts):
+        with pytest.raises(ValueError, match=r"background=-1 is an integer, and labels are names"):
+            build_index(shards, tmp_path / "x.index", **options)
+        return
+    else:
+        index = build_index(shards, tmp_path / "x.index", **options)
+    if way == "function" and background == "-1":
+        assert index.classes == ("-1", "3", "5")
+        return
+    assert index.columns["label"].tolist() == labels
+    assert index.classes == classes
+
+
+def test_a_background_from_the_command_line_is_a_number_among_numbers(tmp_path: Path) -> None:
+    shard = cls_tar(tmp_path / "a.tar", "3", None, "5")
+    index = build_index(shard, tmp_path / "x.index", label=FromJson("cls"), background="-1")
+    assert index.columns["label"].tolist() == [3, -1, 5]
+
+
+def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) -> None:
+    shard = cls_tar(tmp_path / "a.tar", "3", None, "cat")
+    path = tmp_path / "x.index"
+    with pytest.raises(ValueError, match=r"background=-1 is an integer, .* names \('cat'\)"):
+        build_index(shard, path, label="cls", background=-1)
+    with pytest.raises(ValueError, match=r"record 0, key 'a0': 0, but record 2, key 'a2': 'cat'"):
+        build_index(shard, path, label=lambda s: [0, None, "cat"][s["__number__"]], background=1)
+    with pytest.raises(ValueError, match="background='none' is a name, and labels are integers"):
+        build_index(shard, path, label=lambda s: s["__number__"] or None, background="none")
+    shards = [shard, cls_tar(tmp_path / "b.tar", "x")]
+    with pytest.raises(ValueError, match=r"names in b\.tar \('x'\) and integers in a\.tar"):
+        build_index(shards, path, label=lambda s: "x" if s["__key__"] == "b0" else 1)
+    with pytest.raises(
+        ValueError, match=r"of the table are integers for some .* 'a0': 1, but 'a1'"
+    ):
+        build_index(shard, path, label=FromTable({"a0": 1, "a1": "cat", "a2": 2}))
+
+
+@pytest.mark.parametrize("background", [1.5, True, "", 2**63, "\ud800"])
+def test_a_background_that_is_no_label_is_refused(tmp_path: Path, background: Any) -> None:
+    with pytest.raises(ValueError, match="background must be an int64 or a name, not"):
+        build_index(cls_tar(tmp_path / "a.tar", "3"), tmp_path / "x.index", background=background)
+
+
+@pytest.mark.parametrize("label", ["cls", FromTable({"a": 1}), FromFolder(), len])
+def test_a_field_called_label_is_neither_lost_nor_mistaken(tmp_path: Path, label: Any) -> None:
+    parts = {"cls": b"1", "label": b"a long text", "png": b"..."}
+    shard, path = write_tar(tmp_path / "a.tar", [("a", parts)]), tmp_path / "x.index"
+    if isinstance(label, FromFolder):
+        write_tar(shard, [("d/a", parts)])
+    for fields in (None, ["label", "png"]):
+        with pytest.raises(
+            ValueError, match=r"a\.tar is called 'label' .*fields=\{'text': 'label'\}"
+        ):
+            build_index(shard, path, label=label, fields=fields)
+    index = build_index(shard, path, label=label, fields={"text": "label"})
+    with Reader(index) as reader:
+        assert reader.read([0], ["text"])["text"] == [b"a long text"]
+    for fields in (None, ["label", "png"], {"label": "label"}):
+        index = build_index(shard, path, label="label", fields=fields)
+        assert "label" not in index.fields
+        assert index.classes == ("a long text",)
+    index = build_index(shard, path, label="cls", fields={"label": "cls"})
+    assert index.columns["label"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind", "message"),
+    [
+        ("cd", TypeError, "a list of names, not 'cd'"),
+        ([1, 2], TypeError, r"a list of names, not \[1, 2\]"),
+        (["a", "b", "a"], ValueError, r"not \['a'\]"),
+        (["a", ""], ValueError, r"not \[''\]"),
+    ],
+)
+def test_classes_are_different_names(tmp_path: Path, classes: Any, kind: Any, message: str) -> None:
+    shard = cls_tar(tmp_path / "a.tar", "a")
+    with pytest.raises(kind, match=f"classes must be .*{message}"):
+        build_index(shard, tmp_path / "x.index", label="cls", classes=classes)
+    with pytest.raises(kind, match=f"classes must be .*{message}"):
+        merge_parts([], tmp_path / "x.index", classes=classes)
+
+
+def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
+    """With a byte order mark, names in capitals, and more columns, if they are named."""
+    file = tmp_path / "t.csv"
+    file.write_text("\ufeffLabel,Notes, Key\r\ncat,fat,a\r\n", encoding="utf-8")
+    assert FromTable(file).labels == {"a": "cat"}
+    file.write_text("\ufeffa,cat\r\n", encoding="utf-8")
+    assert FromTable(file).labels == {"a": "cat"}
+    file.write_text("a,fat,cat\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"which of its 3 columns .* here that is \['a', 'fat'"):
+        FromTable(file)
 
 
 def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Path) -> None:

@@ -625,7 +625,10 @@ def test_fault_39_label_table_that_does_not_match(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         (missing, r"2 records are not in the table \(first: 'k3', 'k7'\)"),
         (good | {"x1": 0}, r"1 rows of the table have no record \(first: 'x1'\)"),
-        (good | {"k4": float("nan")}, r"1 labels are not a name or an integer \(first: 'k4'\)"),
+        (
+            good | {"k4": float("nan")},
+            r"1 labels are not a name or an integer \(first: \('k4', nan\)",
+        ),
         (good | {"k4": None}, "1 labels are not a name or an integer"),
         (good | {"k4": ""}, "1 labels are not a name or an integer"),
         (good | {"k4": "cat"}, "integers for some records and names"),
@@ -641,7 +644,9 @@ def test_fault_39_label_table_that_does_not_match(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 rows lack a column, the first is row 2"):
         FromTable(file)
     file.write_text("k1,nan\n")
-    assert FromTable(file).labels == {"k1": ""}
+    with pytest.raises(ValueError, match=r"not a name or an integer \(first: \('k1', nan\)"):
+        FromTable(file).match(["k1"])
+    assert FromTable({"k1": "nan"}).match(["k1"]) == ["nan"]
     write_tar(shards[0], [("a/k1", {"txt": b""}), ("b/k1", {"txt": b""})])
     with pytest.raises(ValueError, match="a label table is joined by key"):
         build_index(tfrecords(tmp_path), tmp_path / "y.index", label=FromTable(good))

@@ -34,6 +34,7 @@ _PHRASES = {
     "build_index(exclude=...)": "twinfeed index --exclude FILE",
     "overwrite=True": "--overwrite",
     "example=False": "--raw",
+    "fields={'text': 'label'}": "--field text=label",
     "join=True": "--join",
     "join= is": "--join is",
     "raise max_record_bytes": "raise --max-record-bytes",

@@ -18,6 +18,7 @@ from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.collect import work
 from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
 from twinfeed.loaders.index.merge import mixed_fields, write_index
+from twinfeed.loaders.index.numbering import check_classes
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, named
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
@@ -65,6 +66,7 @@ def build_index(
     `FromFolder`, `FromTable`, or a function of a record's dict (its fields by name, `__key__`,
     `__shard__`, `__number__`) that returns an int, a str or None. Names are numbered in sorted
     order, or by their place in `classes`; text that is a whole number everywhere counts as one.
+    An empty label is an error, and so is a field called "label" that is not the label.
     `background` is the label of records that have none, or that a table lacks. `fields` names what
     is kept: a list, or a mapping to the names a field may have in the records
     (`{"image": "jpg;jpeg;png"}`); by default everything. `key` is the feature that holds a
@@ -77,8 +79,9 @@ def build_index(
     of one key that lie apart in a tar, which are an error otherwise.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
-    ValueError where labels, classes, tables or fields do not fit, FileExistsError where `path`
-    holds other files, OSError where the index cannot be written.
+    DecodeError where the function of `label` fails or returns what is no label, ValueError where
+    labels, classes, tables or fields do not fit, FileExistsError where `path` holds other files,
+    OSError where the index cannot be written.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -90,6 +93,7 @@ def build_index(
     (('cat',), array([0]), ['0001'])
     """
     path = own_folder(Path(os.path.abspath(path)))
+    check_classes(classes)
     source = find_source(shards, path, container=container, root=root, complete=complete)
     if label is None and any(entry.label for job in source.jobs for entry in job.entries):
         label = FromFolder()
@@ -206,6 +210,7 @@ def merge_parts(
     ValueError: no parts to merge
     """
     path = Path(os.path.abspath(path))
+    check_classes(classes)
     files = [Path(part) for part in parts]
     if not files:
         raise ValueError("no parts to merge")

@@ -12,7 +12,15 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Part, Record
-from twinfeed.loaders.index.labels import Label, RecordLabel, label_of
+from twinfeed.loaders.index.labels import (
+    Label,
+    RecordLabel,
+    at,
+    label_clash,
+    label_of,
+    refuse_mixed,
+)
+from twinfeed.loaders.index.numbering import encode
 from twinfeed.loaders.index.parts import Array, ShardPart
 from twinfeed.loaders.index.paths import join
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
@@ -137,11 +145,10 @@ class _Collector:
         self.columns: dict[str, _Column] = {}
         self.mixed: set[str] = set()
         self.keys: list[str] = []
-        self.labels: list[Label] = []
+        self.labels: list[Label | None] = []
+        self.first: dict[type, str] = {}
         self.memo: dict[bytes, Label] = {}
         self.dropped = {name for name in (plan.key, plan.label) if isinstance(name, str)}
-        if plan.label is not None:
-            self.dropped.add("label")
 
     def add(self, record: Record) -> None:
         """Take in one record, or leave it out for want of a field or label."""
@@ -163,21 +170,23 @@ class _Collector:
         if self.plan.label is None:
             return True
         label = self.label_of(self.plan.label, record)
-        if label is None:
+        if label is None and self.plan.background is None:
             self.lacks("a label", record)
             return False
+        if label is not None and type(label) not in self.first:
+            self.first[type(label)] = f"record {record.number}, key {record.key!r}: {label!r}"
+            refuse_mixed(self.first, self.part.path)
         self.labels.append(label)
         return True
 
     def label_of(self, source: RecordLabel, record: Record) -> Label | None:
-        """Return the label of a record, or of the background; those of a field are remembered by
-        its bytes.
+        """Return the label of a record, if it has one; those of a field are remembered by its
+        bytes.
         """
         part = record.parts.get(source) if isinstance(source, str) else None
         if part is not None and part.data in self.memo:
             return self.memo[part.data]
         label = label_of(source, record, self.part.path)
-        label = self.plan.background if label is None else label
         if part is not None and label is not None and len(self.memo) < _MEMO:
             self.memo[part.data] = label
         return label
@@ -188,8 +197,7 @@ class _Collector:
         if part is None or part.kind != "bytes":
             raise DataCorruptionError(
                 f"no key: the record has no bytes feature {self.plan.key!r}",
-                offset=record.offset,
-                record=record.number,
+                **at(record, self.part.path),
                 found=f"the fields {sorted(record.parts)}",
                 advice="name another feature with key=",
             )
@@ -203,7 +211,8 @@ class _Collector:
         for name, aliases in self.plan.fields:
             for alias in aliases:
                 if alias in record.parts:
-                    chosen.append((name, record.parts[alias]))
+                    if (name, alias) != ("label", self.plan.label):  # that is the label's column
+                        chosen.append((name, record.parts[alias]))
                     break
             else:
                 if self.plan.missing != "empty":
@@ -219,9 +228,7 @@ class _Collector:
                 advice += "; parts of a sample that lie apart are put together with join=True"
             raise DataCorruptionError(
                 f"a record lacks {what}",
-                offset=record.offset,
-                record=record.number,
-                key=record.key,
+                **at(record, self.part.path),
                 found=f"the fields {sorted(record.parts)}",
                 advice=advice,
             )
@@ -233,6 +240,8 @@ class _Collector:
             part = self.as_list(part)
         column = self.columns.get(name)
         if column is None:
+            if name == "label" and self.plan.label is not None:
+                raise label_clash(self.part.path)
             column = self.columns[name] = _Column(part.kind)
             if len(self.columns) > MOST_FIELDS:
                 raise ValueError(
@@ -269,19 +278,5 @@ class _Collector:
         if self.keys:
             part.keys = StringColumn.of(self.keys)
         if self.plan.label is not None:
-            part.labels, part.classes = encode_labels(self.labels, part.path)
+            part.labels = encode(self.labels)
         return part
-
-
-def encode_labels(labels: list[Label], path: str) -> tuple[Array, list[str] | None]:
-    """Return int64 labels as they are, or numbers into a sorted list of names."""
-    if all(isinstance(label, str) for label in labels):
-        names = sorted({str(label) for label in labels})
-        number = {name: n for n, name in enumerate(names)}
-        return np.array([number[str(label)] for label in labels], np.int64), names
-    if not all(isinstance(label, (int, np.integer)) for label in labels):
-        name = next(label for label in labels if isinstance(label, str))
-        raise ValueError(
-            f"labels of {path} are integers for some records and names ({name!r}) for others"
-        )
-    return np.array(labels, np.int64), None

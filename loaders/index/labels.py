@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 
 Label = int | str
 Sample = dict[str, Any]
 LabelFunction = Callable[[Sample], Label | None]
+
+_REPAIR = "repair the record, name another field, or leave the record out with exclude="
+_FUNCTION = "mend the function, or let it return None for a record without a label"
 
 
 @dataclass(frozen=True)
@@ -49,32 +52,34 @@ class FromTable:
     columns.
 
     A file may begin with a line of names; then the columns `key` and `label` are meant, wherever
-    they stand. The table must have exactly the records' keys: a key too many, too few or twice is
-    refused. Records that it lacks may have a `background`, or be left out with `missing="skip"`.
+    they stand. What reads there as a number with a fraction, as nan or inf, is no label, since
+    other programs write missing values so: classes of such names need a mapping. The table must
+    have exactly the records' keys: a key too many, too few or twice is refused. Records that it
+    lacks may have a `background`, or be left out with `missing="skip"`.
 
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
     """
 
     def __init__(self, table: Mapping[str, Label] | str | os.PathLike[str], /) -> None:
-        self.labels: dict[str, Label] = (
+        self.labels: dict[str, Any] = (
             dict(table) if isinstance(table, Mapping) else _read_table(os.fspath(table))
         )
 
-    def match(self, keys: Iterable[str], /, *, background: Label | None = None) -> list[Label]:
-        """Return the labels of `keys`, `background` for one that is not in the table; raise
-        ValueError with counts and the first five where the two do not match.
+    def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
+        """Return the labels of `keys`; raise ValueError with counts and the first five where the
+        two do not match. With `partial`, a key that is not in the table has None.
         """
         keys = list(keys)
         known = set(keys)
-        found = {
+        found: dict[str, Sequence[object]] = {
             "records have the key of another": _twice(keys),
             "records are not in the table": (
-                [key for key in keys if key not in self.labels] if background is None else []
+                [] if partial else [key for key in keys if key not in self.labels]
             ),
             "rows of the table have no record": [key for key in self.labels if key not in known],
             "labels are not a name or an integer": [
-                key for key, label in self.labels.items() if _bad(label)
+                (key, label) for key, label in self.labels.items() if not is_label(label)
             ],
         }
         problems = [
@@ -88,8 +93,11 @@ class FromTable:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        labels = [self.labels.get(key, background) for key in keys]
-        return [label for label in labels if label is not None]  # none is, by now
+        first: dict[type, str] = {}
+        for key, label in self.labels.items():
+            first.setdefault(str if isinstance(label, str) else int, f"{key!r}: {label!r}")
+        refuse_mixed(first, "the table")
+        return [self.labels.get(key) for key in keys]
 
 
 RecordLabel = str | FromJson | FromFolder | LabelFunction
@@ -97,17 +105,77 @@ LabelSource = RecordLabel | FromTable
 
 
 def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
-    """Return the label of one record, None if it has none; a table's are joined later, by key."""
+    """Return the label of one record, None if it has none; a table's are joined later, by key.
+
+    Raises DataCorruptionError for what is no label, DecodeError where a function returns such, or
+    raises an error.
+    """
     if isinstance(source, str):
-        return _of_field(source, record)
+        return _of_field(source, record, shard)
     if isinstance(source, FromJson):
-        return _of_json(source, record)
+        return _of_json(source, record, shard)
     if isinstance(source, FromFolder):
-        return record.label or PurePosixPath(record.key or shard).parent.name or None
-    label = source(sample_of(record, shard))
-    if label is not None and _bad(label):
-        raise TypeError(f"label= must return an int, a str or None, not {label!r}, {_at(record)}")
-    return label
+        found = record.label or PurePosixPath(record.key or shard).parent.name or None
+        return _checked(found, "the folder's name must be a label", record, shard)
+    try:
+        given = source(sample_of(record, shard))
+    except Exception as error:
+        problem = f"the function of label= failed: {type(error).__name__}: {error}"
+        raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
+    if given is not None and not is_label(given):
+        problem = "label= must return an int, a str or None"
+        raise DecodeError(problem, **at(record, shard), **_unlike(given), advice=_FUNCTION)
+    return str(given) if isinstance(given, str) else given and int(given)
+
+
+def is_label(value: object, /) -> bool:
+    """Tell a label: an integer that fits into int64, or a name, which is UTF-8 and not empty.
+
+    >>> is_label("cat"), is_label(7), is_label(True), is_label(0.5), is_label("")
+    (True, True, False, False, False)
+    """
+    if isinstance(value, str):
+        try:
+            return len(value.encode()) > 0
+        except UnicodeEncodeError:  # it has a lone surrogate
+            return False
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
+
+
+def refuse_mixed(first: Mapping[type, str], where: str, /) -> None:
+    """Raise ValueError if labels of `where` are of two kinds, given the first of each kind.
+
+    >>> refuse_mixed({int: "record 0: 7"}, "a.tar")
+    """
+    if len(first) > 1:
+        raise ValueError(
+            f"labels of {where} are integers for some records and names for others: "
+            f"{first[int]}, but {first[str]}"
+        )
+
+
+def label_clash(where: str, /) -> ValueError:
+    """Return the error of a field that has the name of the labels' own column.
+
+    >>> "name it otherwise" in str(label_clash("a.tar"))
+    True
+    """
+    return ValueError(
+        f"a field of {where} is called 'label' as the labels are: name it otherwise with "
+        "fields={'text': 'label'} (and what else is wanted), or take it for the label with "
+        "label='label'"
+    )
+
+
+def at(record: Record, shard: str) -> dict[str, Any]:
+    """Return where a record lies, as the errors have it.
+
+    >>> at(Record(0, 20, "k", {}, b"", 7), "a.tar")
+    {'path': 'a.tar', 'offset': 0, 'record': 7, 'key': 'k'}
+    """
+    path = record.paths[0] if record.paths else shard
+    return {"path": path, "offset": record.offset, "record": record.number, "key": record.key}
 
 
 def sample_of(record: Record, shard: str) -> Sample:
@@ -118,55 +186,46 @@ def sample_of(record: Record, shard: str) -> Sample:
     return sample
 
 
-def _of_field(name: str, record: Record) -> Label | None:
+def _of_field(name: str, record: Record, shard: str) -> Label | None:
     """Return the value of a field that holds one integer or one name."""
     part = record.parts.get(name)
     if part is None:
         return None
+    rule = f"label={name!r} must hold one integer or one name"
     if part.kind == "bytes":
-        return part.data.decode("utf-8", "surrogateescape").strip()
+        return _checked(part.data.decode("utf-8", "surrogateescape").strip(), rule, record, shard)
     values = decode_list(part.kind, part.data)
-    if part.kind != "int64_list" or len(values) != 1:
-        raise ValueError(
-            f"label={name!r} must hold one integer or one string, not {values!r}, {_at(record)}"
-        )
-    return int(values[0])
+    single = part.kind == "int64_list" and len(values) == 1
+    return _checked(int(values[0]) if single else values, rule, record, shard)
 
 
-def _of_json(source: FromJson, record: Record) -> Label | None:
+def _of_json(source: FromJson, record: Record, shard: str) -> Label | None:
     """Return the value at a key path of a JSON field."""
     part = record.parts.get(source.field)
     if part is None:
         return None
     try:
         value = json.loads(part.data)
-    except ValueError as error:
-        raise DataCorruptionError(
-            f"field {source.field!r} is not JSON: {error}",
-            offset=part.offset,
-            record=record.number,
-            key=record.key,
-            advice="repair the record, or leave it out with exclude=",
-        ) from None
+    except (ValueError, RecursionError) as error:
+        problem = f"field {source.field!r} is not JSON: {error}"
+        facts = at(record, shard) | {"offset": part.offset}
+        raise DataCorruptionError(problem, **facts, advice=_REPAIR) from None
     for step in source.key.split(".") if source.key else ():
         value = value.get(step) if isinstance(value, dict) else None
-    if value is not None and _bad(value):
-        raise ValueError(
-            f"{source} must lead to an integer or a string, not {value!r}, {_at(record)}"
-        )
+    return _checked(value, f"{source} must lead to an integer or a name", record, shard)
+
+
+def _checked(value: Any, rule: str, record: Record, shard: str) -> Label | None:
+    """Return a label that was found in a record, or None; anything else breaks the rule."""
+    if value is not None and not is_label(value):
+        raise DataCorruptionError(rule, **at(record, shard), **_unlike(value), advice=_REPAIR)
     label: Label | None = value
     return label
 
 
-def _at(record: Record) -> str:
-    """Say where a record lies."""
-    return f"at record {record.number}, byte offset {record.offset}, key {record.key!r}"
-
-
-def _bad(label: object) -> bool:
-    """Tell what is no label: a float (NaN above all), a truth value, an empty name."""
-    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-    return not whole and not (isinstance(label, str) and label)
+def _unlike(value: object) -> dict[str, Any]:
+    """Say what a label must be, and what there is instead."""
+    return {"expected": "an int64, or UTF-8 text that is not empty", "found": reprlib.repr(value)}
 
 
 def _twice(items: Iterable[str]) -> list[str]:
@@ -175,16 +234,22 @@ def _twice(items: Iterable[str]) -> list[str]:
     return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
 
 
-def _read_table(path: str) -> dict[str, Label]:
+def _read_table(path: str) -> dict[str, Label | float]:
     """Read a table of keys and labels."""
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         rows = [
             row for row in csv.reader(file, delimiter="\t" if path.endswith(".tsv") else ",") if row
         ]
     places = (0, 1)
-    if rows and {"key", "label"} <= set(rows[0]):
-        places = rows[0].index("key"), rows[0].index("label")
+    names = [name.strip().lower() for name in rows[0]] if rows else []
+    if {"key", "label"} <= set(names):
+        places = names.index("key"), names.index("label")
         rows = rows[1:]
+    elif len(names) > 2:
+        raise ValueError(
+            f"{path}: which of its {len(names)} columns are the keys and the labels? Name them "
+            f"key and label in a first line; here that is {rows[0]}"
+        )
     short = [number for number, row in enumerate(rows, 1) if len(row) <= max(places)]
     if short:
         raise ValueError(f"{path}: {len(short)} rows lack a column, the first is row {short[0]}")
@@ -194,11 +259,11 @@ def _read_table(path: str) -> dict[str, Label]:
     return {row[places[0]]: _cell(row[places[1]]) for row in rows}
 
 
-def _cell(text: str) -> Label:
-    """Return the label in a cell; what is written as a number with a fraction, or nan, is none."""
+def _cell(text: str) -> Label | float:
+    """Return the label in a cell; a number with a fraction, or nan, which is none, as it is."""
     text = text.strip()
     try:
         number = float(text)
     except ValueError:
         return text
-    return text if math.isfinite(number) and number.is_integer() else ""
+    return text if number.is_integer() else number

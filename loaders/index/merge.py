@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.index.collect import encode_labels
-from twinfeed.loaders.index.labels import FromTable, Label
+from twinfeed.loaders.index.labels import FromTable, label_clash
+from twinfeed.loaders.index.numbering import Labels, check_range, encode, join_labels, label_column
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
@@ -40,14 +40,16 @@ def write_index(
     options = options | {"classes_given": bool(names)}
     if table is not None:
         options = options | {"label_from": "table"}
-        labels = table.match(_all_keys(keys), background=background)
-        encoded = encode_labels(labels, "the table")
-        columns["label"], names = _classes(*encoded, classes, from_text=True)
-    elif any(part.labels is not None for part in parts):
-        from_text = options["label_from"] == "field"
-        columns["label"], names = _classes(*_labels(parts), classes, from_text=from_text)
+    labels = _labels(parts, table, keys, background is not None)
+    if labels is not None:
+        columns["label"], names = label_column(
+            labels,
+            classes=classes,
+            background=background,
+            from_text=options["label_from"] in ("field", "table"),
+        )
     elif names:
-        columns["label"] = _numbered(columns.get("label"), names)
+        columns["label"] = check_range(columns.get("label"), names)
     arrays = {"shards": _shards(parts)}
     arrays |= StringColumn.of(part.path for part in parts).arrays("shardpaths")
     if any(part.files for part in parts):
@@ -156,6 +158,20 @@ def _keys(parts: Sequence[ShardPart]) -> StringColumn | None:
     return StringColumn.join(found) if found else None
 
 
+def _labels(
+    parts: Sequence[ShardPart], table: FromTable | None, keys: StringColumn | None, partial: bool
+) -> Labels | None:
+    """Return the labels of all records: the table's, or those of the parts, if they have any."""
+    if table is not None:
+        labels = table.match(_all_keys(keys), partial=partial)
+        for part in parts:
+            if "label" in part.kinds:
+                raise label_clash(part.path)
+        return encode(labels)
+    found = [(part.path, part.labels) for part in parts if part.labels is not None]
+    return join_labels(found) if found else None
+
+
 def _all_keys(keys: StringColumn | None) -> list[str]:
     """Return the keys that a label table is joined by."""
     if keys is None:
@@ -172,67 +188,3 @@ def _shards(parts: Sequence[ShardPart]) -> Array:
     shards["stop"] = np.cumsum([part.records for part in parts])
     shards["headers"] = [part.headers for part in parts]
     return shards
-
-
-def _labels(parts: Sequence[ShardPart]) -> tuple[Array, list[str] | None]:
-    """Return the labels of all parts, and the sorted list of names they number, if any."""
-    parts = [part for part in parts if part.records]
-    named = [part for part in parts if part.classes is not None]
-    if named and len(named) < len(parts):
-        other = next(part.path for part in parts if part.classes is None)
-        raise ValueError(f"labels are names in {named[0].path} and integers in {other}")
-    names = sorted({name for part in named for name in part.classes or ()})
-    number = {name: n for n, name in enumerate(names)}
-    labels = []
-    for part in parts:
-        assert part.labels is not None
-        if part.classes is None:
-            labels.append(part.labels)
-        else:
-            labels.append(np.array([number[name] for name in part.classes], np.int64)[part.labels])
-    return np.concatenate(labels), names if named else None
-
-
-def _classes(
-    labels: Array, found: list[str] | None, wanted: Sequence[str] | None, *, from_text: bool
-) -> tuple[Array, list[str]]:
-    """Return the labels as numbers, and the names of the classes.
-
-    Text that is a plain decimal integer in every record is a number, unless `wanted` lists it as a
-    name.
-    """
-    if found is not None and wanted is not None and set(found) <= set(wanted):
-        place = {name: n for n, name in enumerate(wanted)}
-        return np.array([place[name] for name in found], np.int64)[labels], list(wanted)
-    if found is not None and from_text and all(_is_integer(name) for name in found):
-        labels, found = np.array([int(name) for name in found], np.int64)[labels], None
-    if found is None:
-        return _numbered(labels, wanted or ()), list(wanted or ())
-    if wanted is not None:
-        unknown = sorted(set(found) - set(wanted))
-        raise ValueError(f"{len(unknown)} labels are not among classes= (first: {unknown[:5]})")
-    return labels, found
-
-
-def _is_integer(name: str) -> bool:
-    """Tell whether text is an integer as Python writes it."""
-    try:
-        return str(int(name)) == name and abs(int(name)) < 2**63
-    except ValueError:
-        return False
-
-
-def _numbered(labels: Array | None, names: Sequence[Label]) -> Array:
-    """Return labels that are numbers of `names`, checked."""
-    if labels is None or labels.ndim != 1 or labels.dtype.kind != "i":
-        raise ValueError(
-            "classes= names integer labels, and there are none: say where they are with label="
-        )
-    if names and len(labels):
-        outside = labels[(labels < 0) | (labels >= len(names))]
-        if len(outside):
-            raise ValueError(
-                f"{len(outside)} labels lie outside the {len(names)} classes= "
-                f"(first: {outside[:5].tolist()})"
-            )
-    return labels

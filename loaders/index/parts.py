@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.atomic import replace_file, room_for
+from twinfeed.loaders.index.numbering import Labels
 from twinfeed.loaders.index.strings import StringColumn
 
 Array = npt.NDArray[Any]
@@ -36,8 +37,7 @@ class ShardPart:
     tables: dict[str, Array] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
     keys: StringColumn | None = None
-    labels: Array | None = None
-    classes: list[str] | None = None
+    labels: Labels | None = None
     files: list[str] = field(default_factory=list)
 
     def only(self, places: Array) -> ShardPart:
@@ -67,7 +67,6 @@ class ShardPart:
                 "broken",
                 "lacking",
                 "kinds",
-                "classes",
                 "files",
             )
         }
@@ -80,7 +79,8 @@ class ShardPart:
         if self.keys is not None:
             arrays |= self.keys.arrays("keys")
         if self.labels is not None:
-            arrays["labels"] = self.labels
+            facts["names"] = self.labels.names
+            arrays |= {"labels": self.labels.numbers, "unlabelled": self.labels.without}
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         np.savez(buffer, facts=text, **arrays)  # type: ignore[arg-type]
@@ -100,12 +100,15 @@ class ShardPart:
             return None
         with np.load(io.BytesIO(data[_DIGEST:]), allow_pickle=False) as archive:
             arrays = dict(archive)
-        part = cls(**json.loads(arrays.pop("facts").tobytes()))
+        facts = json.loads(arrays.pop("facts").tobytes())
+        names = facts.pop("names", None)
+        part = cls(**facts)
         for n, name in enumerate(part.kinds):
             part.tables[name] = arrays[f"table-{n}"]
             if f"values-{n}" in arrays:
                 part.values[name] = arrays[f"values-{n}"]
         if "keys-ends" in arrays:
             part.keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
-        part.labels = arrays.get("labels")
+        if "labels" in arrays:
+            part.labels = Labels(arrays["labels"], names, arrays["unlabelled"])
         return part

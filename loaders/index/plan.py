@@ -11,7 +11,7 @@ from typing import Any, Literal
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, OnBad, Record
-from twinfeed.loaders.index.labels import FromFolder, FromJson, Label, RecordLabel
+from twinfeed.loaders.index.labels import FromFolder, FromJson, Label, RecordLabel, is_label
 from twinfeed.loaders.index.sources import Job
 from twinfeed.loaders.index.store import VERSION
 
@@ -42,6 +42,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.missing not in ("error", "skip", "empty"):
             raise ValueError(f"missing must be 'error', 'skip' or 'empty', not {self.missing!r}")
+        if self.background is not None and not is_label(self.background):
+            raise ValueError(f"background must be an int64 or a name, not {self.background!r}")
         container, plain = self.container, self.example and self.key is None and not self.lists
         if container != "tfrecord" and not plain:
             raise ValueError(f"key=, lists= and example=False are for tfrecord, not {container}")
