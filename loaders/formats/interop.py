@@ -240,7 +240,8 @@ def _check_inside(index: str, url: str) -> None:
         raise UnsafeContentError(
             f"the index names a shard outside its folder: {url!r}",
             path=index,
-            advice="pass allow_outside=True if you trust the index",
+            advice="if you trust the index, index the shards that it names by their own paths, or "
+            "read it with read_wids(allow_outside=True)",
         )
 
 

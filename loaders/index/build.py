@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twinfeed.loaders.atomic import lock
-from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.collect import work
@@ -118,7 +118,7 @@ def build_index(
         if mixed:  # some shards have one value a record, others several: read all as lists
             plan = replace(plan, lists=plan.lists | mixed)
             parts = _parts(plan, jobs, folder, executor, progress)
-        _check_excluded(jobs, parts)
+        _check_counts(jobs, parts)
         table = label if isinstance(label, FromTable) else None
         write_index(path, parts, table=table, classes=classes)
         shutil.rmtree(folder)
@@ -181,7 +181,7 @@ def build_parts(
     )
     jobs = _without(source, exclude)
     built = _parts(plan, jobs, where, executor, progress)
-    _check_excluded(jobs, built)
+    _check_counts(jobs, built)
     files = [_part_file(plan, job, where) for job in jobs]
     for part, file in zip(built, files, strict=True):
         if not file.exists():
@@ -290,13 +290,24 @@ def _leaving_out(job: Job, bad: set[int], rest: int | None) -> Job:
     return job._replace(exclude=named, rest=rest)
 
 
-def _check_excluded(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
-    """Refuse to exclude a record that is not there."""
+def _check_counts(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
+    """Refuse to exclude a record that is not there, and another number of samples than a wids index
+    has for a shard.
+    """
     for job, part in zip(jobs, parts, strict=True):
         if part.excluded < len(job.exclude):
             raise ValueError(
                 f"exclude= names {len(job.exclude)} records of {job.shard}, "
                 f"of which {part.excluded} are there"
+            )
+        samples = part.records + part.excluded + part.lacking
+        if job.samples not in (None, samples) and not part.broken:
+            raise StaleIndexError(
+                "the wids index does not describe this shard",
+                path=job.shard,
+                expected=f"samples: {job.samples}",
+                found=samples,
+                advice="write the index again: widsindex create, or write_wids",
             )
 
 

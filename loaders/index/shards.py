@@ -51,7 +51,7 @@ def expand(
         raise ValueError(f"shards must name at least one file, not {shards!r}")
     for name in found:
         refuse_compressed(name)
-    _check_distinct(found)
+    check_distinct(found)
     if complete:
         check_complete(found)
     return found
@@ -110,6 +110,21 @@ def check_complete(paths: Iterable[str], /) -> None:
             )
 
 
+def check_distinct(names: Iterable[str], /) -> None:
+    """Raise ValueError where a shard is named twice, in whatever spelling, or through a link.
+
+    >>> check_distinct(["a.tar", "./a.tar"])
+    Traceback (most recent call last):
+    ValueError: 1 shards are named twice, first: a.tar and ./a.tar
+    """
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(name if "://" in name else os.path.realpath(name), []).append(name)
+    twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} shards are named twice, first: {', '.join(twice[:5])}")
+
+
 def refuse_compressed(path: str, /) -> None:
     """Raise DataCorruptionError, with advice, for the name of a compressed file.
 
@@ -152,13 +167,3 @@ def _check_count(count: int, limit: int, pattern: str) -> None:
     """Check the number of names before they are made."""
     if count > limit:
         raise ValueError(f"the shard pattern {pattern!r} names {count} files, more than {limit}")
-
-
-def _check_distinct(names: Sequence[str]) -> None:
-    """Check that no shard is named twice, in whatever spelling, or through a link."""
-    spelled: dict[str, list[str]] = {}
-    for name in names:
-        spelled.setdefault(name if "://" in name else os.path.realpath(name), []).append(name)
-    twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
-    if twice:
-        raise ValueError(f"{len(twice)} shards are named twice, first: {', '.join(twice[:5])}")

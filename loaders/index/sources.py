@@ -18,7 +18,7 @@ from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.index.paths import is_url, relative_to
-from twinfeed.loaders.index.shards import expand
+from twinfeed.loaders.index.shards import check_distinct, expand
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -27,8 +27,8 @@ FILES_PER_PART = 4096
 
 
 class Job(NamedTuple):
-    """One piece of work: a shard, or a stretch of loose files; and which of its records to leave
-    out, those from number `rest` on among them.
+    """One piece of work: a shard, or a stretch of loose files; which of its records to leave out,
+    those from number `rest` on among them; and how many `samples` a wids index says there are.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -38,6 +38,7 @@ class Job(NamedTuple):
     entries: tuple[Entry, ...] = ()
     exclude: frozenset[int] = frozenset()
     rest: int | None = None
+    samples: int | None = None
 
     def without(self, number: int | None) -> bool:
         """Tell whether the record of this number is to be left out."""
@@ -69,7 +70,8 @@ def find_source(
     if entries is not None:
         where, entries = _loose_root(shards, entries, path, root)
         return Source("files", where, _stretches(entries))
-    names = _expand(shards, complete)
+    named = _expand(shards, complete)
+    names = list(named)
     if root is not None:
         where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
     elif is_url(names[0]):
@@ -81,7 +83,10 @@ def find_source(
     relative = [
         relative_to(where, name if is_url(name) else os.path.abspath(name)) for name in names
     ]
-    return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
+    jobs = [
+        Job(name, samples=samples) for name, samples in zip(relative, named.values(), strict=True)
+    ]
+    return Source(container or _guess(where, relative[0]), where, jobs)
 
 
 @contextmanager
@@ -161,10 +166,14 @@ def _stretches(entries: list[Entry]) -> list[Job]:
     ]
 
 
-def _expand(shards: Any, complete: bool) -> list[str]:
-    """Return the paths of the shards in order; a wids index stands for its shards."""
+def _expand(shards: Any, complete: bool) -> dict[str, int | None]:
+    """Return the paths of the shards in order, with their numbers of samples where they are known:
+    a wids index stands for its shards.
+    """
     if isinstance(shards, (str, os.PathLike)) and os.fspath(shards).endswith(".json"):
-        return [shard.path for shard in read_wids(shards, verify=False)]
+        listed = read_wids(shards, verify=False)
+        check_distinct([shard.path for shard in listed])
+        return {shard.path: shard.samples for shard in listed}
     names = expand(shards, complete=complete)
     for name in names:
         if os.path.isdir(name):
@@ -174,7 +183,7 @@ def _expand(shards: Any, complete: bool) -> list[str]:
                 advice="give a pattern that leaves it out, such as *.tfrecord or *.tar; "
                 "a folder of images is indexed by itself",
             )
-    return names
+    return dict.fromkeys(names)
 
 
 def _guess(root: str, shard: str) -> str:
