@@ -7,7 +7,9 @@ import glob
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from twinfeed.loaders.errors import REBUILD, StaleIndexError, UnsafeContentError
 
@@ -17,6 +19,19 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 def is_url(path: str) -> bool:
     """Tell a URL from a local path."""
     return "://" in path
+
+
+@contextmanager
+def remote(url: str) -> Iterator[tuple[Any, str]]:
+    """Give the fsspec file system of `url`, and the path there of what it leads to, or should."""
+    from fsspec.core import url_to_fs
+
+    try:
+        yield url_to_fs(url)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            errno.ENOENT, "no such shard; check the URL, and whether you may read there", url
+        ) from None
 
 
 def inside(path: str) -> str:
@@ -54,9 +69,10 @@ def below(folder: str, path: str) -> str:
 def relative_to(root: str, path: str) -> str:
     """Return `path` relative to `root`, with "/"; raise ValueError if it does not lie below."""
     if is_url(root):
-        if not path.startswith(root.rstrip("/") + "/"):
+        base = root if root.endswith("/") else f"{root}/"
+        if not path.startswith(base):
             raise ValueError(f"shards must lie below the root {root}, not at {path}")
-        return inside(path[len(root.rstrip("/")) + 1 :])
+        return inside(path[len(base) :])
     relative = os.path.relpath(path, root).replace(os.sep, "/")
     if relative.startswith("../"):
         raise ValueError(

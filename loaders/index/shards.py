@@ -29,8 +29,8 @@ def expand(
     """Return the shards that a pattern, or several, name.
 
     Braces are expanded first, then globs, each glob's matches sorted. A name that exists is taken
-    as it is, whatever characters it has; URLs (`scheme://`) are not globbed. With `complete`,
-    numbered sets (`-00003-of-00010`) must have every number.
+    as it is, whatever characters it has; a URL (`scheme://`) is globbed, by fsspec, if it has `*`.
+    With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
     Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
     shard named twice (in any spelling, or through a link), an incomplete set and an empty list,
@@ -142,12 +142,23 @@ def refuse_compressed(path: str, /) -> None:
 
 def _glob(name: str) -> list[str]:
     """Return the files that match one name."""
-    if "://" in name or os.path.exists(name) or not glob.has_magic(name):
-        return [name]
-    matches = sorted(glob.glob(name, recursive=True))
+    if "://" in name:
+        matches = _glob_url(name) if "*" in name else [name]
+    elif os.path.exists(name) or not glob.has_magic(name):
+        matches = [name]
+    else:
+        matches = sorted(glob.glob(name, recursive=True))
     if not matches:
         raise FileNotFoundError(f"no shard matches {name!r}")
     return matches
+
+
+def _glob_url(url: str) -> list[str]:
+    """Return the URLs that match one."""
+    from fsspec.core import url_to_fs
+
+    system, pattern = url_to_fs(url)
+    return sorted(map(system.unstrip_protocol, system.glob(pattern)))
 
 
 def _choices(text: str, limit: int, pattern: str) -> Sequence[str]:

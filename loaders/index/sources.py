@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
-from twinfeed.loaders.index.paths import is_url, relative_to
+from twinfeed.loaders.index.paths import is_url, relative_to, remote
 from twinfeed.loaders.index.shards import check_distinct, expand
 
 PathLike = str | os.PathLike[str]
@@ -75,9 +75,7 @@ def find_source(
     if root is not None:
         where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
     elif is_url(names[0]):
-        where = posixpath.commonpath([posixpath.dirname(name) for name in names]).replace(
-            ":/", "://", 1
-        )
+        where = _common_folder(names)
     else:
         where = str(path.parent)
     relative = [
@@ -97,12 +95,10 @@ def local(path: str) -> Iterator[str]:
     if not is_url(path):
         yield path
         return
-    from fsspec.core import url_to_fs
-
-    system, place = url_to_fs(path)
     with TemporaryDirectory(prefix="twinfeed-") as temporary:
-        copy = os.path.join(temporary, posixpath.basename(place))
-        system.get_file(place, copy)
+        copy = os.path.join(temporary, posixpath.basename(path))
+        with remote(path) as (system, place):
+            system.get_file(place, copy)
         yield copy
 
 
@@ -115,10 +111,8 @@ def describe_job(root: str, job: Job) -> str:
     for path in paths:
         full = posixpath.join(root, path)
         if is_url(full):
-            from fsspec.core import url_to_fs
-
-            system, place = url_to_fs(full)
-            states.append((path, system.size(place), str(system.ukey(place))))
+            with remote(full) as (system, place):
+                states.append((path, system.size(place), str(system.ukey(place))))
         else:
             found = os.stat(full)
             states.append((path, found.st_size, str(found.st_mtime_ns)))
@@ -184,6 +178,13 @@ def _expand(shards: Any, complete: bool) -> dict[str, int | None]:
                 "a folder of images is indexed by itself",
             )
     return dict.fromkeys(names)
+
+
+def _common_folder(urls: Sequence[str]) -> str:
+    """Return the URL of the folder that all `urls` lie below."""
+    scheme = urls[0].partition("://")[0]
+    folders = [posixpath.dirname(url.partition("://")[2]) for url in urls]
+    return f"{scheme}://{posixpath.commonpath(folders)}"
 
 
 def _guess(root: str, shard: str) -> str:
