@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.side_table import SideTable
@@ -45,8 +46,8 @@ def test_a_table_in_another_order_is_joined_by_key(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(table))[np.arange(6)].tolist() == table[np.arange(6)].tolist()
     with pytest.raises(ValueError, match=r"3 of 6 records have no row \(first: "):
         SideTable.by_key(tmp_path / "t.npy", ["k0", "k1", "k2"], index)
-    with pytest.raises(ValueError, match="1 of the 2 keys are there twice"):
-        SideTable.by_key(tmp_path / "t.npy", ["k0", "k0"], index)
+    with pytest.raises(ValueError, match=r"1 of the 3 keys are there twice \(first: \['k0'\]\)"):
+        SideTable.by_key(tmp_path / "t.npy", ["k0", "k0", "k1"], index)
     with pytest.raises(ValueError, match=r"rows must lie in \[0, 10\), not in \[0, 10\]"):
         SideTable(tmp_path / "t.npy", rows=np.array([0, 10]))
 
@@ -60,12 +61,42 @@ def test_a_feed_puts_the_rows_into_the_batch(tmp_path: Path) -> None:
     assert batch["features"].tolist() == [[4, 5], [6, 7]]
 
 
+def test_rows_and_ids_are_checked_as_a_readers_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(10) * 10)
+    table = SideTable(tmp_path / "t.npy", rows=[3, 1])
+    assert table[[1, 0]].tolist() == [10, 30]
+    assert len(SideTable(tmp_path / "t.npy", rows=[])) == 0
+    for wrong in ([-1], [2]):
+        with pytest.raises(IndexError, match=r"ids must lie in \[0, 2\)"):
+            table[wrong]
+    for rows in ([0.5], [[0, 1]], [True]):
+        with pytest.raises(TypeError, match="rows must be integers in one dimension"):
+            SideTable(tmp_path / "t.npy", rows=rows)
+
+
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"allow_pickle|Python object"):
-        SideTable(tmp_path / "o.npy")
+    path = tmp_path / "t.npy"
+    arrays: list[Any] = [
+        np.array([{}], dtype=object),
+        np.array(["a"]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.zeros(3, [("a", "i4")]),
+        np.array(3.0),
+    ]
+    for array in arrays:
+        np.save(path, array, allow_pickle=True)
+        with pytest.raises(ValueError, match=r"must be an \.npy file of numbers.*\n.*t\.npy"):
+            SideTable(path)
     np.savez(tmp_path / "z.npz", a=np.zeros(3))
-    with pytest.raises(ValueError, match=r"must be an \.npy file"):
-        SideTable(tmp_path / "z.npz")
+    np.save(path, np.zeros(100))
+    whole = path.read_bytes()
+    for data in (b"", b"no array", whole[:20], whole[:-1], (tmp_path / "z.npz").read_bytes()):
+        path.write_bytes(data)
+        with pytest.raises(
+            DataCorruptionError, match=r"must be an \.npy file of numbers"
+        ) as caught:
+            SideTable(path)
+        assert caught.value.path == str(path)
+        assert "allow_pickle" not in str(caught.value)
     with pytest.raises(FileNotFoundError):
         SideTable(tmp_path / "gone.npy")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.table import Ids, check_ids
 
 Int64s = npt.NDArray[np.int64]
 
@@ -18,12 +20,13 @@ Int64s = npt.NDArray[np.int64]
 class SideTable:
     """Map a `.npy` file of one row a sample: captions as numbers, features of another model.
 
-    `table[ids]` reads the rows of these sample ids, and nothing else of the file. The table
+    `table[ids]` reads the rows of these sample ids, and nothing else of the file; an id outside
+    [0, N) is an IndexError. The table
     pickles as its path (a numpy.memmap would travel with all its data), and every process maps the
     same pages. `by_key` joins a table in another order.
 
-    Raises ValueError for a file that is no `.npy` of numbers, and where `rows`, the row of each
-    sample (int64[N]), leaves the table.
+    Raises ValueError for a file that is no whole `.npy` of numbers or truth values, and where
+    `rows`, the row of each sample (int64[N]), leaves the table.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -34,19 +37,10 @@ class SideTable:
            [0., 1.]]), 3)
     """
 
-    def __init__(self, path: str | os.PathLike[str], /, *, rows: Int64s | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], /, *, rows: Ids | None = None) -> None:
         self.path = os.path.abspath(path)
-        self._rows = rows
-        data = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(data, np.memmap) or data.ndim == 0:
-            raise ValueError(
-                f"a side table must be an .npy file with a row a sample, not {self.path}"
-            )
-        self._data: npt.NDArray[Any] = np.asarray(data)
-        if rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(data):
-            raise ValueError(
-                f"rows must lie in [0, {len(data)}), not in [{rows.min()}, {rows.max()}]"
-            )
+        self._data: npt.NDArray[Any] = _mapped(self.path)
+        self._rows = None if rows is None else _checked(rows, len(self._data))
 
     @classmethod
     def by_key(
@@ -67,7 +61,10 @@ class SideTable:
         """
         place = {key: row for row, key in enumerate(keys)}
         if len(place) < len(keys):
-            raise ValueError(f"{len(keys) - len(place)} of the {len(keys)} keys are there twice")
+            twice = [key for key, count in Counter(keys).items() if count > 1]
+            raise ValueError(
+                f"{len(twice)} of the {len(keys)} keys are there twice (first: {twice[:5]})"
+            )
         wanted = index.keys(range(len(index)))
         missing = [key for key in wanted if key not in place]
         if missing:
@@ -80,8 +77,9 @@ class SideTable:
         """Return the number of samples."""
         return len(self._data) if self._rows is None else len(self._rows)
 
-    def __getitem__(self, ids: Int64s) -> npt.NDArray[Any]:
+    def __getitem__(self, ids: Ids) -> npt.NDArray[Any]:
         """Return the rows of these sample ids, copied."""
+        ids = check_ids(ids, len(self))
         return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,6 +95,36 @@ class SideTable:
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
         return self._data.dtype
+
+
+def _mapped(path: str) -> npt.NDArray[Any]:
+    """Map the array of an `.npy` file, which must be one of rows of numbers."""
+    try:
+        data = np.lib.format.open_memmap(path, mode="r")
+        problem = None if data.ndim else "it holds a single value"
+        if data.dtype.kind not in "biufc":
+            problem = f"it holds {data.dtype}"
+    except (ValueError, EOFError) as error:
+        problem = str(error)
+    if problem is not None:
+        raise DataCorruptionError(
+            f"a side table must be an .npy file of numbers, with a row a sample: {problem}",
+            path=path,
+            advice="write it again with numpy.save, as a whole",
+        )
+    return np.asarray(data)
+
+
+def _checked(rows: Ids, length: int) -> Int64s:
+    """Return the row of each sample as int64[N], all within the table."""
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(
+            f"rows must be integers in one dimension, not {array.dtype} of shape {array.shape}"
+        )
+    if array.size and not 0 <= array.min() <= array.max() < length:
+        raise ValueError(f"rows must lie in [0, {length}), not in [{array.min()}, {array.max()}]")
+    return array.astype(np.int64, copy=False)
 
 
 def _reopen(path: str, rows: Int64s | None, shape: tuple[int, ...], dtype: str) -> SideTable:
