@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.table import check_index
 from twinfeed.samplers import BatchStream
 
 Int64s = npt.NDArray[np.int64]
@@ -74,10 +75,7 @@ def check_fit(index: Index, sampler: BatchStream, /) -> None:
     ...
     TypeError: index must be an Index, got a str: open_index(path) gives one
     """
-    if not isinstance(index, Index):
-        raise TypeError(
-            f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
-        )
+    check_index(index)
     check_sampler(sampler)
     if sampler.num_records != len(index):
         raise ValueError(

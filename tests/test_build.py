@@ -454,6 +454,7 @@ def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
         ('{"shard": 7, "record": 1}', "its shard is 7, not a path"),
         ('{"shard": "a.tar", "record": -1}', "its record is -1, not a number of at least 0"),
         ('{"shard": "a.tar", "record": "1"}', "its record is '1', not a number"),
+        ('{"shard": "a.tar", "record": 1, "rest": "no"}', "its rest is 'no', neither true nor"),
         ('["a.tar", 1]', "no JSON object"),
         ("a.tar", "Expecting value"),
         ("\udcff", "Expecting value"),
@@ -469,7 +470,7 @@ def test_a_line_of_a_list_that_is_no_bad_record_is_named(
         ValueError, match=rf"bad\.jsonl, line 2: .*{message}.* with twinfeed verify"
     ):
         read_bad_records(listed)
-    listed.write_text(good)
+    listed.write_text(f"\n{good} \n\n")
     assert read_bad_records(listed) == [BadRecord("b.tar", 2)]
 
 
@@ -499,6 +500,13 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"container": "zip"}, ValueError, "container must be"),
         ({"key": "name"}, ValueError, "are for tfrecord, not tar"),
         ({"fields": "jpg"}, TypeError, "not the string 'jpg'"),
+        ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* not 'x' to \['png'\]"),
+        ({"fields": [1]}, TypeError, "not 1 to 1"),
+        ({"label": 5}, TypeError, r"label must be a field's name, .* or a function, not 5"),
+        ({"label": FromFolder}, TypeError, r"FromFolder\(\), .*, not <class"),
+        ({"exclude": ["d-000000.tar"]}, TypeError, r"exclude must be .* pairs .*, not 'd-000000"),
+        ({"exclude": [7]}, TypeError, "exclude must be .*, not 7"),
+        ({"lists": "png"}, TypeError, "lists must be a list of names, not the string 'png'"),
         ({"root": tmp_path / "elsewhere"}, ValueError, "must lie below the root"),
         ({"label": lambda sample: 0.5}, DecodeError, "must return an int, a str or None"),
         ({"label": lambda sample: float("nan")}, DecodeError, "found: nan"),
@@ -509,6 +517,13 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             build_index(shards, path, **options)
     with pytest.raises(ValueError, match="shards are named twice"):
         build_index(shards * 2, path)
+    with pytest.raises(TypeError, match=r"parts must be a list of files, not the path '.*/p'"):
+        merge_parts(tmp_path / "p", path)
+    (examples,) = tfrecords(tmp_path, shards=1)
+    with pytest.raises(
+        ValueError, match=r"lists= names \['nope'\], which no record has: .*'image'"
+    ):
+        build_index(examples, path, lists=["nope"])
 
 
 def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:

@@ -207,6 +207,16 @@ def test_prefetch_changes_nothing_that_is_read(index: Index) -> None:
         assert reader.read([5], ["image"])["image"] == [WANT[5]]
 
 
+def test_what_is_no_index_and_a_name_for_a_list_are_refused(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
+    with pytest.raises(TypeError, match=r"must be an Index, got a str: open_index\(path\) gives"):
+        Reader(str(index.path))  # type: ignore[arg-type]
+    with Reader(index) as reader:
+        for read in (reader.read, reader.prefetch):
+            with pytest.raises(TypeError, match="list of names, not the string 'png'"):
+                read([0], "png")
+
+
 @pytest.fixture
 def memory() -> Any:
     system = fsspec.filesystem("memory")

@@ -63,7 +63,7 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     """Read a list that `write_bad_records` wrote, or somebody by hand: a line needs a `shard` and a
-    `record`. Raise ValueError for a line that is none.
+    `record`, and an empty line is passed over. Raise ValueError for a line that is none.
 
     >>> read_bad_records("/dev/null")
     []
@@ -71,6 +71,8 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     records = []
     for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
         try:
             records.append(_parsed(line))
         except ValueError as error:
@@ -94,4 +96,6 @@ def _parsed(line: str) -> BadRecord:
         raise ValueError(f"its shard is {entry['shard']!r}, not a path")
     if type(entry["record"]) is not int or entry["record"] < 0:
         raise ValueError(f"its record is {entry['record']!r}, not a number of at least 0")
+    if not isinstance(entry.get("rest", False), bool):
+        raise ValueError(f"its rest is {entry['rest']!r}, neither true nor false")
     return BadRecord(**entry)

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from twinfeed.loaders.atomic import lock
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
@@ -20,7 +21,7 @@ from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSou
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.numbering import check_classes
 from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.plan import Fields, Missing, Plan, named
+from twinfeed.loaders.index.plan import Fields, Missing, Plan, listed, named
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
 from twinfeed.loaders.index.store import make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
@@ -105,7 +106,7 @@ def build_index(
         fields=named(fields),
         key=key,
         missing=missing,
-        lists=frozenset(lists),
+        lists=listed(lists),
         example=example,
         join=join,
         max_record_bytes=max_record_bytes,
@@ -174,7 +175,7 @@ def build_parts(
         fields=named(fields),
         key=key,
         missing=missing,
-        lists=frozenset(lists),
+        lists=listed(lists),
         example=example,
         join=join,
         max_record_bytes=max_record_bytes,
@@ -211,6 +212,8 @@ def merge_parts(
     """
     path = Path(os.path.abspath(path))
     check_classes(classes)
+    if isinstance(parts, (str, os.PathLike)):
+        raise TypeError(f"parts must be a list of files, not the path {os.fspath(parts)!r}")
     files = [Path(part) for part in parts]
     if not files:
         raise ValueError("no parts to merge")
@@ -241,12 +244,12 @@ def merge_parts(
 def _without(source: Source, exclude: Exclude) -> list[Job]:
     """Return the jobs, each told which of its records to leave out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
-    listed = [BadRecord(*one) for one in given]
-    if listed and source.container == "files":
-        listed = _where_now(source.jobs, listed)
+    left_out = [_entry(one) for one in given]
+    if left_out and source.container == "files":
+        left_out = _where_now(source.jobs, left_out)
     bad: dict[str, set[int]] = {}
     rest: dict[str, int] = {}
-    for one in listed:
+    for one in left_out:
         bad.setdefault(one.shard, set()).add(one.record)
         if one.rest:
             rest[one.shard] = min(one.record, rest.get(one.shard, one.record))
@@ -260,6 +263,16 @@ def _without(source: Source, exclude: Exclude) -> list[Job]:
     return [
         _leaving_out(job, bad.get(job.shard, set()), rest.get(job.shard)) for job in source.jobs
     ]
+
+
+def _entry(one: Any) -> BadRecord:
+    """Return an entry of `exclude`, which may be a pair only."""
+    if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
+        raise TypeError(
+            "exclude must be the list that verify writes, or (shard, number) pairs such as "
+            f"('a.tar', 7), not {one!r}"
+        )
+    return BadRecord(*one)
 
 
 def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:

@@ -34,6 +34,7 @@ def write_index(
     if table is not None and skip and background is None:
         parts = [_labelled(part, table) for part in parts]
     _check_empty(parts)
+    _check_lists(parts)
     columns, tables = _features(parts)
     keys = _keys(parts)
     names = list(classes or ())
@@ -107,6 +108,14 @@ def _check_empty(parts: Sequence[ShardPart]) -> None:
             ShardWarning,
             stacklevel=4,
         )
+
+
+def _check_lists(parts: Sequence[ShardPart]) -> None:
+    """Refuse to read features as lists that are not there."""
+    found = {name for part in parts for name in part.kinds}
+    unknown = sorted(set(parts[0].options["lists"]) - found)
+    if unknown:
+        raise ValueError(f"lists= names {unknown}, which no record has: there are {sorted(found)}")
 
 
 def _features(parts: Sequence[ShardPart]) -> tuple[dict[str, Array], dict[str, Array]]:

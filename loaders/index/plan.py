@@ -6,6 +6,7 @@ import hashlib
 import marshal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any, Literal
 
 from twinfeed.loaders.formats import files, tar, tfrecord
@@ -40,6 +41,14 @@ class Plan:
     join: bool = False
 
     def __post_init__(self) -> None:
+        kinds = (str, FromJson, FromFolder, NoneType)
+        if isinstance(self.label, type) or not (
+            isinstance(self.label, kinds) or callable(self.label)
+        ):
+            raise TypeError(
+                "label must be a field's name, FromJson(...), FromFolder(), FromTable(...) or a "
+                f"function, not {self.label!r}"
+            )
         if self.missing not in ("error", "skip", "empty"):
             raise ValueError(f"missing must be 'error', 'skip' or 'empty', not {self.missing!r}")
         if self.background is not None and not is_label(self.background):
@@ -91,7 +100,24 @@ def named(fields: Fields | None) -> tuple[tuple[str, tuple[str, ...]], ...] | No
     if isinstance(fields, str):
         raise TypeError(f"fields must be a mapping or a list of names, not the string {fields!r}")
     pairs = fields if isinstance(fields, Mapping) else {name: name for name in fields}
+    for name, aliases in pairs.items():
+        if not isinstance(name, str) or not isinstance(aliases, str):
+            raise TypeError(
+                "fields must map names to names in the records, several with ';' between them, "
+                f"not {name!r} to {aliases!r}"
+            )
     return tuple((name, tuple(aliases.split(";"))) for name, aliases in pairs.items())
+
+
+def listed(lists: Iterable[str]) -> frozenset[str]:
+    """Return the features to read as lists.
+
+    >>> sorted(listed(["caption"]))
+    ['caption']
+    """
+    if isinstance(lists, str):
+        raise TypeError(f"lists must be a list of names, not the string {lists!r}")
+    return frozenset(lists)
 
 
 def _source(label: RecordLabel | None) -> tuple[str | None, str | None]:

@@ -248,6 +248,14 @@ def check_bounds(low: int, high: int, records: int) -> None:
         raise IndexError(f"ids must lie in [0, {records}), not {low if low < 0 else high}")
 
 
+def check_index(index: Index) -> None:
+    """Raise TypeError for what is no open index."""
+    if not isinstance(index, Index):
+        raise TypeError(
+            f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
+        )
+
+
 def _reopen(path: str, root: str, fingerprint: str, checked: set[str]) -> Index:
     """Open a pickled index in another process, where it must still be the same; what was checked
     is not checked again.

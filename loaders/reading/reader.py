@@ -21,7 +21,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.paths import below
-from twinfeed.loaders.index.table import Ids, Index, as_ids, check_bounds, check_ids
+from twinfeed.loaders.index.table import Ids, Index, as_ids, check_bounds, check_ids, check_index
 from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap, many_near
 from twinfeed.loaders.reading.handles import default_limit
 
@@ -57,6 +57,7 @@ class Reader(Closing):
         max_open_files: int | None = None,
         follow: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
+        check_index(index)
         if max_open_files is not None and max_open_files < 1:
             raise ValueError(f"max_open_files must be at least 1, not {max_open_files}")
         self.index = index
@@ -88,7 +89,7 @@ class Reader(Closing):
         if self._pid != os.getpid():
             self._renew()
         ids = as_ids(ids)
-        names = tuple(self.index.fields) if fields is None else tuple(fields)
+        names = self._names(fields)
         stored = [name for name in names if name not in self.index.columns]
         values = dict(zip(stored, self._read_fields(ids, stored), strict=True))
         for name in names:
@@ -106,7 +107,7 @@ class Reader(Closing):
         """
         if self._pid != os.getpid():
             self._renew()
-        names = tuple(self.index.fields) if fields is None else tuple(fields)
+        names = self._names(fields)
         rows = self._rows(
             np.unique(check_ids(ids, len(self.index))),
             [n for n in names if n not in self.index.columns],
@@ -120,6 +121,12 @@ class Reader(Closing):
         self._fetcher = fetcher(
             self.index, verify=self.verify, max_open_files=self.max_open_files or default_limit()
         )
+
+    def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the fields to read."""
+        if isinstance(fields, str):
+            raise TypeError(f"fields must be a list of names, not the string {fields!r}")
+        return tuple(self.index.fields) if fields is None else tuple(fields)
 
     def _rows(self, ids: Int64s, names: Sequence[str]) -> npt.NDArray[Any]:
         """Return the rows of all fields, record by record."""
