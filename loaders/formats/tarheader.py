@@ -258,11 +258,12 @@ class _Walk:
 
     def _truncated(self, what: str, size: int, *, at: int | None = None) -> DataCorruptionError:
         """Return the error of an archive that ends too early."""
+        padded = _padded(size)
         return TruncatedShardError(
             f"the archive ends within {what}",
             path=self.path,
             offset=self.at if at is None else at,
-            expected=f"{size} bytes, padded to {_padded(size)}",
+            expected=f"{size} bytes" + (f", padded to {padded}" if padded > size else ""),
             found=f"{max(self.size - self.at, 0)} bytes",
             advice=f"{CLOSED}; {LEAVE_OUT}",
         )
