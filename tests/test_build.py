@@ -169,6 +169,7 @@ def test_small_numeric_features_are_columns_and_ragged_ones_are_fields(tmp_path:
         (FromJson("json", "object.id"), (), list(range(10))),
         (FromTable({f"k{n}": f"t{n % 2}" for n in range(10)}), ("t0", "t1"), [0, 1] * 5),
         (lambda sample: len(sample["png"]), (), [(3 + n % 3) * 6 for n in range(10)]),
+        (lambda sample: [np.int64(0), 1][sample["__number__"] % 2], (), [0, 1] * 5),
     ],
 )
 def test_labels_come_from_anywhere(

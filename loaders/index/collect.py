@@ -173,8 +173,9 @@ class _Collector:
         if label is None and self.plan.background is None:
             self.lacks("a label", record)
             return False
-        if label is not None and type(label) not in self.first:
-            self.first[type(label)] = f"record {record.number}, key {record.key!r}: {label!r}"
+        kind = str if isinstance(label, str) else int
+        if label is not None and kind not in self.first:
+            self.first[kind] = f"record {record.number}, key {record.key!r}: {label!r}"
             refuse_mixed(self.first, self.part.path)
         self.labels.append(label)
         return True

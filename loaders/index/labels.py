@@ -117,15 +117,18 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     if isinstance(source, FromFolder):
         found = record.label or PurePosixPath(record.key or shard).parent.name or None
         return _checked(found, "the folder's name must be a label", record, shard)
+    sample = sample_of(record, shard)
     try:
-        given = source(sample_of(record, shard))
+        given = source(sample)
     except Exception as error:
         problem = f"the function of label= failed: {type(error).__name__}: {error}"
         raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
-    if given is not None and not is_label(given):
+    if given is None:
+        return None
+    if not is_label(given):
         problem = "label= must return an int, a str or None"
         raise DecodeError(problem, **at(record, shard), **_unlike(given), advice=_FUNCTION)
-    return str(given) if isinstance(given, str) else given and int(given)
+    return str(given) if isinstance(given, str) else int(given)
 
 
 def is_label(value: object, /) -> bool:
