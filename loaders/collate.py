@@ -14,6 +14,9 @@ Mode = Literal["stack", "pad", "ragged"]
 Collate = Mode | Mapping[str, Mode]
 MODES = ("stack", "pad", "ragged")
 
+# The dtypes of numbers as both frameworks name them; numpy has second names for some.
+_USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set("?efdFD")
+
 
 class Ragged(NamedTuple):
     """Hold arrays of different lengths as one array and the length of each.
@@ -78,7 +81,9 @@ def _array(name: str, value: Any, place: int) -> Array:
         kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
         what = kinds.get(array.dtype.kind, f" of {array.dtype}")
         raise _no_array(name, value, what, place)
-    return array.astype(array.dtype.str[1:], copy=False)
+    if array.dtype.isnative and array.dtype.char in _USUAL:
+        return array
+    return array.astype(array.dtype.str[1:])
 
 
 def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
@@ -157,7 +162,8 @@ def _as_bytes(name: str, value: Any, place: int) -> bytes:
 def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
     if isinstance(values, np.ndarray) and values.dtype == field.dtype:
         return values  # decoded in place
-    shape = next((np.shape(value) for value in values if value is not None), least(field.shape))
+    first = _first(values)
+    shape = least(field.shape) if first is None else np.shape(values[first])
     out = np.empty((len(values), *shape), field.dtype)
     for place, value in enumerate(values):
         if value is None:
@@ -166,10 +172,15 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
         array = _fitting(name, value, field, place)
         if array.shape != shape:
             raise _other_shape(name, array.shape, shape, place)
-        if not _agree(shape, field.shape):
-            raise _other_shape(name, shape, field.shape, place, first=True)
         out[place] = array
+    if first is not None and not _agree(shape, field.shape):
+        raise _other_shape(name, shape, field.shape, first, first=True)
     return out
+
+
+def _first(values: Sequence[Any]) -> int | None:
+    """The place of the first value that is there."""
+    return next((place for place, value in enumerate(values) if value is not None), None)
 
 
 def _agree(shape: Shape, expected: Shape) -> bool:
@@ -196,6 +207,8 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
     assert field.dtype is not None
     if isinstance(value, (bytes, str)):
         raise _other_dtype(name, "a byte string", str(field.dtype), place)
+    if type(value) is np.ndarray and value.dtype == field.dtype:
+        return value
     array = _array(name, value, place)
     if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
         return array
@@ -259,14 +272,15 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
-    held = (np.shape(value)[1:] for value in values if value is not None)
-    rest = next(held, least(field.shape[1:]))
+    first = _first(values)
+    rest = least(field.shape[1:]) if first is None else np.shape(values[first])[1:]
     arrays = _arrays(name, values, field, rest)
     for place, array in enumerate(arrays):
         if array.shape[1:] != rest:
             raise _other_shape(name, array.shape, (None, *rest), place)
-        if not _agree(rest, field.shape[1:]):
-            raise _other_shape(name, array.shape, (None, *field.shape[1:]), place, first=True)
+    if first is not None and not _agree(rest, field.shape[1:]):
+        wanted = (None, *field.shape[1:])
+        raise _other_shape(name, arrays[first].shape, wanted, first, first=True)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = np.empty((lengths.sum(), *rest), field.dtype)
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
