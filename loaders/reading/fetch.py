@@ -6,6 +6,7 @@ checked. Neighbouring small ranges are read in one piece.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -153,7 +154,7 @@ class LocalShards:
     def _open(self, number: int) -> int:
         """Open a shard, which must have the size it was indexed with."""
         path = _path(self.index, self.index.shard_paths, number)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _descriptor(path)
         size = os.fstat(fd).st_size
         if size != self.index.shards["bytes"][number]:
             os.close(fd)
@@ -181,6 +182,15 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
     return join(index.root, paths[number])
 
 
+def _descriptor(path: str) -> int:
+    """Open a file that was there when it was indexed."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        gone = "no such file any more: restore it, or index what is there"
+        raise FileNotFoundError(errno.ENOENT, gone, path) from None
+
+
 class LooseFiles:
     """Read files one by one, each opened for one reading."""
 
@@ -196,7 +206,7 @@ class LooseFiles:
         out = []
         for place, (_, length, file, crc) in enumerate(rows.tolist()):
             path = _path(self.index, self.index.files, file)
-            with open(path, "rb", buffering=0) as opened:
+            with open(_descriptor(path), "rb", buffering=0) as opened:
                 size = os.fstat(opened.fileno()).st_size
                 if size != length:
                     raise _stale(path, length, size)
