@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from making_shards import numbered, tree
 
-from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.packing import shard_writer
 from twinfeed.loaders.packing.pack import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
@@ -215,12 +216,14 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     bad: list[tuple[Any, dict[str, Any], str]] = [
         (samples, {"container": "zip"}, "container must be"),
         (samples, {"names": "other"}, "names must be"),
-        (samples, {"shards": 0}, "shards must be at least 1, not 0"),
+        (samples, {"shards": 0}, "shards must be at least 1, got 0"),
         (samples, {"shards": 11}, "10 records of 'data' cannot fill shards=11"),
         (samples, {"split": {"a": 10}}, "needs a seed="),
         (samples, {"split": {"a": 9}, "seed": 0}, "must add up to the 10 records.*such as 0.8"),
         (samples, {"split": {"a": 0.5, "b": 0.6}, "seed": 0}, "fractions that add up to 1"),
         (samples, {"split": {"../a": 10}, "seed": 0}, "become file names"),
+        (samples, {"split": {"a": -1, "b": 11}, "seed": 0}, "at least 0, not -1 for 'a'"),
+        (samples, {"split": {"a": float("nan"), "b": 1}, "seed": 0}, "at least 0, not nan"),
         ([], {}, "nothing to pack"),
         (iter([]), {}, "nothing to pack"),
         ([{"a": b"1", "label": 1}, {"a": b"1"}], {}, "1 of 2 samples have a label"),
@@ -233,6 +236,17 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             pack(source, tmp_path / "out", **options)
     with pytest.raises(TypeError, match="'pair' must hold bytes, str or numbers in a tar"):
         pack([{"pair": [b"a", b"b"]}], tmp_path / "out", container="tar")
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (None, {}, "an iterable of samples, not None"),
+        ({"a": 1}, {}, "an iterable of samples, not {'a': 1}"),
+        (samples, {"shard_bytes": "1M"}, "shard_bytes must be an integer, got '1M'"),
+        (samples, {"shards": True}, "shards must be an integer, got True"),
+        (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, not \['a'\]"),
+        (samples, {"split": {"a": "1"}, "seed": 0}, "must be numbers, not '1' for 'a'"),
+    ]
+    for source, options, text in wrong:
+        with pytest.raises(TypeError, match=text):
+            pack(source, tmp_path / "out", **options)
     for seed in (1.5, True, "3"):
         with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
             pack(samples, tmp_path / "out", seed=seed)  # type: ignore[arg-type]
@@ -363,3 +377,88 @@ def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_
     with Reader(open_index(tmp_path / "data.index")) as reader:
         assert reader.read([0])["word"] == [b"quick"]
     assert not list(tmp_path.glob(".packing-*"))
+
+
+def test_a_tar_sample_without_a_field_is_refused(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [{"a": 1}, {}, {"a": 2}]
+    index = pack(samples, tmp_path / "plain")["data"]
+    assert len(index) == 3
+    (tmp_path / "f").touch()
+    loose = LooseFiles(tmp_path, [Entry("0", {"a": "f"}), Entry("1", {})])
+    for source in (samples, index, loose):
+        with pytest.raises(ValueError, match=r"record 1.*: it has no field, .* pack to TFRecord"):
+            pack(source, tmp_path / "out", container="tar")
+
+
+def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> None:
+    def keyed(*keys: str) -> list[dict[str, Any]]:
+        return [{"__key__": key, f"x{n}": n} for n, key in enumerate(keys)]
+
+    text = r"record {} \(key 'k'\): key 'k' is that of record 0 too, .* a __key__ of its own"
+    for keys in ("kk", "kjk"):
+        with pytest.raises(ValueError, match=text.format(len(keys) - 1)):
+            pack(keyed(*keys), tmp_path / "out", container="tar")
+    assert len(pack(keyed(*"kk"), tmp_path / "plain")["data"]) == 2
+    # Shards are read each by itself, so that one may have the keys of another.
+    index = pack(keyed(*"kk"), tmp_path / "out", container="tar", shard_records=1)["data"]
+    assert index.keys([0, 1]) == ["k", "k"]
+    with pytest.raises(ValueError, match=text.format(1)):
+        pack(index, tmp_path / "again", container="tar")
+
+
+def test_records_that_are_not_read_back_are_never_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_writer, "_check_key", lambda *_: None)
+    samples = [{"__key__": "k", "x": 1}, {"__key__": "k", "y": 2}]
+    with pytest.raises(LoaderError, match="2 records of 'data' were written, and 1 are read back"):
+        pack(samples, tmp_path, container="tar")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_bytes_of_every_kind_are_bytes(tmp_path: Path, container: Any) -> None:
+    samples = [{"x": bytearray(b"ab")}, {"x": memoryview(b"ab")}]
+    with Reader(pack(samples, tmp_path, container=container)["data"]) as reader:
+        assert reader.read([0, 1]) == {"x": [b"ab", b"ab"]}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_class_names_that_differ_in_space_are_not_merged(tmp_path: Path, container: Any) -> None:
+    for name in ("cat ", "\tcat", b"cat\n"):
+        with pytest.raises(ValueError, match=r"record 1: label '.*' has space around .* 'cat'"):
+            pack([{"label": "cat"}, {"label": name}], tmp_path, container=container)
+    for name in ("c", " c "):  # a folder's labels are packed as numbers
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "1.png").write_bytes(b"...")
+    index = pack(tmp_path / "images", tmp_path / "out", container=container)["data"]
+    assert index.classes == (" c ", "c")
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_text_that_is_no_utf_8_is_refused_by_record(tmp_path: Path, container: Any) -> None:
+    bad = "a\udcff"
+    for sample, text in [
+        ({"__key__": bad, "x": 1}, r"\(key 'a\\udcff'\): __key__ must fit UTF-8, not 'a\\udcff'"),
+        ({"__key__": "b", "x": bad}, "field 'x' must fit UTF-8, .* give its bytes"),
+        ({"__key__": "b", bad: 1}, "a field's name must fit UTF-8"),
+        ({"__key__": "b", "label": b"\xff"}, "label must fit UTF-8"),
+    ]:
+        with pytest.raises(ValueError, match=f"record 1 .*{text}"):
+            pack([{"__key__": "a", "x": 1}, sample], tmp_path, container=container)
+
+
+def test_a_field_of_two_kinds_is_found_at_the_record_where_it_changes(tmp_path: Path) -> None:
+    for samples, text in [
+        ([{"a": 1}, {"a": True}, {"a": 2.5}], "record 2: field 'a' has floats here and integers"),
+        ([{"a": [1.0, 2]}, {"b": 0}, {"a": b"1"}], "field 'a' has bytes here and floats"),
+        ([{"a": "x"}, {"a": b"y"}, {"a": np.uint8(1)}], "has integers here and bytes"),
+    ]:
+        for options in ({}, {"seed": 0}, {"split": {"a": 1, "b": 1, "c": 1}, "seed": 0}):
+            with pytest.raises(ValueError, match=f"{text} in record 0: give all") as caught:
+                pack(iter(samples), tmp_path, **options)  # type: ignore[arg-type]
+            assert "record 2" in str(caught.value)
+        assert len(pack(samples, tmp_path / text, container="tar")["data"]) == 3
+    split = {"a": 1, "b": 1}
+    with pytest.raises(ValueError, match="field 'a' has "):  # each split has its own index
+        pack([{"a": 1}, {"a": 2.5}], tmp_path, split=split, seed=0)

@@ -39,20 +39,64 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if unnamed:
         raise TypeError(f"a field's name must be a str, not {unnamed[0]!r}")
     key = sample.get("__key__")
-    if key is not None and not isinstance(key, str):
-        raise TypeError(f"__key__ must be a str, not {key!r}")
-    fields = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
+    if key is not None:
+        if not isinstance(key, str):
+            raise TypeError(f"__key__ must be a str, not {key!r}")
+        _check_text("__key__", key, "give another, or rename the file")
+    fields = {
+        name: _value(name, value)
+        for name, value in sample.items()
+        if name not in ("__key__", "__ext__")
+    }
     if "label" in fields:
         fields["label"] = _label(fields["label"])
     return key, fields
 
 
+def kind_of(value: Any) -> str:
+    """Return which of a TFRecord's three kinds of values a field's are.
+
+    >>> kind_of(b"a"), kind_of(["a", "b"]), kind_of(True), kind_of([1, 0.5])
+    ('bytes', 'bytes', 'integers', 'floats')
+    """
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    if isinstance(first, (bytes, str)):
+        return "bytes"
+    kind = np.asarray(value).dtype.kind
+    return {"f": "floats", "i": "integers", "u": "integers", "b": "integers"}.get(kind, "bytes")
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return a field's value, bytes of any kind as bytes."""
+    _check_text("a field's name", name, "rename the field")
+    if isinstance(value, str):
+        _check_text(f"field {name!r}", value, "give its bytes")
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+def _check_text(what: str, text: str, advice: str) -> None:
+    """Refuse text with surrogates, as file names have them that are no UTF-8."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = reprlib.repr(text)
+            raise ValueError(f"{what} must fit UTF-8, not {shown}: {advice}") from None
+
+
 def _label(value: Any) -> Label:
     """Return a label as the int or the str that both containers hold."""
     if isinstance(value, (str, bytes)):
-        name = value.decode() if isinstance(value, bytes) else value
-        if name.strip():
-            return name.strip()  # as an index reads it
+        name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+        _check_text("label", name, "give another")
+        stripped = name.strip()
+        if stripped and name != stripped:
+            raise ValueError(
+                f"label {name!r} has space around it, which an index would not read back: "
+                f"give {stripped!r}"
+            )
+        if stripped:
+            return name
     elif not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         try:
             number = operator.index(value)

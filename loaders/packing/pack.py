@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import itertools
 import math
+import numbers
 import os
 import re
+import reprlib
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from twinfeed.loaders.atomic import beside, locked, room_for, sync
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
@@ -28,7 +31,7 @@ from twinfeed.loaders.packing.samples import (
     Samples,
     SequenceSamples,
 )
-from twinfeed.loaders.packing.shard_writer import Container, Written, write_shards
+from twinfeed.loaders.packing.shard_writer import Container, Kinds, Written, write_shards
 from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
@@ -77,11 +80,12 @@ def pack(
     an int or a str). An index's fields and columns are packed as they are, whatever it was made
     of. `container` is "tfrecord" or "tar" (webdataset). A TFRecord's numbers are int64 and
     float32, since an Example has no others: floats are rounded to float32 (bytes, such as an
-    array's `tobytes()`, are kept as they are). In a tar, numbers are text, in full, and the label
-    is the member `cls`. `split` maps names to numbers of records that add up to all, or to
-    fractions that add up to 1; by default there is one, "data". `seed` shuffles the records, and a
-    split needs one. Each split has at least `shards` shards, of about `shard_bytes` bytes and
-    `shard_records` records at most. `names` is "of" (`train-00000-of-00010.tfrecord`) or
+    array's `tobytes()`, are kept as they are); a field's values are of one kind in all records. In
+    a tar, numbers are text, in full, the label is the member `cls`, and a record has some field and
+    a key that no other of its shard has. `split` maps names to numbers of records that add up to
+    all, or to fractions that add up to 1; by default there is one, "data". `seed` shuffles the
+    records, and a split needs one. Each split has at least `shards` shards, of about `shard_bytes`
+    bytes and `shard_records` records at most. `names` is "of" (`train-00000-of-00010.tfrecord`) or
     "numbered" (`train-000000.tar`, for brace patterns).
 
     Everything is written to a hidden folder in `out` and moved into place at the end, the index
@@ -101,6 +105,7 @@ def pack(
     _check(container, split, seed, shards, shard_bytes, shard_records, names)
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
+    _check_source(source)
     folder = make_folder(Path(os.path.abspath(out)))
     if not overwrite:
         _check_free(folder, split or {"data": 1})
@@ -108,7 +113,8 @@ def pack(
         random_access = seed is not None or split is not None or shards > 1
         samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
-        written = {}
+        written: dict[str, Written] = {}
+        kinds: Kinds = {}
         with room_for(folder, _nbytes(samples) or 0):
             for piece in pieces:
                 doing = f"packing {piece.name}"
@@ -121,6 +127,7 @@ def pack(
                     stops=piece.stops,
                     most_bytes=_limit(samples, shard_bytes),
                     most_records=shard_records,
+                    kinds=kinds,
                 )
         classes = _classes(samples, written.values())
         for name, done in written.items():
@@ -148,15 +155,39 @@ def _check(
         raise ValueError(f"container must be 'tfrecord' or 'tar', not {container!r}")
     if names not in ("of", "numbered"):
         raise ValueError(f"names must be 'of' or 'numbered', not {names!r}")
-    limits = {"shards": shards, "shard_bytes": shard_bytes, "shard_records": shard_records}
-    for name, value in limits.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    if split is not None and seed is None:
-        raise ValueError("split= needs a seed=: which records go where is drawn at random")
-    bad = [name for name in split or () if not name or "/" in name or name.startswith(".")]
-    if bad:
-        raise ValueError(f"split= names become file names, {bad[0]!r} cannot")
+    _validate.integer("shards", shards, minimum=1)
+    _validate.integer("shard_bytes", shard_bytes, minimum=1)
+    if shard_records is not None:
+        _validate.integer("shard_records", shard_records, minimum=1)
+    if split is not None:
+        _check_split(split)
+        if seed is None:
+            raise ValueError("split= needs a seed=: which records go where is drawn at random")
+
+
+def _check_source(source: object) -> None:
+    """Check that there may be samples in `source`."""
+    if isinstance(source, Mapping) or not isinstance(source, (Samples, Index, Iterable)):
+        raise TypeError(
+            "pack takes a folder of images, LooseFiles, an Index or an iterable of samples, not "
+            f"{reprlib.repr(source)}"
+        )
+
+
+def _check_split(split: Split) -> None:
+    """Check the names and sizes of splits, each by itself."""
+    if not isinstance(split, Mapping) or not split:
+        raise TypeError(
+            "split must map names to numbers of records or fractions, such as "
+            f"{{'train': 0.8, 'eval': 0.2}}, not {split!r}"
+        )
+    for name, size in split.items():
+        if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
+            raise ValueError(f"split= names become file names, {name!r} cannot")
+        if isinstance(size, bool) or not isinstance(size, numbers.Real):
+            raise TypeError(f"split= sizes must be numbers, not {size!r} for {name!r}")
+        if not size >= 0:
+            raise ValueError(f"split= sizes must be at least 0, not {size!r} for {name!r}")
 
 
 def _check_free(folder: Path, split: Iterable[str]) -> None:
@@ -255,14 +286,14 @@ def _counts(split: Split, n: int) -> dict[str, int]:
     if n == 0:
         raise ValueError("there is nothing to pack: the source is empty")
     total = sum(split.values())
-    if all(isinstance(size, int) for size in split.values()):
-        if total != n or min(split.values()) < 0:
+    if all(isinstance(size, numbers.Integral) for size in split.values()):
+        if total != n:
             raise ValueError(
                 f"split= must add up to the {n} records of the source, not {total}: "
                 f"give counts, or fractions that add up to 1, such as 0.8 and 0.2"
             )
         return {name: int(size) for name, size in split.items()}
-    if not math.isclose(total, 1) or min(split.values()) < 0:
+    if not math.isclose(total, 1):
         raise ValueError(f"split= must be counts, or fractions that add up to 1, not {total}")
     counts, reached, before = {}, 0.0, 0
     for name, size in split.items():
@@ -329,7 +360,7 @@ def _index(
     missing: Literal["empty", "error"] = "empty" if written.optional else "error"
     if container == "tar":
         cls: LabelSource = "cls" if named else FromJson("cls")  # a number, whatever the names
-        build_index(
+        index = build_index(
             files,
             path,
             fields={field: ";".join(ext) for field, ext in written.fields.items()},
@@ -339,7 +370,7 @@ def _index(
             progress=progress,
         )
     else:
-        build_index(
+        index = build_index(
             files,
             path,
             label="label" if written.labelled else None,
@@ -347,6 +378,11 @@ def _index(
             key="key" if written.keyed else None,
             missing=missing,
             progress=progress,
+        )
+    if len(index) != written.records:
+        raise LoaderError(
+            f"{written.records} records of {name!r} were written, and {len(index)} are read back",
+            advice="report this as a fault of twinfeed; nothing was packed",
         )
 
 

@@ -17,10 +17,12 @@ from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.labels import Label
-from twinfeed.loaders.packing.check import checked, told_of
+from twinfeed.loaders.packing.check import checked, kind_of, told_of
 from twinfeed.loaders.packing.samples import Sample
 
 Container = Literal["tfrecord", "tar"]
+Kinds = dict[str, tuple[str, int]]
+"""What values each field has, and the number of the record that showed it."""
 
 _OTHERWISE = (
     "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
@@ -55,21 +57,34 @@ def write_shards(
     stops: Sequence[int],
     most_bytes: int,
     most_records: int | None,
+    kinds: Kinds,
 ) -> Written:
     """Write `samples`, which have these `numbers` in the source, to shards: a new one behind each
-    of `stops` records, and where one would grow too large.
+    of `stops` records, and where one would grow too large. `kinds` is of all splits together.
     """
     written = Written()
     writer: TFRecordWriter | TarWriter | None = None
     ends, in_shard = set(stops), 0
+    keys: dict[str, int] = {}
     try:
         for number, sample in zip(numbers, samples, strict=False):
             if writer is None:
                 written.files.append(folder / f"{name}-{len(written.files):05d}.part")
                 writer = _writer(container, written.files[-1])
-                in_shard = 0
+                in_shard, keys = 0, {}
             with told_of(number, sample):
-                _write(writer, sample, written)
+                key, values = checked(sample)
+                _note(key, values, written)
+                if isinstance(writer, TarWriter):
+                    if key is None:
+                        key = f"{written.records:09d}"
+                    else:
+                        _check_key(key, number, keys)
+                    writer.write(key, _members(values, sample.get("__ext__", {}), written))
+                else:
+                    writer.write(_example(key, values))
+                    _check_kinds(values, number, kinds)
+            written.records += 1
             in_shard += 1
             if written.records in ends or in_shard == most_records or writer.offset >= most_bytes:
                 _close(writer, written.files[-1])
@@ -91,28 +106,61 @@ def _close(writer: TFRecordWriter | TarWriter, path: Path) -> None:
     sync(path)
 
 
-def _write(writer: TFRecordWriter | TarWriter, sample: Sample, written: Written) -> None:
-    """Write one sample and note what it has."""
-    number = written.records
-    written.records += 1
-    key, values = checked(sample)
+def _note(key: str | None, values: dict[str, Any], written: Written) -> None:
+    """Note what a sample has."""
     if "label" in values:
         _note_label(values["label"], written)
     for name in values:
         written.counts[name] = written.counts.get(name, 0) + 1
-    if key is not None:
-        written.keyed += 1
-        if "key" in values and isinstance(writer, TFRecordWriter):
+    written.keyed += key is not None
+
+
+def _example(key: str | None, values: dict[str, Any]) -> bytes:
+    """Return a sample as an Example."""
+    if key is not None and "key" in values:
+        raise ValueError(
+            "a sample has both __key__ and key, and a TFRecord room for one of them: "
+            "rename the field key"
+        )
+    return encode(values | ({} if key is None else {"key": key}))
+
+
+def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
+    """Check that each field has values of one kind in all records, as an index of TFRecords has;
+    of labels that is known.
+    """
+    for name, value in values.items():
+        kind = kind_of(value)
+        known, first = kinds.setdefault(name, (kind, number))
+        if kind != known and name != "label":
             raise ValueError(
-                "a sample has both __key__ and key, and a TFRecord room for one of them: "
-                "rename the field key"
+                f"field {name!r} has {kind} here and {known} in record {first}: give all records "
+                "values of one kind, such as 1.0 for 1, or the one kind another field name"
             )
-    if isinstance(writer, TFRecordWriter):
-        writer.write(encode(values | ({} if key is None else {"key": key})))
-        return
+
+
+def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
+    """Check that no record of this tar shard has the same key: a reader would take both for one."""
+    first = keys.setdefault(key, number)
+    if first != number:
+        raise ValueError(
+            f"key {key!r} is that of record {first} too, and a tar shard's keys must differ: give "
+            "each record a __key__ of its own, or pack to TFRecord"
+        )
+
+
+def _members(
+    values: dict[str, Any], extensions: dict[str, str], written: Written
+) -> dict[str, bytes]:
+    """Return a sample's tar members by extension, and note the extension of each field."""
+    if not values:
+        raise ValueError(
+            "it has no field, and what has no member is not in a tar: give it one, leave it out, "
+            "or pack to TFRecord"
+        )
     members: dict[str, str] = {}
     for name, value in values.items():
-        extension = _extension(name, value, sample.get("__ext__", {}))
+        extension = _extension(name, value, extensions)
         if extension in members:
             raise ValueError(
                 f"the fields {members[extension]!r} and {name!r} would both be the tar member "
@@ -121,8 +169,7 @@ def _write(writer: TFRecordWriter | TarWriter, sample: Sample, written: Written)
         members[extension] = name
         if name != "label":
             written.fields.setdefault(name, {})[extension] = None
-    parts = {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
-    writer.write(f"{number:09d}" if key is None else key, parts)
+    return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
 
 
 def _note_label(label: Label, written: Written) -> None:
