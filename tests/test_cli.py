@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -551,11 +552,59 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     (tmp_path / "images").mkdir()
     os.mkfifo(tmp_path / "images" / "1.png")
     running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2", "-q")
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-    while len(children.read_text().split()) < 2:  # the resource tracker, and a worker
-        time.sleep(0.001)
+    started(running.pid, "spawn_main")
     time.sleep(delay)
     assert interrupted(running).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "delay"), [("verify", 0.0), ("index", 0.001), ("verify", 0.08), ("index", 0.5)]
+)
+def test_a_worker_that_is_killed_ends_the_command_with_one_line(
+    tmp_path: Path, command: str, delay: float
+) -> None:
+    """As it starts, while it imports, and at work: each of two has a pipe to wait for."""
+    (tmp_path / "images").mkdir()
+    for n in range(FILES_PER_PART):
+        (tmp_path / "images" / f"{n}.png").touch()
+    for name in ("-first.png", "last.png"):
+        os.mkfifo(tmp_path / "images" / name)
+    options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
+    running = start(tmp_path, command, "images", *options)
+    worker = started(running.pid, "spawn_main")
+    time.sleep(delay)
+    os.kill(worker, signal.SIGKILL)
+    error = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 1
+    assert error == (
+        "twinfeed: error: a worker process was killed by SIGKILL; what to do: the system may have "
+        "run out of memory (see dmesg): lower --jobs\n"
+    )
+    for _ in range(1000):
+        if not group(running.pid):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"left behind: {group(running.pid)}")
+
+
+def group(leader: int) -> list[str]:
+    """The processes of a group that are still there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_text())
+    return [stat for stat in found if stat.rpartition(")")[2].split()[2] == str(leader)]
+
+
+def started(pid: int, name: str) -> int:
+    """Wait until a process has started another, whatever its thread, and return that one's id."""
+    while True:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):  # a thread or a child has ended meanwhile
+                for child in children.read_text().split():
+                    if name in Path(f"/proc/{child}/cmdline").read_text():
+                        return int(child)
+        time.sleep(0.001)
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from twinfeed.loaders.command_line.wording import built_with, explain, in_option
 from twinfeed.loaders.command_line.workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.formats.sniff import MANIFEST, is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.bad_records import BadRecord
@@ -127,7 +127,7 @@ def _verify(
             executor=executor,
             progress=not options.quiet,
         )
-    except BrokenPipeError:
+    except (BrokenPipeError, WorkerDiedError):
         raise
     except (LoaderError, OSError) as error:
         print(f"twinfeed: error: {explain(error)}", file=sys.stderr)
