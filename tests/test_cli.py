@@ -89,6 +89,25 @@ def test_cat_writes_the_bytes_of_a_field(tmp_path: Path) -> None:
     assert done.stdout == b"000004" * 4
 
 
+def test_cat_tells_keys_from_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["7", "000001", "0", "7", "-1", "cat"]
+    samples = [{"__key__": key, "x": b"%d" % n} for n, key in enumerate(keys)]
+    index = str(pack(samples, tmp_path)["data"].path)
+    for words, records in [
+        (["1", "000001"], [1, 1]),
+        (["cat", "-1", "000001", "2"], [5, 5, 1, 2]),
+        (["--key", "0"], [2]),
+        (["0", "--key", "7", "--key=-1"], [0, 0, 3, 4]),
+    ]:
+        assert main(["cat", index, *words]) == 0
+        shown = [line for line in capsys.readouterr().out.splitlines() if line[:1] != " "]
+        assert [int(line.split()[1]) for line in shown] == records, words
+    assert main(["cat", index, "--key", "5"]) == 2
+    assert "no record has the key '5'" in capsys.readouterr().err
+    assert main(["cat", index, "6"]) == 2
+    assert "give a key that is a number with --key" in capsys.readouterr().err
+
+
 def test_cat_never_sends_control_characters_to_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,7 +173,10 @@ def test_wrong_usage_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFi
     pack([{"word": b"to"}], tmp_path)
     index = str(tmp_path / "data.index")
     for arguments, text in [
-        (["cat", index, "1"], "ids must lie in [0, 1), not 1"),
+        (["cat", index, "1"], "no record 1: there are 1, from 0 to 0, or -1 to -1 from the end"),
+        (["cat", index, "-2"], "no record -2: there are 1"),
+        (["cat", index, "9" * 5000], "no record 999"),
+        (["cat", index], "give numbers, keys, or --key"),
         (["cat", index, "nobody"], "no record has the key 'nobody'"),
         (["cat", index, "0", "--field", "image"], "no field 'image'"),
         (["index", str(tmp_path / "{a,b"), "--out", index], "unbalanced braces"),

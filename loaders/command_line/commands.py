@@ -33,6 +33,7 @@ from twinfeed.loaders.verify import verify
 from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
 
 _SHOWN = 20
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _RESTORE = (
     "what to do: restore what is missing or has changed, or index what is there "
     "(twinfeed info tells the options that an index was built with)"
@@ -194,7 +195,7 @@ def run_cat(options: argparse.Namespace) -> int:
     """Run `cat`."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
-        for record in _records(index, options.records):
+        for record in _records(index, options.records, options.key or ()):
             if options.field is not None:
                 (value,) = reader.read([record], [options.field])[options.field]
                 sys.stdout.buffer.write(
@@ -225,21 +226,36 @@ def run_compare(options: argparse.Namespace) -> int:
     return 0 if found.equal else 1
 
 
-def _records(index: Index, wanted: Sequence[str]) -> list[int]:
-    """Return the records that numbers or keys name."""
-    found: dict[str, int] = {}
-    keys = [one for one in wanted if not re.fullmatch(r"-?\d+", one)]
-    if keys:
+def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
+    """Return the records that numbers or keys name, all of those that have a key; text that is no
+    number as Python writes it is a key.
+    """
+    if not wanted and not keys:
+        raise ValueError("which records: give numbers, keys, or --key")
+    named = [(one, not _NUMBER.fullmatch(one)) for one in wanted] + [(key, True) for key in keys]
+    found: dict[str, list[int]] = {one: [] for one, is_key in named if is_key}
+    if found:
         for record, key in enumerate(index.keys(range(len(index)))):
-            if key in keys:
-                found.setdefault(key, record)
-        missing = [key for key in keys if key not in found]
-        if missing:
-            raise KeyError(
-                f"no record has the key {missing[0]!r}; see twinfeed info, or give a number"
-            )
-    records = [found[one] if one in found else int(one) for one in wanted]
-    return [record + len(index) if record < 0 else record for record in records]
+            if key in found:
+                found[key].append(record)
+    missing = [key for key, records in found.items() if not records]
+    if missing:
+        raise KeyError(f"no record has the key {missing[0]!r}; see twinfeed info, or give a number")
+    chosen: list[int] = []
+    for one, is_key in named:
+        chosen += found[one] if is_key else [_numbered(index, one)]
+    return chosen
+
+
+def _numbered(index: Index, number: str) -> int:
+    """Return the record of a number, which counts from the end if it is negative."""
+    n = len(index)
+    if len(number) > 20 or not -n <= int(number) < n:
+        raise IndexError(
+            f"no record {number}: there are {n}, from 0 to {n - 1}, or -{n} to -1 from the end; "
+            "give a key that is a number with --key"
+        )
+    return int(number) % n
 
 
 def _label(options: argparse.Namespace) -> LabelSource | None:

@@ -249,12 +249,20 @@ def _add_cat(commands: Any) -> None:
         run_cat,
         "Show records, by number or key.",
         "cat data/train.index 0 17",
-        "cat data/train.index cat/0001",
+        "cat data/train.index cat/0001 000014",
+        "cat data/train.index --key 1003",
         "cat data/train.index 17 --field image > 17.png",
     )
     parser.add_argument("index", help="the folder of the index")
     parser.add_argument(
-        "records", nargs="+", help="record numbers (from the end if negative), or keys"
+        "records",
+        nargs="*",
+        help="record numbers (from the end if negative), or keys; 14 is a number, 000014 a key",
+    )
+    parser.add_argument(
+        "--key",
+        action="append",
+        help="show all records of this key, which may be a number; may be repeated",
     )
     parser.add_argument("--field", help="write the bytes of this field, and nothing else")
     parser.add_argument("--root", help="the folder of the shards, if it is not the index's own")
