@@ -839,3 +839,20 @@ def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> Non
         build_index(shards, out)
     (out / "notes.txt").write_text("mine")
     assert len(build_index(shards, out)) == 30
+
+
+def test_nothing_is_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a local folder of that name."""
+    shards = [str(shard) for shard in tfrecords(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://bucket/x", "memory://x", Path("s3://bucket/x")):
+        for write in (
+            lambda url=url: pack([{"a": 1}], url),
+            lambda url=url: build_index(shards, url),
+            lambda url=url: build_parts(shards, url, root=tmp_path),
+            lambda url=url: merge_parts([], url),
+            lambda url=url: verify(shards, bad_list=url, root=tmp_path),
+        ):
+            with pytest.raises(ValueError, match="is a URL: write to a local folder and upload"):
+                write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [Path(each).name for each in shards]

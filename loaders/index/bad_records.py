@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from twinfeed.loaders.atomic import replace_file
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
+from twinfeed.loaders.index.paths import to_write
 
 
 class BadRecord(NamedTuple):
@@ -58,7 +59,7 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
     [BadRecord(shard='a.tar', record=7, offset=0, key='0007', problem='corrupted data', rest=False)]
     """
     lines = [json.dumps(record._asdict()) + "\n" for record in records]
-    replace_file(Path(path), "".join(lines).encode())
+    replace_file(to_write(path), "".join(lines).encode())
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:

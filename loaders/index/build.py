@@ -21,6 +21,7 @@ from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSou
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.numbering import check_classes
 from twinfeed.loaders.index.parts import ShardPart
+from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, listed, named
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
 from twinfeed.loaders.index.store import make_folder, own_folder
@@ -93,7 +94,7 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
-    path = own_folder(Path(os.path.abspath(path)))
+    path = own_folder(to_write(path))
     check_classes(classes)
     source = find_source(shards, path, container=container, root=root, complete=complete)
     if label is None and any(entry.label for job in source.jobs for entry in job.entries):
@@ -165,7 +166,7 @@ def build_parts(
     >>> merge_parts(files, f"{data}/all.index").keys([0, 1])
     ['a', 'b']
     """
-    where = make_folder(Path(os.path.abspath(folder)))
+    where = make_folder(to_write(folder))
     source = find_source(shards, where / "index", container=container, root=root, complete=False)
     plan = Plan(
         source.container,
@@ -210,7 +211,7 @@ def merge_parts(
     ...
     ValueError: no parts to merge
     """
-    path = Path(os.path.abspath(path))
+    path = to_write(path)
     check_classes(classes)
     if isinstance(parts, (str, os.PathLike)):
         raise TypeError(f"parts must be a list of files, not the path {os.fspath(parts)!r}")

@@ -9,10 +9,12 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import REBUILD, StaleIndexError, UnsafeContentError
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
 
@@ -32,6 +34,17 @@ def remote(url: str) -> Iterator[tuple[Any, str]]:
         raise FileNotFoundError(
             errno.ENOENT, "no such shard; check the URL, and whether you may read there", url
         ) from None
+
+
+def to_write(path: str | os.PathLike[str]) -> Path:
+    """Return the full path of what is to be written; raise ValueError for a URL."""
+    text = os.fspath(path)
+    if _URL.match(text):
+        raise ValueError(
+            f"{text} is a URL: write to a local folder and upload that; shards are read from URLs, "
+            "with root= theirs"
+        )
+    return Path(os.path.abspath(text))
 
 
 def inside(path: str) -> str:

@@ -22,6 +22,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
+from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.store import make_folder, read_manifest
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
@@ -106,7 +107,7 @@ def pack(
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
     _check_source(source)
-    folder = make_folder(Path(os.path.abspath(out)))
+    folder = make_folder(to_write(out))
     if not overwrite:
         _check_free(folder, split or {"data": 1})
     with _workplace(folder) as work:
