@@ -21,8 +21,10 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # not the temporary name
         raise
     if durable:
         sync(path.parent)

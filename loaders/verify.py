@@ -19,6 +19,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.arrays import damaged_arrays
 from twinfeed.loaders.index.bad_records import (
     BadRecord,
@@ -26,7 +27,7 @@ from twinfeed.loaders.index.bad_records import (
     lost_file,
     write_bad_records,
 )
-from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join
+from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join, to_write
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index.table import Index, load_index
@@ -37,8 +38,8 @@ _BATCH = 256
 
 
 class Report(NamedTuple):
-    """Say what was verified and what is bad; `record` -1 stands for a whole shard, or for a loose
-    file that is not there or has changed.
+    """Say what was verified and what is bad; `record` -1 stands for a whole shard, for a loose file
+    that is not there or has changed, or for the half of a tar sample whose parts lie apart.
 
     >>> Report(3, 1000, []).ok
     True
@@ -75,7 +76,8 @@ def verify(
     member that only became a label counts with its shard's headers. What is bad or missing is
     reported, not raised, and bad records are written to `bad_list` for `build_index(exclude=…)`; a
     scan that cannot go on behind a bad record says so (`rest`), and leaving that one out leaves out
-    all behind it. Where an index has no more of such a shard, all is well with it.
+    all behind it. Where an index has no more of such a shard, all is well with it. Shards are named
+    relative to the root, those without an index or a `root` by their full paths.
 
     Raises IndexFormatError for damaged arrays, FileNotFoundError where every shard of an index is
     missing, or a pattern has no match.
@@ -85,6 +87,8 @@ def verify(
     >>> verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"])
     Report(shards=1, records=2, bad=[])
     """
+    if bad_list is not None:
+        bad_list = to_write(bad_list)
     tasks: list[tuple[Callable[..., tuple[int, list[BadRecord]]], tuple[Any, ...]]]
     if _is_index(source):
         source = load_index(source, root)
@@ -103,7 +107,8 @@ def verify(
             max_record_bytes=max_record_bytes,
             join=join,
         )
-        tasks = [(_plain_shard, (plan, job)) for job in found.jobs]
+        full = root is None and found.container != "files"
+        tasks = [(_plain_shard, (plan, job, full)) for job in found.jobs]
     if executor is None:
         results = [task(*args) for task, args in bar(tasks, "verifying", "shard", progress)]
     else:
@@ -154,6 +159,7 @@ class _Scan:
         self.headers = self.records = 0
         self.places: list[tuple[int, int]] = []
         self.bad: list[BadRecord] = []
+        self.halves: set[int] = set()
         try:
             with local(join(plan.root, job.shard)) as path:
                 if size is not None:
@@ -176,7 +182,11 @@ class _Scan:
 
     def on_bad(self, error: DataCorruptionError) -> None:
         """Keep the error of one record."""
-        self.bad.append(bad_record(self.job.shard, error))
+        entry = bad_record(self.job.shard, error)
+        if error.advice == APART:
+            entry = entry._replace(problem=f"{error.problem}; {APART}")
+            self.halves.add(entry.record)
+        self.bad.append(entry)
         self.note(error.offset or 0, -1 if error.record is None else error.record)
         self.end = None
 
@@ -191,10 +201,14 @@ class _Scan:
         return self.places[place][1] if place >= 0 else -1
 
 
-def _plain_shard(plan: Plan, job: Job) -> tuple[int, list[BadRecord]]:
-    """Verify a shard by itself."""
+def _plain_shard(plan: Plan, job: Job, full: bool) -> tuple[int, list[BadRecord]]:
+    """Verify a shard by itself, named by its full path if so wanted."""
     scan = _Scan(plan, job)
-    return scan.records, scan.bad
+    name = join(plan.root, job.shard) if full else job.shard
+    bad = [one._replace(shard=name) for one in scan.bad]
+    # Half a sample is not to be left out, since that would keep the other half.
+    bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
+    return scan.records, bad
 
 
 def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:

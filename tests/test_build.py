@@ -416,7 +416,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
     for source in [shards] if how == "cut" else [shards, tmp_path / "whole.index"]:
         (bad,) = verify(source, root=tmp_path, bad_list=listed).bad
         assert (bad.shard, bad.record, bad.rest) == (shards[1].name, first, True)
-        with pytest.raises(DataCorruptionError, match=r"what to do: .* twinfeed verify, then"):
+        with pytest.raises(DataCorruptionError, match=r"what to do: .* --bad-list FILE, then"):
             build_index(shards, tmp_path / "x.index", exclude=[(bad.shard, bad.record)])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ShardWarning)  # of a shard without records

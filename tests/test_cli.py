@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from format_help import archive, member
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders.command_line.parser import _parser, main
+from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index.build import build_index
@@ -318,6 +320,69 @@ def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
     assert "shards that break off: 1\n" in capsys.readouterr().out
 
 
+def test_a_list_is_followed_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list of shards without an index names them by full paths, that of a root below it."""
+    (tmp_path / "w").mkdir()
+    shards = tfrecords(tmp_path / "w")
+    flip(shards[1], 20)
+    monkeypatch.chdir(tmp_path)
+    words = ["w/d-*.tfrecord", "-q"]
+    assert main(["verify", *words, "--bad-list", "bad"]) == 1
+    assert capsys.readouterr().out.startswith(f"{shards[1]}, record 0: corrupted")
+    for out in ("w/x.index", "x.index"):
+        assert main(["index", *words, "--out", out, "--exclude", "bad"]) == 0
+        assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
+    assert main(["verify", *words, "--root", "w", "--bad-list", "bad"]) == 1
+    assert main(["index", *words, "--out", "x.index", "--root", "w", "--exclude", "bad"]) == 0
+    (tmp_path / "bad").write_text('{"shard": "/elsewhere/a.tfrecord", "record": 0}\n')
+    assert main(["index", *words, "--out", "w/x.index", "--exclude", "bad"]) == 2
+    assert "first: ['/elsewhere/a.tfrecord']" in capsys.readouterr().err
+
+
+def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The index says what has changed, the shards what is left."""
+    monkeypatch.chdir(tmp_path)
+    tfrecords(tmp_path, shards=1)
+    build_index("d-*.tfrecord", "x.index")
+    (shard,) = tmp_path.glob("d-*")
+    os.truncate(shard, shard.stat().st_size - 5)
+    assert main(["verify", "x.index", "-q"]) == 1
+    line = capsys.readouterr().out.splitlines()[2]
+    assert "listed with twinfeed verify SHARDS --bad-list FILE, and left out with index" in line
+    assert main(["index", "d-*.tfrecord", "--out", "x.index", "-q"]) == 1
+    assert "twinfeed verify SHARDS --bad-list FILE, then" in capsys.readouterr().err
+    assert main(["verify", "d-*.tfrecord", "--bad-list", "bad", "-q"]) == 1
+    assert main(["index", "d-*.tfrecord", "--out", "x.index", "--exclude", "bad", "-q"]) == 0
+    assert main(["verify", "x.index", "-q"]) == 0
+
+
+def test_what_could_not_be_verified_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pack([{"a": 1}], "out")
+    (tmp_path / "empty").mkdir()
+    lead = "; it holds shards, or an index of them: give out/data.index or 'out/*.tfrecord'"
+    for command in (["verify"], ["index", "--out", "x.index"]):
+        for folder, more in (("out", lead), ("empty", "")):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ShardWarning)
+                assert main([*command, folder, "-q"]) == 1
+            out, error = capsys.readouterr()
+            assert out == ""
+            assert error.splitlines()[-1] == (
+                f"twinfeed: error: no image below the folder '{folder}'{more}"
+            )
+    assert main(["verify", "out/data.index", "--bad-list", "/proc/bad", "-q"]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error == "twinfeed: error: /proc/bad: No such file or directory\n"
+
+
 def test_verify_goes_on_to_the_last_target_whatever_is_bad(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,8 +509,16 @@ def test_index_and_verify_join_what_lies_apart(
     shard, out = str(archive(tmp_path / "a.tar", *members)), str(tmp_path / "x.index")
     assert main(["index", shard, "--out", out, "-q"]) == 1
     assert "put the parts together with --join" in capsys.readouterr().err
-    assert main(["verify", shard, "--root", str(tmp_path), "-q"]) == 1
-    assert main(["verify", shard, "--root", str(tmp_path), "-q", "--join"]) == 0
+    listed = tmp_path / "bad.jsonl"
+    verify = ["verify", shard, "--root", str(tmp_path), "-q"]
+    assert main([*verify, "--bad-list", str(listed)]) == 1
+    assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
+        "a.tar: key 'a' is met again, first at offset 0; write the archive again, sorted by name, "
+        "or put the parts together with --join",
+        "3 records in 1 shards: 1 bad",
+    ]
+    assert listed.read_text() == ""
+    assert main([*verify, "--join"]) == 0
     assert main(["index", shard, "--out", out, "--join", "-q"]) == 0
     capsys.readouterr()
     assert main(["info", out]) == 0

@@ -36,7 +36,8 @@ _SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _RESTORE = (
     "what to do: restore what is missing or has changed, or index what is there "
-    "(twinfeed info tells the options that an index was built with)"
+    "(twinfeed info tells the options that an index was built with); what is bad in it is listed "
+    "with twinfeed verify SHARDS --bad-list FILE, and left out with index --exclude FILE"
 )
 _LEAVE_OUT = (
     "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
@@ -103,7 +104,7 @@ def run_verify(options: argparse.Namespace) -> int:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
     with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor)]
-    if any(one is None or one.record < 0 for one in bad):
+    if any(one and one.record < 0 and one.offset is None for one in bad):  # no parts apart
         print(_RESTORE)
     if any(one and one.record >= 0 for one in bad):
         print(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)

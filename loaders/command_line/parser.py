@@ -218,7 +218,7 @@ def _add_verify(commands: Any) -> None:
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
         "checksums of its headers only; its index has one of everything.",
         "verify data/train.index --jobs 4",
-        "verify 'data/*.tfrecord' --root data --bad-list bad.jsonl",
+        "verify 'data/*.tfrecord' --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
     )
     parser.add_argument("target", nargs="+", help="indexes, or shards")

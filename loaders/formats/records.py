@@ -26,7 +26,10 @@ MAX_RECORD_BYTES = 1 << 30
 TOO_LONG = "raise max_record_bytes if it is meant to be this long"
 """What to do about a record that is refused for its length."""
 
-LEAVE_OUT = "to leave out what follows: twinfeed verify, then build_index(exclude=...)"
+LEAVE_OUT = (
+    "to leave out what follows: twinfeed verify SHARDS --bad-list FILE, then "
+    "build_index(exclude=...)"
+)
 """What else to do about a shard that cannot be scanned to its end."""
 
 

@@ -37,7 +37,9 @@ _KINDS = {
 }
 _LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
-_APART = "write the archive again, sorted by name, or put the parts together with join=True"
+APART = "write the archive again, sorted by name, or put the parts together with join=True"
+"""What to do about a key that is met again, which is half a sample: to leave it out does not help.
+"""
 _NAMES = "rename the file and write the archive again"
 _FIT = (
     "a key has no dot behind its last slash, a part no capitals and no slash, neither a newline, "
@@ -154,7 +156,7 @@ class _Sample:
         """Check that no sample before had this key."""
         if self.key in seen:
             problem = f"key {self.key!r} is met again, first at offset {seen[self.key]}"
-            self.fail(member, problem, _APART)
+            self.fail(member, problem, APART)
         seen[self.key] = member.start
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:

@@ -21,7 +21,7 @@ from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSou
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.numbering import check_classes
 from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.paths import is_url, relative_to, to_write
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, listed, named
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
 from twinfeed.loaders.index.store import make_folder, own_folder
@@ -248,6 +248,8 @@ def _without(source: Source, exclude: Exclude) -> list[Job]:
     left_out = [_entry(one) for one in given]
     if left_out and source.container == "files":
         left_out = _where_now(source.jobs, left_out)
+    else:
+        left_out = [one._replace(shard=_name(source.root, one.shard)) for one in left_out]
     bad: dict[str, set[int]] = {}
     rest: dict[str, int] = {}
     for one in left_out:
@@ -274,6 +276,15 @@ def _entry(one: Any) -> BadRecord:
             f"('a.tar', 7), not {one!r}"
         )
     return BadRecord(*one)
+
+
+def _name(root: str, shard: str) -> str:
+    """Return the name that a listed shard has below the root; a full path may lie elsewhere."""
+    if not os.path.isabs(shard) and not is_url(shard):
+        return shard
+    with suppress(ValueError):
+        return relative_to(root, shard)
+    return shard
 
 
 def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:

@@ -4,6 +4,8 @@ job for a worker.
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import hashlib
 import os
 import posixpath
@@ -142,7 +144,7 @@ def _loose_root(
     if not isinstance(shards, (str, os.PathLike)):
         return where, entries
     if not entries:
-        raise FileNotFoundError(f"no image below the folder {os.fspath(shards)!r}")
+        raise FileNotFoundError(_no_image(os.fspath(shards)))
     prefix = relative_to(where, os.path.abspath(shards))
     if prefix == ".":
         return where, entries
@@ -150,6 +152,19 @@ def _loose_root(
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
         for entry in entries
     ]
+
+
+def _no_image(folder: str) -> str:
+    """Say that a folder holds no image, and what else it may have been given for."""
+    held = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    found = [name for name in held if is_index(Path(name))]
+    found += [
+        repr(os.path.join(folder, pattern))
+        for pattern in ("*.tar", "*.tfrecord", "*.tfrecord-*")
+        if fnmatch.filter(held, os.path.join(glob.escape(folder), pattern))
+    ]
+    lead = f"; it holds shards, or an index of them: give {' or '.join(found)}" if found else ""
+    return f"no image below the folder {folder!r}{lead}"
 
 
 def _stretches(entries: list[Entry]) -> list[Job]:
