@@ -65,13 +65,30 @@ def lock(fd: int) -> None:
 
 
 @contextmanager
-def room_for(path: Path, needed: int) -> Iterator[None]:
-    """Name `path` and the bytes needed when the disk (or the file size limit) is full."""
+def room_for(path: Path, needed: int | None, *, work: Path | None = None) -> Iterator[None]:
+    """Name `path` when the disk (or the file size limit) is full, with the bytes needed, if that is
+    known, and those that were written to the folder `work`.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise OSError(
-            error.errno, f"{os.strerror(error.errno)}: {needed} bytes are needed here", str(path)
-        ) from error
+        facts = [] if needed is None else [f"{needed} bytes are needed here"]
+        if work is not None:
+            written = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
+            facts.append(f"{written} bytes were written")
+        problem = f"{os.strerror(error.errno)}: {', '.join(facts)}"
+        raise OSError(error.errno, problem, str(path)) from error
+
+
+@contextmanager
+def writable(path: Path, advice: str) -> Iterator[None]:
+    """Name `path`, and what to do, when it may not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        problem = f"{os.strerror(error.errno)}: {advice}"
+        raise type(error)(error.errno, problem, str(path)) from error

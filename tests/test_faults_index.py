@@ -536,7 +536,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, index: Index)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
         build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index")
     """
-    for limit in (100, 2000):
+    for limit in (100, 500, 2000):  # within an array's header, an array, the manifest
         done = python(code, tmp_path, limit)
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
@@ -559,14 +559,20 @@ def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
         from twinfeed.loaders import pack
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        pack([{"x": bytes(1000)}] * 1000, sys.argv[1])
+        samples = pack([{"x": bytes(90)}] * 1000, sys.argv[1] + "/few", shard_bytes=50_000)["data"]
+        sources = {"list": [{"x": bytes(1000)}] * 1000, "index": samples}
+        sources["many"] = ({"x": bytes(1000)} for _ in range(1000))
+        pack(sources[sys.argv[2]], sys.argv[1] + "/out", seed=1)
     """
-    done = python(code, tmp_path / "out")
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert "bytes are needed here" in last
-    assert str(tmp_path / "out") in last
-    assert list((tmp_path / "out").iterdir()) == []
+    for source, needed in [("list", ""), ("many", ""), ("index", "90000 bytes are needed here, ")]:
+        done = python(code, tmp_path / source, source)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert last == (
+            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: {needed}100000 bytes were "
+            f"written: '{tmp_path}/{source}/out'"
+        )
+        assert list((tmp_path / source / "out").iterdir()) == []
 
 
 def test_fault_37_read_only_data(tmp_path: Path) -> None:
@@ -579,6 +585,10 @@ def test_fault_37_read_only_data(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match=r"--out.*give root= the folder"):
             build_index(data / "*.tfrecord", closed / "x.index", root=data)
+        for out in (closed, closed / "out"):
+            with pytest.raises(OSError, match="give another folder to pack to") as caught:
+                pack([{"x": 1}], out)
+            assert caught.value.filename == str(out)
         index = build_index(data / "*.tfrecord", tmp_path / "mine" / "x.index", root=data)
         with Reader(open_index(index.path, root=data)) as reader:
             assert reader.read([3], ["key"]) == {"key": [b"k3"]}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync
+from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 
@@ -31,6 +31,10 @@ _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 _OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 CHUNK = 1 << 24
+_ELSEWHERE = (
+    "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
+    "the folder that holds the shards"
+)
 
 
 def write_store(
@@ -121,17 +125,8 @@ def _no_index(path: Path) -> str:
 
 def make_folder(path: Path) -> Path:
     """Make a folder to write in, or say where else to write."""
-    try:
+    with writable(path, _ELSEWHERE):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        raise type(error)(
-            error.errno,
-            f"{os.strerror(error.errno)}: the index cannot be written here; write it elsewhere "
-            "(twinfeed index --out) and give root= the folder that holds the shards",
-            str(path),
-        ) from error
     return path
 
 
@@ -172,7 +167,9 @@ def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:
     array = np.ascontiguousarray(array)
     file = folder / f"{name}.npy"
     with file.open("wb") as out:
-        np.lib.format.write_array(out, array, version=(1, 0), allow_pickle=False)
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(out, header)
+        out.write(array.reshape(-1).view(np.uint8).data)  # numpy's own writing hides a full disk
         out.flush()
         os.fsync(out.fileno())
     return {

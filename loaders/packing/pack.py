@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.atomic import beside, locked, room_for, sync
+from twinfeed.loaders.atomic import beside, locked, room_for, sync, writable
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.paths import to_write
-from twinfeed.loaders.index.store import make_folder, read_manifest
+from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
     IndexSamples,
@@ -45,6 +45,7 @@ Split = Mapping[str, int | float]
 
 SHARD_BYTES = 200_000_000
 _WORK = "packing"
+_ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 class _Piece(NamedTuple):
@@ -107,16 +108,19 @@ def pack(
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
     _check_source(source)
-    folder = make_folder(to_write(out))
+    folder = to_write(out)
+    with writable(folder, _ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
     if not overwrite:
         _check_free(folder, split or {"data": 1})
     with _workplace(folder) as work:
         random_access = seed is not None or split is not None or shards > 1
-        samples = _samples(source, work if random_access else None)
+        with room_for(folder, None, work=work):
+            samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
         written: dict[str, Written] = {}
         kinds: Kinds = {}
-        with room_for(folder, _nbytes(samples) or 0):
+        with room_for(folder, _nbytes(samples), work=work):
             for piece in pieces:
                 doing = f"packing {piece.name}"
                 written[piece.name] = write_shards(
@@ -130,10 +134,10 @@ def pack(
                     most_records=shard_records,
                     kinds=kinds,
                 )
-        classes = _classes(samples, written.values())
-        for name, done in written.items():
-            files = _named(work, name, done.files, container, names)
-            _index(work, name, files, done, container, classes, progress)
+            classes = _classes(samples, written.values())
+            for name, done in written.items():
+                files = _named(work, name, done.files, container, names)
+                _index(work, name, files, done, container, classes, progress)
         with locked(folder):
             if not overwrite:  # another packer may have been here meanwhile
                 _check_free(folder, written)
@@ -216,7 +220,8 @@ def _workplace(folder: Path) -> Iterator[Path]:
             if free:
                 shutil.rmtree(left)
     work = beside(folder / _WORK)
-    work.mkdir()
+    with writable(folder, _ELSEWHERE):
+        work.mkdir()
     with _lock(work):
         try:
             yield work
@@ -251,7 +256,22 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
         return SequenceSamples(source)
     if spool is None:
         return source
-    return IndexSamples(pack(source, spool / "spool")["data"])
+    spool = spool / "spool"
+    spool.mkdir()
+    done = write_shards(
+        source,
+        spool,
+        "data",
+        numbers=itertools.count(),
+        container="tfrecord",
+        stops=(),
+        most_bytes=SHARD_BYTES,
+        most_records=None,
+        kinds={},
+    )
+    files = _named(spool, "data", done.files, "tfrecord", "of")
+    _index(spool, "data", files, done, "tfrecord", tuple(sorted(done.named)), progress=False)
+    return IndexSamples(open_index(spool / "data.index"))
 
 
 def _pieces(
