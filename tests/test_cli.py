@@ -204,6 +204,9 @@ def test_what_is_missing_ends_with_status_1(
     assert "no shard matches" in capsys.readouterr().err
     assert main(["pack", str(tmp_path), str(tmp_path / "out")]) == 1
     assert "no images below" in capsys.readouterr().err
+    (tmp_path / "d-00000-of-00002.tar").touch()
+    assert main(["index", str(tmp_path / "d-*.tar"), "--out", str(tmp_path / "x.index")]) == 1
+    assert "incomplete shards" in capsys.readouterr().err
     shards, index = tars(tmp_path / "here"), str(tmp_path / "here" / "x.index")
     build_index(shards, index)
     shards[1].unlink()
@@ -451,6 +454,14 @@ def test_info_tells_options_that_build_the_same_index_again(
     assert f"built with: {shlex.join(options)}\n" in capsys.readouterr().out
 
 
+def test_info_says_what_is_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = tars(tmp_path)
+    build_index(shards, tmp_path / "x.index", label=lambda record: len(record["png"]))
+    assert main(["info", str(tmp_path / "x.index")]) == 0
+    line = "built with: --container tar (and labels by a function, which build_index takes)\n"
+    assert capsys.readouterr().out.endswith(line)
+
+
 NUMBERS = [str(n) for n in range(11)]  # sorted as text, "10" is the third
 
 
@@ -572,11 +583,11 @@ def test_a_pack_that_fails_leaves_no_folder_behind(
     assert main([*pack_it, "--split", "a=1", "--seed", "1"]) == 2
     assert not (tmp_path / "out").exists()
     (tmp_path / "images" / "top.png").write_bytes(b"...")
-    assert main(pack_it) == 2
+    assert main(pack_it) == 1
     assert "1 images lie outside any class folder (top.png)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
-    assert main(pack_it) == 2
+    assert main(pack_it) == 1
     assert (tmp_path / "out").exists()
 
 

@@ -47,7 +47,6 @@ _ARGUMENT = re.compile(rf"(?<![^\s(])({'|'.join(OPTIONS)})=('?)([\w.]*)\2(?!\S*/
 _LABELS: dict[Any, tuple[str, ...]] = {
     "field": ("--label",),
     "folder": ("--label-folder",),
-    "function": ("and labels by a function",),
     "json": ("--label-json",),
     "table": ("--label-table", "CSV"),
 }
@@ -90,7 +89,8 @@ def built_with(options: Mapping[str, Any], index: str = "INDEX") -> str:
         words.append(options["label"])
     if options.get("classes_given"):
         words += [OPTIONS["classes"], index]
-    return shlex.join(words)
+    note = "(and labels by a function, which build_index takes)"
+    return shlex.join(words) + (f" {note}" if options.get("label_from") == "function" else "")
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

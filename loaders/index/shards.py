@@ -33,8 +33,8 @@ def expand(
     With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
     Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
-    shard named twice (in any spelling, or through a link), an incomplete set and an empty list,
-    UnsafeContentError for `pipe:` commands, and DataCorruptionError (a ValueError) for the names of
+    shard named twice (in any spelling, or through a link) and an empty list, UnsafeContentError for
+    `pipe:` commands, and DataCorruptionError (a ValueError) for an incomplete set and the names of
     compressed files.
 
     >>> expand("s3://bucket/train-{000..002}.tar")[-1]
@@ -83,13 +83,14 @@ def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
 
 
 def check_complete(paths: Iterable[str], /) -> None:
-    """Raise ValueError, listing the gaps, for incomplete sets of `-00003-of-00010` names.
+    """Raise DataCorruptionError (a ValueError), listing the gaps, for incomplete sets of
+    `-00003-of-00010` names.
 
     Names without such a number are not looked at.
 
-    >>> check_complete(["a-00000-of-00002.tar"])
+    >>> check_complete(["a-00000-of-00002.tar"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: incomplete shards a-*-of-00002.tar: 1 of 2 missing, first: 00001
+    twinfeed.loaders.errors.DataCorruptionError: incomplete shards a-*-of-00002.tar: 1 of 2 ...
     """
     sets: dict[tuple[str, str, str], set[int]] = {}
     for path in paths:
@@ -100,12 +101,14 @@ def check_complete(paths: Iterable[str], /) -> None:
         name = f"{prefix}-*-of-{total}{suffix}"
         beyond = sorted(number for number in numbers if number >= int(total))
         if beyond:
-            raise ValueError(f"shard number {beyond[0]} of {name} is not below {int(total)}")
+            raise DataCorruptionError(
+                f"shard number {beyond[0]} of {name} is not below {int(total)}"
+            )
         missing = int(total) - len(numbers)
         if missing:
             gaps = itertools.islice((n for n in range(int(total)) if n not in numbers), 5)
             first = ", ".join(f"{number:0{len(total)}d}" for number in gaps)
-            raise ValueError(
+            raise DataCorruptionError(
                 f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}"
             )
 

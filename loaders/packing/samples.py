@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import IMAGES, Entry, folder
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import below
@@ -82,10 +83,11 @@ class LooseFiles:
 
 class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, a folder for each class, as torchvision's
-    ImageFolder does.
+    ImageFolder does. Hidden files and folders (`.name`) are left out, and links to folders; files
+    that are no images are, with a ShardWarning.
 
-    Raises FileNotFoundError for a tree without images, ValueError for images beside the class
-    folders.
+    Raises FileNotFoundError for a tree without images, DataCorruptionError (a ValueError) for
+    images beside the class folders.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -104,9 +106,9 @@ class ImageFolder(LooseFiles):
             raise FileNotFoundError(f"no images below {os.fspath(root)}: {', '.join(extensions)}")
         outside = [entry.paths["image"] for entry in entries if entry.label is None]
         if 0 < len(outside) < len(entries):
-            raise ValueError(
-                f"{len(outside)} images lie outside any class folder "
-                f"({', '.join(outside[:5])}): move them into one, or remove them"
+            raise DataCorruptionError(
+                f"{len(outside)} images lie outside any class folder ({', '.join(outside[:5])})",
+                advice="move them into one, or remove them",
             )
         super().__init__(root, entries)
 
