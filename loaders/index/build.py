@@ -10,25 +10,22 @@ from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from twinfeed.loaders.atomic import lock
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
-from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.collect import work
+from twinfeed.loaders.index.exclude import Exclude, without
 from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.numbering import check_classes
 from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.paths import is_url, relative_to, to_write
+from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.plan import Fields, Missing, Plan, listed, named
-from twinfeed.loaders.index.sources import Job, PathLike, Shards, Source, describe_job, find_source
+from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, find_source
 from twinfeed.loaders.index.store import make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
-
-Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def build_index(
@@ -112,7 +109,7 @@ def build_index(
         join=join,
         max_record_bytes=max_record_bytes,
     )
-    jobs = _without(source, exclude)
+    jobs = without(source, exclude)
     folder = path / "parts"
     with _alone(folder):
         parts = _parts(plan, jobs, folder, executor, progress)
@@ -181,7 +178,7 @@ def build_parts(
         join=join,
         max_record_bytes=max_record_bytes,
     )
-    jobs = _without(source, exclude)
+    jobs = without(source, exclude)
     built = _parts(plan, jobs, where, executor, progress)
     _check_counts(jobs, built)
     files = [_part_file(plan, job, where) for job in jobs]
@@ -240,79 +237,6 @@ def merge_parts(
     table = label if isinstance(label, FromTable) else None
     write_index(path, loaded, table=table, classes=classes)
     return open_index(path, root=where)
-
-
-def _without(source: Source, exclude: Exclude) -> list[Job]:
-    """Return the jobs, each told which of its records to leave out."""
-    given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
-    left_out = [_entry(one) for one in given]
-    if left_out and source.container == "files":
-        left_out = _where_now(source.jobs, left_out)
-    else:
-        left_out = [one._replace(shard=_name(source.root, one.shard)) for one in left_out]
-    bad: dict[str, set[int]] = {}
-    rest: dict[str, int] = {}
-    for one in left_out:
-        bad.setdefault(one.shard, set()).add(one.record)
-        if one.rest:
-            rest[one.shard] = min(one.record, rest.get(one.shard, one.record))
-    unknown = sorted(set(bad) - {job.shard for job in source.jobs})
-    if unknown:
-        raise ValueError(
-            f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]}): "
-            f"names are relative to the root, and here such as {source.jobs[0].shard!r}; list the "
-            f"bad records again: verify with root= {source.root}"
-        )
-    return [
-        _leaving_out(job, bad.get(job.shard, set()), rest.get(job.shard)) for job in source.jobs
-    ]
-
-
-def _entry(one: Any) -> BadRecord:
-    """Return an entry of `exclude`, which may be a pair only."""
-    if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
-        raise TypeError(
-            "exclude must be the list that verify writes, or (shard, number) pairs such as "
-            f"('a.tar', 7), not {one!r}"
-        )
-    return BadRecord(*one)
-
-
-def _name(root: str, shard: str) -> str:
-    """Return the name that a listed shard has below the root; a full path may lie elsewhere."""
-    if not os.path.isabs(shard) and not is_url(shard):
-        return shard
-    with suppress(ValueError):
-        return relative_to(root, shard)
-    return shard
-
-
-def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:
-    """Return records of loose files with the numbers they have now: found by their keys, since
-    other files may have come or gone.
-    """
-    places: dict[str, list[tuple[str, int]]] = {}
-    for job in jobs:
-        for number, entry in enumerate(job.entries):
-            places.setdefault(entry.key, []).append((job.shard, number))
-    gone = [one.key for one in listed if one.key is not None and one.key not in places]
-    if gone:
-        raise ValueError(
-            f"exclude= names {len(gone)} records that are not there (first: {gone[:5]}): "
-            "list the bad records again with verify"
-        )
-    found = []
-    for one in listed:
-        here = places.get(one.key or "", [(one.shard, one.record)])
-        shard, number = (one.shard, one.record) if (one.shard, one.record) in here else here[0]
-        found.append(one._replace(shard=shard, record=number))
-    return found
-
-
-def _leaving_out(job: Job, bad: set[int], rest: int | None) -> Job:
-    """Return a job that leaves out some records, and all from `rest` on."""
-    named = frozenset(n for n in bad if rest is None or n <= rest)
-    return job._replace(exclude=named, rest=rest)
 
 
 def _check_counts(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
