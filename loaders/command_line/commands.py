@@ -83,13 +83,8 @@ def run_index(options: argparse.Namespace) -> int:
             missing=options.missing,
             exclude=options.exclude or (),
             lists=options.list or (),
-            container=options.container,
-            example=not options.raw,
-            join=options.join,
-            max_record_bytes=options.max_record_bytes,
-            root=options.root,
             executor=executor,
-            progress=not options.quiet,
+            **_reading(options),
         )
     print(f"{index.path}: {_summary(index)}")
     return 0
@@ -118,17 +113,7 @@ def _verify(
     could not be verified at all.
     """
     try:
-        report = verify(
-            target,
-            bad_list=options.bad_list,
-            container=options.container,
-            example=not options.raw,
-            join=options.join,
-            max_record_bytes=options.max_record_bytes,
-            root=options.root,
-            executor=executor,
-            progress=not options.quiet,
-        )
+        report = verify(target, bad_list=options.bad_list, executor=executor, **_reading(options))
     except (BrokenPipeError, WorkerDiedError):
         raise
     except (LoaderError, OSError) as error:
@@ -144,6 +129,18 @@ def _verify(
     result = "all is well" if report.ok else f"{len(report.bad)} bad"
     print(f"{what}{report.records} records in {report.shards} shards: {result}")
     return [*report.bad]
+
+
+def _reading(options: argparse.Namespace) -> dict[str, Any]:
+    """Return how shards are to be read, which `index` and `verify` are told alike."""
+    return {
+        "container": options.container,
+        "example": not options.raw,
+        "join": options.join,
+        "max_record_bytes": options.max_record_bytes,
+        "root": options.root,
+        "progress": not options.quiet,
+    }
 
 
 def run_info(options: argparse.Namespace) -> int:
