@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.index.labels import Label
+from twinfeed.loaders.index.labels import Label, is_label
 
 
 @contextmanager
@@ -98,12 +98,10 @@ def _label(value: Any) -> Label:
         if stripped:
             return name
     elif not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
-        try:
+        with suppress(TypeError):  # an array of several numbers
             number = operator.index(value)
-        except TypeError:  # an array of several numbers
-            number = 1 << 63
-        if -(1 << 63) <= number < 1 << 63:
-            return number
+            if is_label(number):
+                return number
     raise TypeError(
         f"label must be a name or an integer that fits int64, not {reprlib.repr(value)}: "
         "give what is no class another field name (an index renames with fields=)"
