@@ -57,20 +57,34 @@ class DecodeImage:
         self, sample: Mapping[str, Any], slots: Mapping[str, npt.NDArray[Any]], /
     ) -> dict[str, Any]:
         """Decode into the field's slot of a batch, and return that; where it fits."""
-        slot = slots[self.field]
-        array = self._decode(sample[self.field], slot)
-        if array is not slot and (array.shape, array.dtype) == (slot.shape, slot.dtype):
+        data, slot = sample[self.field], slots[self.field]
+        if _is_jpeg(data) and self._fills(data, slot):
+            return {**sample, self.field: slot}
+        array = self._decode(data)
+        if (array.shape, array.dtype) == (slot.shape, slot.dtype):
             slot[...] = array
             array = slot
         return {**sample, self.field: array}
 
-    def _decode(
-        self, data: bytes, slot: npt.NDArray[np.uint8] | None = None
-    ) -> npt.NDArray[np.uint8]:
+    def _fills(self, data: bytes, slot: npt.NDArray[np.uint8]) -> bool:
+        """Decode a JPEG into the slot, and say so, where it needs no resizing and just fits."""
+        import simplejpeg
+
+        if slot.dtype != np.uint8:
+            return False
+        try:
+            if self.size is not None and simplejpeg.decode_jpeg_header(data)[:2] != self.size:
+                return False
+            array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=slot)
+        except ValueError:  # too large, or broken: `_decode` says which
+            return False
+        return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
+
+    def _decode(self, data: bytes) -> npt.NDArray[np.uint8]:
         from PIL import Image
 
-        if data[:2] == b"\xff\xd8":
-            array = self._jpeg(data, slot)
+        if _is_jpeg(data):
+            array = self._jpeg(data)
             if self.size is None or array.shape[:2] == self.size:
                 return array
             image = Image.fromarray(array)
@@ -80,7 +94,7 @@ class DecodeImage:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         return np.asarray(image)
 
-    def _jpeg(self, data: bytes, slot: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
+    def _jpeg(self, data: bytes) -> npt.NDArray[np.uint8]:
         """Decode, within Pillow's limit; into this thread's buffer where a resize follows."""
         import simplejpeg
         from PIL import Image
@@ -91,15 +105,19 @@ class DecodeImage:
                 f"image of {height} x {width} pixels: more than twice Image.MAX_IMAGE_PIXELS, "
                 f"{Image.MAX_IMAGE_PIXELS}"
             )
-        grey = self.mode == "L"
-        nbytes = height * width * (1 if grey else 3)
         resized = self.size is not None and (height, width) != self.size
-        fits = slot is not None and slot.shape == (height, width, 3)[: 2 if grey else 3]
-        buffer = _scratch(nbytes) if resized else slot if fits else None
-        array = simplejpeg.decode_jpeg(data, colorspace="GRAY" if grey else "RGB", buffer=buffer)
-        if buffer is slot and slot is not None:
-            return slot
-        return array[..., 0] if grey else array  # type: ignore[no-any-return]
+        buffer = _scratch(height * width * (1 if self.mode == "L" else 3)) if resized else None
+        array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=buffer)
+        return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
+
+    @property
+    def _colours(self) -> str:
+        """simplejpeg's name for the mode."""
+        return "GRAY" if self.mode == "L" else "RGB"
+
+
+def _is_jpeg(data: bytes) -> bool:
+    return data[:2] == b"\xff\xd8"
 
 
 def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -397,7 +397,7 @@ class Feed:
 
 def _mapping(made: Any) -> Mapping[str, Any]:
     """What a callable returned, which must be a dict of fields."""
-    if not isinstance(made, Mapping):
+    if not isinstance(made, (dict, Mapping)):
         raise TypeError(f"it must return a dict of fields, not a {type(made).__name__}")
     return made
 

@@ -14,6 +14,7 @@ from twinfeed.loaders import (
     DecodeError,
     DecodeImage,
     Feed,
+    FieldSpec,
     Index,
     UnsafeContentError,
     build_index,
@@ -189,6 +190,30 @@ def test_images_of_other_sizes_are_refused_in_place_too(tmp_path: Path) -> None:
     sampler = ExactOnceBatchSampler(2, batch_size=2)
     feed = Feed(index, sampler, decode=DecodeImage(), collate="ragged")
     assert feed(request_of(sampler, epoch=0, step=0))["image"].lengths.tolist() == [11, 5]
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str) -> None:
+    index = pack([{"image": encoded(PIXELS, kind)}] * 2, tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+    spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.float32))}
+    request = request_of(sampler, epoch=0, step=0)
+    image = Feed(index, sampler, decode=DecodeImage(), spec=spec)(request)["image"]
+    assert image.dtype == np.float32
+    np.testing.assert_array_equal(
+        image, Feed(index, sampler, decode=DecodeImage())(request)["image"]
+    )
+
+
+@pytest.mark.parametrize("shape", [(7, 11, 3), (11, 7, 1, 3), (11, 21)])
+def test_an_image_is_refused_where_spec_names_another_shape_of_its_size(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    index = pack([{"image": encoded(PIXELS, "jpeg")}], tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(1, batch_size=1)
+    spec = {"image": FieldSpec(shape, np.dtype(np.uint8))}
+    with pytest.raises(DecodeError, match=r"'image' has shape \(11, 7, 3\)"):
+        Feed(index, sampler, decode=DecodeImage(), spec=spec)(request_of(sampler, epoch=0, step=0))
 
 
 def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
