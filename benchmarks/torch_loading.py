@@ -109,8 +109,9 @@ def floor_pread(folder: Path) -> Batches:
     Reader(index).read([0])
     rows = index.table("data")[np.random.default_rng(0).permutation(RECORDS)].tolist()
     files = [os.open(Path(index.root) / name, os.O_RDONLY) for name in index.files.tolist()]
-    for first in range(0, RECORDS, BATCH):
-        yield [os.pread(files[row[2]], row[1], row[0]) for row in rows[first : first + BATCH]]
+    while True:
+        for first in range(0, RECORDS, BATCH):
+            yield [os.pread(files[row[2]], row[1], row[0]) for row in rows[first : first + BATCH]]
 
 
 def loader(folder: Path, **options: Any) -> Batches:
@@ -120,8 +121,10 @@ def loader(folder: Path, **options: Any) -> Batches:
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
-    for batch in TorchLoader(index, sampler, **options):
-        yield batch["data"]
+    loader = TorchLoader(index, sampler, **options)
+    while True:
+        for batch in loader:
+            yield batch["data"]
 
 
 def plain_dataloader(folder: Path, workers: int) -> Batches:
@@ -134,12 +137,11 @@ def plain_dataloader(folder: Path, workers: int) -> Batches:
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
     dataset = RecordDataset(Feed(index, sampler, verify=False))
-    requests: Any = RequestSampler(sampler)
-    collate: Any = as_tensors
-    for batch in DataLoader(
-        dataset, batch_sampler=requests, collate_fn=collate, num_workers=workers
-    ):
-        yield batch["data"]
+    given: Any = {"batch_sampler": RequestSampler(sampler), "collate_fn": as_tensors}
+    loader = DataLoader(dataset, **given, num_workers=workers, persistent_workers=workers > 0)
+    while True:
+        for batch in loader:
+            yield batch["data"]
 
 
 def vahidk(folder: Path, workers: int) -> Batches:
@@ -292,8 +294,8 @@ WAYS: dict[str, dict[str, Callable[[Path], Batches]]] = {
 
 
 def measure(batches: Iterator[Any]) -> float:
-    """Return records per second from the first batch's arrival on, of an epoch of byte strings or
-    of seconds of images.
+    """Return records per second from the first batch's arrival on, of seconds of what has no end;
+    the peers' one epoch of byte strings takes about as long.
     """
     held = next(batches)
     count, started = 0, time.perf_counter()

@@ -138,10 +138,7 @@ def collate(
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
         if field.dtype is None:
-            batch[name] = [
-                value if type(value) is bytes else _as_bytes(name, value, place)
-                for place, value in enumerate(values)
-            ]
+            batch[name] = _byte_strings(name, values)
         elif mode == "stack" or not field.shape:
             batch[name] = _stack(name, values, field)
         elif mode == "pad":
@@ -149,6 +146,12 @@ def collate(
         else:
             batch[name] = _ragged(name, values, field)
     return batch
+
+
+def _byte_strings(name: str, values: Sequence[Any]) -> list[bytes]:
+    if set(map(type, values)) == {bytes}:
+        return list(values)
+    return [_as_bytes(name, value, place) for place, value in enumerate(values)]
 
 
 def _as_bytes(name: str, value: Any, place: int) -> bytes:
