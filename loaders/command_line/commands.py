@@ -6,9 +6,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +48,19 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 def run_pack(options: argparse.Namespace) -> int:
     """Run `pack`."""
     indexed = Path(options.source, MANIFEST).exists()
-    with _or_nothing(Path(options.out)):
-        packed = pack(
-            open_index(options.source) if indexed else ImageFolder(options.source),
-            options.out,
-            container=options.container,
-            split=dict(options.split) if options.split else None,
-            seed=options.seed,
-            shards=options.shards,
-            shard_bytes=options.shard_size,
-            shard_records=options.shard_records,
-            names=options.names,
-            overwrite=options.overwrite,
-            progress=not options.quiet,
-        )
+    packed = pack(
+        open_index(options.source) if indexed else ImageFolder(options.source),
+        options.out,
+        container=options.container,
+        split=dict(options.split) if options.split else None,
+        seed=options.seed,
+        shards=options.shards,
+        shard_bytes=options.shard_size,
+        shard_records=options.shard_records,
+        names=options.names,
+        overwrite=options.overwrite,
+        progress=not options.quiet,
+    )
     for index in packed.values():
         print(f"{index.path}: {_summary(index)}")
     return 0
@@ -303,16 +301,3 @@ def _shown(value: Any) -> str:
 def _one_or_all(given: list[str]) -> str | list[str]:
     """Return the one path given, or all of them."""
     return given[0] if len(given) == 1 else given
-
-
-@contextmanager
-def _or_nothing(out: Path) -> Iterator[None]:
-    """Leave no empty folder `out` behind where nothing could be packed."""
-    there = out.exists()
-    try:
-        yield
-    except BaseException:
-        if not there:
-            with suppress(OSError):
-                out.rmdir()
-        raise

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import math
-import numbers
 import os
-import re
 import reprlib
-import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.atomic import beside, locked, room_for, sync, writable
+from twinfeed.loaders.atomic import locked, room_for
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.paths import to_write
-from twinfeed.loaders.index.store import read_manifest
+from twinfeed.loaders.packing.place import check_free, named, put_in_place, workplace
 from twinfeed.loaders.packing.samples import (
     ImageFolder,
     IndexSamples,
@@ -33,6 +28,7 @@ from twinfeed.loaders.packing.samples import (
     SequenceSamples,
 )
 from twinfeed.loaders.packing.shard_writer import Container, Kinds, Written, write_shards
+from twinfeed.loaders.packing.split import Split, check_split, counts_of
 from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
@@ -41,11 +37,8 @@ from twinfeed.samplers._permutation import permute
 __all__ = ["ImageFolder", "LooseFiles", "pack"]
 
 Source = Samples | Index | Iterable[Sample]
-Split = Mapping[str, int | float]
 
 SHARD_BYTES = 200_000_000
-_WORK = "packing"
-_ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 class _Piece(NamedTuple):
@@ -109,11 +102,9 @@ def pack(
         source = ImageFolder(source)
     _check_source(source)
     folder = to_write(out)
-    with writable(folder, _ELSEWHERE):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not overwrite:
-        _check_free(folder, split or {"data": 1})
-    with _workplace(folder) as work:
+    with workplace(folder) as work:
+        if not overwrite:
+            check_free(folder, split or {"data": 1})
         random_access = seed is not None or split is not None or shards > 1
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
@@ -136,13 +127,13 @@ def pack(
                 )
             classes = _classes(samples, written.values())
             for name, done in written.items():
-                files = _named(work, name, done.files, container, names)
+                files = named(work, name, done.files, container, names)
                 _index(work, name, files, done, container, classes, progress)
         with locked(folder):
             if not overwrite:  # another packer may have been here meanwhile
-                _check_free(folder, written)
+                check_free(folder, written)
             for name in written:
-                _move(work, folder, name)
+                put_in_place(work, folder, name)
     return {name: open_index(folder / f"{name}.index") for name in written}
 
 
@@ -165,7 +156,7 @@ def _check(
     if shard_records is not None:
         _validate.integer("shard_records", shard_records, minimum=1)
     if split is not None:
-        _check_split(split)
+        check_split(split)
         if seed is None:
             raise ValueError("split= needs a seed=: which records go where is drawn at random")
 
@@ -177,71 +168,6 @@ def _check_source(source: object) -> None:
             "pack takes a folder of images, LooseFiles, an Index or an iterable of samples, not "
             f"{reprlib.repr(source)}"
         )
-
-
-def _check_split(split: Split) -> None:
-    """Check the names and sizes of splits, each by itself."""
-    if not isinstance(split, Mapping) or not split:
-        raise TypeError(
-            "split must map names to numbers of records or fractions, such as "
-            f"{{'train': 0.8, 'eval': 0.2}}, not {split!r}"
-        )
-    for name, size in split.items():
-        if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
-            raise ValueError(f"split= names become file names, {name!r} cannot")
-        if isinstance(size, bool) or not isinstance(size, numbers.Real):
-            raise TypeError(f"split= sizes must be numbers, not {size!r} for {name!r}")
-        if not size >= 0:
-            raise ValueError(f"split= sizes must be at least 0, not {size!r} for {name!r}")
-
-
-def _check_free(folder: Path, split: Iterable[str]) -> None:
-    """Refuse to write where there is something already."""
-    taken = [
-        path.name
-        for name in split
-        for path in [folder / f"{name}.index", *_shards(folder, name)]
-        if path.exists()
-    ]
-    if taken:
-        raise FileExistsError(
-            f"{folder} already holds {len(taken)} files of these names ({', '.join(taken[:5])}): "
-            "pack elsewhere, or with overwrite=True"
-        )
-
-
-@contextmanager
-def _workplace(folder: Path) -> Iterator[Path]:
-    """Give a hidden folder to write in, locked while in use; those of packers that were killed are
-    removed.
-    """
-    for left in folder.glob(f".{_WORK}-*"):
-        with _lock(left) as free:
-            if free:
-                shutil.rmtree(left)
-    work = beside(folder / _WORK)
-    with writable(folder, _ELSEWHERE):
-        work.mkdir()
-    with _lock(work):
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Hold a folder's lock if it is free; say whether it was. A process that dies lets go of it."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(fd)
 
 
 def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
@@ -269,7 +195,7 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
         most_records=None,
         kinds={},
     )
-    files = _named(spool, "data", done.files, "tfrecord", "of")
+    files = named(spool, "data", done.files, "tfrecord", "of")
     _index(spool, "data", files, done, "tfrecord", tuple(sorted(done.named)), progress=False)
     return IndexSamples(open_index(spool / "data.index"))
 
@@ -289,7 +215,7 @@ def _pieces(
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)
     pieces, start = [], 0
-    for name, count in _counts(split or {"data": n}, n).items():
+    for name, count in counts_of(split or {"data": n}, n).items():
         share = (samples.nbytes or 0) * count / max(n, 1)
         number = max(shards, math.ceil(share / shard_bytes))
         if count < shards:
@@ -300,28 +226,6 @@ def _pieces(
         pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), count, stops))
         start += count
     return pieces
-
-
-def _counts(split: Split, n: int) -> dict[str, int]:
-    """Return the number of records of each split."""
-    if n == 0:
-        raise ValueError("there is nothing to pack: the source is empty")
-    total = sum(split.values())
-    if all(isinstance(size, numbers.Integral) for size in split.values()):
-        if total != n:
-            raise ValueError(
-                f"split= must add up to the {n} records of the source, not {total}: "
-                f"give counts, or fractions that add up to 1, such as 0.8 and 0.2"
-            )
-        return {name: int(size) for name, size in split.items()}
-    if not math.isclose(total, 1):
-        raise ValueError(f"split= must be counts, or fractions that add up to 1, not {total}")
-    counts, reached, before = {}, 0.0, 0
-    for name, size in split.items():
-        reached += size
-        counts[name] = round(reached * n) - before
-        before += counts[name]
-    return counts
 
 
 def _limit(samples: Samples | Iterable[Sample], shard_bytes: int) -> int:
@@ -343,17 +247,6 @@ def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) 
         named |= done.named
     known = samples.classes if isinstance(samples, Samples) else ()
     return tuple(sorted(named)) or known
-
-
-def _named(
-    work: Path, name: str, files: Sequence[Path], container: Container, names: str
-) -> list[Path]:
-    """Give the shards their names, now that their number is known."""
-    out = []
-    for number, file in enumerate(files):
-        place = f"{number:05d}-of-{len(files):05d}" if names == "of" else f"{number:06d}"
-        out.append(file.rename(work / f"{name}-{place}.{container}"))
-    return out
 
 
 def _index(
@@ -405,26 +298,3 @@ def _index(
             f"{written.records} records of {name!r} were written, and {len(index)} are read back",
             advice="report this as a fault of twinfeed; nothing was packed",
         )
-
-
-def _move(work: Path, folder: Path, name: str) -> None:
-    """Put the shards of one split in place, then its index; those of the index before it go."""
-    index = folder / f"{name}.index"
-    new = {file.name for file in _shards(work, name)}
-    old: set[str] = set()
-    if index.exists():
-        old = set(Index(index, str(folder), read_manifest(index)).shard_paths.tolist()) - new
-    for file in sorted(new):
-        os.replace(work / file, folder / file)
-    if index.exists():
-        index.rename(work / f"{name}.old")
-    (work / f"{name}.index").rename(index)
-    for file in old:
-        (folder / file).unlink(missing_ok=True)
-    sync(folder)
-
-
-def _shards(folder: Path, name: str) -> list[Path]:
-    """Return the shards of one split that lie in a folder."""
-    pattern = re.compile(rf"{re.escape(name)}-\d+(-of-\d+)?\.(tar|tfrecord)")
-    return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
