@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.cache import DecodedCache
+from twinfeed.loaders.calls import Calls
 from twinfeed.loaders.collate import (
     Collate,
     FieldSpec,
@@ -24,8 +23,9 @@ from twinfeed.loaders.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.joined import Joined
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Int64s, Request, check_fit, plain_request
 from twinfeed.samplers import BatchStream
@@ -93,13 +93,15 @@ class Feed:
         self.how = check_collate(collate)
         self.side = dict(side or {})
         self.masked = sampler.padded
-        self.threads = threads
         self._taken = {"id", *(TOLD if transform is not None else ())}
         if sampler.padded:
             self._taken.add("mask")
         self._check_names("column", index.columns, "build the index with fields= that leave it out")
         self._check_names("side table", self.side, "give it another name")
-        self._check_arguments()
+        self._joined = Joined(index, self.side)
+        for name in self.fields:
+            if name not in index.columns:
+                index.table(name)  # raises for a name that is none
         if decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
             self._check_names("field", self.fields, advice, beside=self.side)
@@ -109,11 +111,7 @@ class Feed:
             name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
             for name, (shape, dtype) in spec.items()
         }
-        self._pool: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
+        self.calls = Calls(index, threads=threads)
 
     @cached_property
     def spec(self) -> Mapping[str, FieldSpec]:
@@ -145,7 +143,7 @@ class Feed:
         """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
         _ = self.spec  # first, as decoding in place needs it
         held = request.ids >= 0
-        batch: Batch = {"id": request.ids, **self._beside(request)}
+        batch: Batch = {"id": request.ids, **self._joined.rows(request)}
         values = self._values(request if held.all() else request.where(held))
         if held.any() and values.keys() != self.spec.keys():
             raise DecodeError(
@@ -165,14 +163,9 @@ class Feed:
 
         Raises ValueError for a side table that is joined by sample id, and not by record.
         """
-        for name, rows in self.side.items():
-            if len(rows) != len(self.index):
-                raise ValueError(
-                    f"side table {name!r} has {len(rows)} rows for {len(self.index)} records: "
-                    f"its samples are known to a sampler only"
-                )
+        self._joined.check_by_record()
         request = plain_request(records, seeds)
-        held: dict[str, Iterable[Any]] = {"id": records.tolist(), **self._beside(request)}
+        held: dict[str, Iterable[Any]] = {"id": records.tolist(), **self._joined.rows(request)}
         held |= self._values(request, cached=False)
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
@@ -183,20 +176,7 @@ class Feed:
     def close(self) -> None:
         """Close the files and threads; a later call opens them anew."""
         self.reader.close()
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-    def _check_arguments(self) -> None:
-        """Raise TypeError, KeyError or ValueError for fields or side tables that are none."""
-        for name in self.fields:
-            if name not in self.index.columns:
-                self.index.table(name)
-        for name, rows in self.side.items():
-            if name in self.index.columns:
-                raise ValueError(f"side table {name!r} has the name of a column of the index")
-            if not hasattr(rows, "dtype") or rows.dtype.kind not in "biufc":
-                raise TypeError(f"side table {name!r} must be an array of numbers")
+        self.calls.close()
 
     def _check_names(
         self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
@@ -227,19 +207,6 @@ class Feed:
             where = self.index.describe(request.records[error.place])
             raise DecodeError(f"{where}: {error}") from error
 
-    def _beside(self, request: Request) -> dict[str, npt.NDArray[Any]]:
-        """What a batch holds beside the fields: the rows of columns and side tables."""
-        columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
-        try:
-            return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
-        except IndexError:
-            last = int(request.ids.max())
-            short = {name: len(rows) for name, rows in self.side.items() if len(rows) <= last}
-            raise ValueError(
-                f"side table {min(short)!r} has {min(short.values())} rows, and none for sample "
-                f"{last}: a side table has a row for each sample id"
-            ) from None
-
     def _values(self, request: Request, *, cached: bool = True) -> dict[str, Sequence[Any]]:
         """Each field's values, one for each id; the request has no padding."""
         if self.decode is None and self.transform is None:
@@ -249,7 +216,7 @@ class Feed:
         samples: Sequence[Mapping[str, Any]] = self._decoded(request, cached=cached)
         if self.transform is not None:
             samples = self._transformed(samples, request)
-        return self._by_field(samples, request.records)
+        return self.calls.by_field(self._last, request.records, samples)
 
     def _may_decode_in_place(self, request: Request) -> bool:
         """Whether decode can write into the batch itself, which nothing changes after it."""
@@ -270,34 +237,13 @@ class Feed:
         count = len(request.records)
         rows = {name: np.empty((count, *least(one.shape)), one.dtype) for name, one in spec.items()}
         slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        given = list(zip(self._read(request.records), slots, strict=True))
-        made = self._apply("decode", lambda pair: decode.into(*pair), given, request.records)
-        values = self._by_field(made, request.records)
+        samples = self._read(request.records)
+        made = self.calls.each("decode", decode.into, request.records, samples, slots)
+        values = self.calls.by_field("decode", request.records, made)
         for name, array in rows.items():
             if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
         return values
-
-    def _by_field(
-        self, samples: Sequence[Mapping[str, Any]], records: Int64s
-    ) -> dict[str, Sequence[Any]]:
-        """Turn samples, which all have the same fields, into the values of each field."""
-        names = samples[0].keys() if samples else ()
-        for sample, record in zip(samples, records, strict=True):
-            nothing = [name for name, value in sample.items() if value is None]
-            if sample.keys() == names and not nothing:
-                continue
-            gave = f"{self.index.describe(record)}: {self._last} gave"
-            if nothing:
-                raise DecodeError(
-                    f"{gave} None for field {nothing[0]!r}: "
-                    f"give an empty array or byte string where there is nothing"
-                )
-            raise DecodeError(
-                f"{gave} the fields {sorted(sample)}, for another record of the batch "
-                f"{sorted(names)}; give every record the same"
-            )
-        return {name: [sample[name] for sample in samples] for name in names}
 
     def _decoded(self, request: Request, *, cached: bool) -> list[Mapping[str, Any]]:
         records = request.records.tolist()
@@ -312,7 +258,7 @@ class Feed:
         samples = self._read(np.array(records, np.int64))
         if self.decode is None:
             return list(samples)
-        return self._apply("decode", self.decode, samples, records)
+        return self.calls.each("decode", self.decode, records, samples)
 
     def _read(self, records: Int64s) -> list[Sample]:
         fields = self.reader.read(records, self.fields)
@@ -325,7 +271,7 @@ class Feed:
             self._check_names("field", samples[0], advice, beside=self.side)
         samples = self._own(samples)
         joined: dict[str, Iterable[Any]] = {
-            **self._beside(request),
+            **self._joined.rows(request),
             "id": request.ids.tolist(),
             "record": request.records.tolist(),
             "view": request.views.tolist(),
@@ -336,7 +282,7 @@ class Feed:
             {**sample, **dict(zip(joined, row, strict=True))}
             for sample, row in zip(samples, rows, strict=True)
         ]
-        made = self._apply("transform", self.transform, told, request.records)
+        made = self.calls.each("transform", self.transform, request.records, told)
         for sample, given, record in zip(made, told, request.records, strict=True):
             for name in TOLD:
                 if name in sample and sample[name] is not given[name]:
@@ -355,66 +301,6 @@ class Feed:
             seen.add(id(sample))
             owned.append(copy.deepcopy(sample) if shared else sample)
         return owned
-
-    def _apply(
-        self,
-        what: str,
-        function: Callable[[Any], Mapping[str, Any]],
-        samples: Sequence[Any],
-        records: Sequence[int] | Int64s,
-    ) -> list[Mapping[str, Any]]:
-        """Call `function` on every sample, in parts of the batch on the threads."""
-
-        def part(places: Iterable[int]) -> list[Mapping[str, Any]]:
-            made = []
-            for place in places:
-                try:
-                    made.append(_mapping(function(samples[place])))
-                except LoaderError as error:
-                    where = self.index.describe(records[place])
-                    problem = f"{where}: {error.problem}"
-                    raise type(error)(problem, advice=error.advice) from error
-                except Exception as error:
-                    where = self.index.describe(records[place])
-                    told = f"{where}: {what} failed: {error!r}"
-                    if isinstance(error, KeyError):
-                        given = self.fields if what == "decode" else samples[place]
-                        told += f"; it was given {sorted(given)}"
-                    raise DecodeError(told) from error
-            return made
-
-        if self.threads < 2:
-            return part(range(len(samples)))
-        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
-            self._pid = os.getpid()
-            self._pool = ThreadPoolExecutor(self.threads, "twinfeed-decode")
-        parts = [range(first, len(samples), self.threads) for first in range(self.threads)]
-        made: list[Any] = [None] * len(samples)
-        for places, results in zip(parts, self._pool.map(part, parts), strict=True):
-            made[places.start :: self.threads] = results
-        return made
-
-
-def _mapping(made: Any) -> Mapping[str, Any]:
-    """What a callable returned, which must be a dict of fields."""
-    if not isinstance(made, (dict, Mapping)):
-        raise TypeError(f"it must return a dict of fields, not a {type(made).__name__}")
-    return made
-
-
-def _rows(table: npt.NDArray[Any], ids: Int64s) -> npt.NDArray[Any]:
-    """The rows of `table`, zeros where an id is -1."""
-    held = ids >= 0
-    if held.all():
-        return _native(np.asarray(table[ids]))
-    rows = np.zeros((len(ids), *table.shape[1:]), table.dtype)
-    rows[held] = table[ids[held]]
-    return _native(rows)
-
-
-def _native(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows in the machine's byte order: what both frameworks take."""
-    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
 def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:

@@ -74,7 +74,7 @@ class Server:
         self.layout = Layout(feed, sizes.pop() if len(sizes) == 1 else None)
         # A reuse sampler's cache takes the batches in their order: the threads share each one.
         cached = feed.cache is not None
-        feed.threads, whole = (threads, 1) if cached else (0, threads)
+        feed.calls.threads, whole = (threads, 1) if cached else (0, threads)
         self.threads = threads
         self.parallel = whole if feed.decode or feed.transform or _long(feed) else 1
 

@@ -1,0 +1,113 @@
+"""Call a user's decode or transform for every sample of a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.request import Int64s
+
+Made = Mapping[str, Any]
+
+
+class Calls:
+    """Share the samples of a batch out among `threads`; whatever goes wrong names the record.
+
+    It pickles without its threads, and a forked child starts its own.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> calls = Calls(pack([{"x": 1}, {"x": 2}], mkdtemp())["data"], threads=2)
+    >>> calls.each("decode", lambda sample: {"y": -sample["x"]}, [0, 1], [{"x": 1}, {"x": 2}])
+    [{'y': -1}, {'y': -2}]
+    """
+
+    def __init__(self, index: Index, *, threads: int) -> None:
+        self.index = index
+        self.threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
+    def each(
+        self,
+        name: str,
+        function: Callable[..., Made],
+        records: Sequence[int] | Int64s,
+        /,
+        *arguments: Sequence[Any],
+    ) -> list[Made]:
+        """Return `[function(*row) for row in zip(*arguments)]`, a dict of fields for each record;
+        the first argument is the sample. Raise DecodeError, which says that `name` failed.
+        """
+        rows = list(zip(*arguments, strict=True))
+
+        def part(places: Iterable[int]) -> list[Made]:
+            made = []
+            for place in places:
+                try:
+                    made.append(_mapping(function(*rows[place])))
+                except LoaderError as error:
+                    where = self.index.describe(records[place])
+                    problem = f"{where}: {error.problem}"
+                    raise type(error)(problem, advice=error.advice) from error
+                except Exception as error:
+                    where = self.index.describe(records[place])
+                    told = f"{where}: {name} failed: {error!r}"
+                    if isinstance(error, KeyError):
+                        told += f"; it was given {sorted(rows[place][0])}"
+                    raise DecodeError(told) from error
+            return made
+
+        if self.threads < 2:
+            return part(range(len(rows)))
+        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
+            self._pid = os.getpid()
+            self._pool = ThreadPoolExecutor(self.threads, "twinfeed-decode")
+        parts = [range(first, len(rows), self.threads) for first in range(self.threads)]
+        made: list[Any] = [None] * len(rows)
+        for places, results in zip(parts, self._pool.map(part, parts), strict=True):
+            made[places.start :: self.threads] = results
+        return made
+
+    def by_field(
+        self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Made], /
+    ) -> dict[str, Sequence[Any]]:
+        """Turn the samples that `name` gave, which all have the same fields, into the values of
+        each field.
+        """
+        names = samples[0].keys() if samples else ()
+        for sample, record in zip(samples, records, strict=True):
+            nothing = [field for field, value in sample.items() if value is None]
+            if sample.keys() == names and not nothing:
+                continue
+            gave = f"{self.index.describe(record)}: {name} gave"
+            if nothing:
+                raise DecodeError(
+                    f"{gave} None for field {nothing[0]!r}: "
+                    f"give an empty array or byte string where there is nothing"
+                )
+            raise DecodeError(
+                f"{gave} the fields {sorted(sample)}, for another record of the batch "
+                f"{sorted(names)}; give every record the same"
+            )
+        return {field: [sample[field] for sample in samples] for field in names}
+
+    def close(self) -> None:
+        """End the threads; a later call starts them anew."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def _mapping(made: Any) -> Made:
+    """What a callable returned, which must be a dict of fields."""
+    if not isinstance(made, (dict, Mapping)):
+        raise TypeError(f"it must return a dict of fields, not a {type(made).__name__}")
+    return made

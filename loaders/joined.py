@@ -1,0 +1,74 @@
+"""What a batch holds beside its records' fields: rows of columns and of side tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.request import Int64s, Request
+
+
+class Joined:
+    """Join the columns of `index` by record, and the tables of `side` by sample id.
+
+    Raises ValueError for a side table with the name of a column, TypeError for one that is no
+    array of numbers.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.loaders.request import plain_request
+    >>> index = pack([{"label": 7}, {"label": 9}], mkdtemp())["data"]
+    >>> joined = Joined(index, {"weight": np.array([0.5, 1.0])})
+    >>> joined.rows(plain_request(np.array([1, -1]), np.zeros(2, np.uint64)))
+    {'label': array([9, 0]), 'weight': array([1., 0.])}
+    """
+
+    def __init__(self, index: Index, side: Mapping[str, npt.NDArray[Any]], /) -> None:
+        self.index = index
+        self.side = dict(side)
+        for name, rows in self.side.items():
+            if name in index.columns:
+                raise ValueError(f"side table {name!r} has the name of a column of the index")
+            if not hasattr(rows, "dtype") or rows.dtype.kind not in "biufc":
+                raise TypeError(f"side table {name!r} must be an array of numbers")
+
+    def rows(self, request: Request, /) -> dict[str, npt.NDArray[Any]]:
+        """Return a row for each id, zeros for padding; ValueError where a side table has none."""
+        columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
+        try:
+            return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
+        except IndexError:
+            last = int(request.ids.max())
+            short = {name: len(rows) for name, rows in self.side.items() if len(rows) <= last}
+            raise ValueError(
+                f"side table {min(short)!r} has {min(short.values())} rows, and none for sample "
+                f"{last}: a side table has a row for each sample id"
+            ) from None
+
+    def check_by_record(self) -> None:
+        """Raise ValueError for a side table that is not joined by record, but by sample id."""
+        for name, rows in self.side.items():
+            if len(rows) != len(self.index):
+                raise ValueError(
+                    f"side table {name!r} has {len(rows)} rows for {len(self.index)} records: "
+                    f"its samples are known to a sampler only"
+                )
+
+
+def _rows(table: npt.NDArray[Any], ids: Int64s) -> npt.NDArray[Any]:
+    """The rows of `table`, zeros where an id is -1."""
+    held = ids >= 0
+    if held.all():
+        return _native(np.asarray(table[ids]))
+    rows = np.zeros((len(ids), *table.shape[1:]), table.dtype)
+    rows[held] = table[ids[held]]
+    return _native(rows)
+
+
+def _native(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows in the machine's byte order: what both frameworks take."""
+    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
