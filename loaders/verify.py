@@ -97,9 +97,7 @@ def verify(
         _check_arrays(source)
         tasks = [(_indexed_shard, (source, number)) for number in range(len(source.shards))]
     else:
-        found = find_source(
-            source, Path(os.path.abspath("index")), container=container, root=root, complete=False
-        )
+        found = find_source(source, None, container=container, root=root, complete=False)
         plan = Plan(
             found.container,
             found.root,
@@ -208,6 +206,9 @@ def _plain_shard(plan: Plan, job: Job, full: bool) -> tuple[int, list[BadRecord]
     bad = [one._replace(shard=name) for one in scan.bad]
     # Half a sample is not to be left out, since that would keep the other half.
     bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
+    if not bad and job.samples not in (None, scan.records):
+        problem = f"the wids index says {job.samples} samples, the shard has {scan.records}"
+        bad = [BadRecord(name, -1, None, None, problem)]
     return scan.records, bad
 
 

@@ -769,6 +769,9 @@ def test_a_wids_index_stands_for_its_shards(tmp_path: Path) -> None:
         build_index(tmp_path / "shards.json", tmp_path / "x.index")
     assert (stale.value.path, stale.value.found) == ("d-000000.tar", 10)
     assert stale.value.expected == "samples: 11"
+    (entry,) = verify(str(tmp_path / "shards.json")).bad
+    problem = "the wids index says 11 samples, the shard has 10"
+    assert (entry.record, entry.problem) == (-1, problem)
     (tmp_path / "shards.json").write_text(text.replace("d-000001", "./d-000000"))
     with pytest.raises(ValueError, match="1 shards are named twice"):
         build_index(tmp_path / "shards.json", tmp_path / "x.index")

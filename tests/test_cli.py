@@ -22,6 +22,7 @@ from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 from twinfeed.loaders.command_line.parser import _parser, main
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.formats import tfrecord
+from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.sources import FILES_PER_PART
@@ -361,6 +362,27 @@ def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
     assert main(["verify", "d-*.tfrecord", "--bad-list", "bad", "-q"]) == 1
     assert main(["index", "d-*.tfrecord", "--out", "x.index", "--exclude", "bad", "-q"]) == 0
     assert main(["verify", "x.index", "-q"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["shards", "wids", "images"])
+def test_what_lies_elsewhere_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    for name in ("here", "data/a", "data/b", "images/x"):
+        (tmp_path / name).mkdir(parents=True)
+    shards = [tmp_path / "data" / "a" / "1.tar", tmp_path / "data" / "b" / "2.tar"]
+    for shard in shards:
+        write_tar(shard, [("k", {"txt": b"..."})])
+    write_wids([shards[0]], tmp_path / "data" / "a" / "wids.json")
+    (tmp_path / "images" / "x" / "1.png").write_bytes(b"...")
+    targets = {
+        "shards": list(map(str, shards)),
+        "wids": [f"{tmp_path}/data/a/wids.json"],
+        "images": [f"{tmp_path}/images"],
+    }
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["verify", *targets[kind], "-q"]) == 0
+    assert "all is well" in capsys.readouterr().out
 
 
 def test_what_could_not_be_verified_is_one_line(

@@ -59,18 +59,21 @@ class Source(NamedTuple):
 
 def find_source(
     shards: Shards,
-    path: Path,
+    beside: PathLike | None,
+    /,
     *,
     container: str | None,
     root: PathLike | None,
     complete: bool = True,
 ) -> Source:
-    """Return what `shards` names: a folder or a list of entries is loose files, all else shards."""
+    """Return what `shards` names: a folder or a list of entries is loose files, all else shards.
+    Without `root` they lie below the folder of `beside`; without that too, wherever they are.
+    """
     if container not in (None, "tar", "tfrecord", "files"):
         raise ValueError(f"container must be 'tar', 'tfrecord' or 'files', not {container!r}")
     entries = _entries(shards)
     if entries is not None:
-        where, entries = _loose_root(shards, entries, path, root)
+        where, entries = _loose_root(shards, entries, beside, root)
         return Source("files", where, _stretches(entries))
     named = _expand(shards, complete)
     names = list(named)
@@ -78,8 +81,10 @@ def find_source(
         where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
     elif is_url(names[0]):
         where = _common_folder(names)
+    elif beside is not None:
+        where = os.path.dirname(os.path.abspath(beside))
     else:
-        where = str(path.parent)
+        where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
     relative = [
         relative_to(where, name if is_url(name) else os.path.abspath(name)) for name in names
     ]
@@ -137,15 +142,18 @@ def _entries(shards: Shards) -> list[Entry] | None:
 
 
 def _loose_root(
-    shards: Shards, entries: list[Entry], path: Path, root: PathLike | None
+    shards: Shards, entries: list[Entry], beside: PathLike | None, root: PathLike | None
 ) -> tuple[str, list[Entry]]:
     """Return the root of loose files, and the entries relative to it."""
-    where = os.path.abspath(root) if root is not None else str(path.parent)
-    if not isinstance(shards, (str, os.PathLike)):
+    images = shards if isinstance(shards, (str, os.PathLike)) else None
+    if root is None:
+        root = os.path.dirname(os.path.abspath(beside or images or "index"))
+    where = os.path.abspath(root)
+    if images is None:
         return where, entries
     if not entries:
-        raise FileNotFoundError(_no_image(os.fspath(shards)))
-    prefix = relative_to(where, os.path.abspath(shards))
+        raise FileNotFoundError(_no_image(os.fspath(images)))
+    prefix = relative_to(where, os.path.abspath(images))
     if prefix == ".":
         return where, entries
     return where, [
