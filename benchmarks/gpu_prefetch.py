@@ -11,10 +11,12 @@ copies beside a computation of about the same length.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from twinfeed.loaders.torch.device import copier_for
 from twinfeed.samplers import BatchSampler, RandomSampler
 
 SIDE, RECORDS = 224, 4096
-WARM_UP = 5  # steps
+
+Steps = Generator[None, None, None]
 
 
 def images(folder: Path) -> Index:
@@ -48,14 +51,20 @@ def compute(batch: torch.Tensor, weight: torch.Tensor, times: int) -> torch.Tens
     return matrix.sum()
 
 
-def per_step(run: Callable[[int], int], steps: int, device: torch.device) -> float:
-    """Return the seconds of a step, warmed up, with nothing left on the device."""
-    run(WARM_UP)
-    _wait(device)
-    started = time.perf_counter()
-    done = run(steps)
-    _wait(device)
-    return (time.perf_counter() - started) / done
+def timed(steps: Steps, warm: int, count: int, device: torch.device) -> float:
+    """Return the seconds of a step of what is running already, with nothing left on the device.
+
+    What was made ahead before the clock counts as nothing: a few batches of `count`.
+    """
+    with closing(steps):
+        for _ in range(warm):
+            next(steps)
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            next(steps)
+        _wait(device)
+        return (time.perf_counter() - started) / count
 
 
 def _wait(device: torch.device) -> None:
@@ -63,96 +72,92 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def computing(batch: torch.Tensor, weight: torch.Tensor, times: int) -> Steps:
+    """Compute on one batch that is there already."""
+    while True:
+        compute(batch, weight, times)
+        yield
+
+
+def medians(*ways: Callable[[], float]) -> list[float]:
+    """Take each measure three times, in turn."""
+    rounds = [[way() for way in ways] for _ in range(3)]
+    return [statistics.median(one) for one in zip(*rounds, strict=True)]
+
+
 def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: int) -> None:
     """Print the time of a step against the larger of its floors, for steps of several lengths."""
-    weight = torch.rand(4096, 4096, device=device, dtype=torch.float32) / 4096
+    weight = torch.rand(4096, 4096, device=device) / 2048  # products keep their size
 
     def loader() -> TorchLoader:
         sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=batch_size)
         decode = DecodeArray("image", dtype="u1", shape=(SIDE, SIDE, 3))
         return TorchLoader(index, sampler, decode=decode, device=device, prefetch=3)
 
-    def loading(times: int) -> Callable[[int], int]:
-        def run(count: int) -> int:
-            done = 0
-            batches = loader()
-            while done < count:
+    def loading(times: int) -> Steps:
+        with loader() as batches:
+            while True:
                 for batch in batches:
                     if times:
                         compute(batch["image"], weight, times)
-                    done += 1
-                    if done == count:
-                        break
-            batches.close()
-            return done
-
-        return run
+                    yield
 
     there = next(iter(loader()))["image"]
+    warm = 2 * -(-RECORDS // batch_size)  # epochs
+    load = timed(loading(0), warm, steps, device)
+    one = timed(computing(there, weight, 8), 1, steps, device) / 8
+    print(f"\n| wanted | load | computation alone | together | of the larger |\n{'|---' * 5}|")
 
-    def computing(times: int) -> Callable[[int], int]:
-        def run(count: int) -> int:
-            for _ in range(count):
-                compute(there, weight, times)
-            return count
-
-        return run
-
-    load = per_step(loading(0), steps, device)
-    one = per_step(computing(8), steps, device) / 8
-    print(f"\n| computation | load | computation alone | together | of the larger |\n{'|---' * 5}|")
-    for share in (0.5, 1.0, 1.5, 3.0):
+    def row(share: float) -> str:
         times = max(1, round(share * load / one))
-        rows = [
-            (per_step(computing(times), steps, device), per_step(loading(times), steps, device))
-            for _ in range(3)
-        ]
-        alone, both = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(
-            f"| {share} × load | {load * 1e3:.2f} ms | {alone * 1e3:.2f} ms | {both * 1e3:.2f} ms "
-            f"| {both / max(load, alone):.3f} |"
+        loaded, alone, both = medians(
+            lambda: timed(loading(0), warm, steps, device),
+            lambda: timed(computing(there, weight, times), 1, steps, device),
+            lambda: timed(loading(times), warm, steps, device),
         )
+        return (
+            f"| {share} × load | {loaded * 1e3:.2f} ms "
+            f"| {alone * 1e3:.2f} ms, {alone / loaded:.2f} of it | {both * 1e3:.2f} ms "
+            f"| {both / max(loaded, alone):.3f} |"
+        )
+
+    for share in (0.5, 1.0, 1.5, 3.0):
+        print(row(share))
+    if device.type == "cuda":
+        print(f"\nmost memory reserved: {torch.cuda.max_memory_reserved(device) / 1e9:.2f} GB")
 
 
 def overlapped_copies(device: torch.device, batch_size: int, steps: int) -> None:
     """Print how long copies and a computation take, alone and together."""
     copier = copier_for(device)
-    weight = torch.rand(4096, 4096, device=device, dtype=torch.float32) / 4096
+    weight = torch.rand(4096, 4096, device=device) / 2048
     sources = [
         copier.prepare({"image": torch.zeros(batch_size, SIDE, SIDE, 3, dtype=torch.uint8)})
         for _ in range(4)
     ]
     there = copier.receive(copier.send(sources[0]))["image"]
 
-    def copying(times: int) -> Callable[[int], int]:
-        def run(count: int) -> int:
-            batches = map(copier.send, (sources[step % 4] for step in range(count)))
-            with Prefetcher(batches, depth=3) as ahead:
-                for sent in ahead:
-                    batch: dict[str, Any] = copier.receive(sent)
-                    if times:
-                        compute(batch["image"], weight, times)
-            return count
+    def copying(times: int) -> Steps:
+        with Prefetcher(map(copier.send, itertools.cycle(sources)), depth=3) as ahead:
+            for sent in ahead:
+                batch: dict[str, Any] = copier.receive(sent)
+                if times:
+                    compute(batch["image"], weight, times)
+                yield
 
-        return run
-
-    def computing(times: int) -> Callable[[int], int]:
-        def run(count: int) -> int:
-            for _ in range(count):
-                compute(there, weight, times)
-            return count
-
-        return run
-
-    copies = per_step(copying(0), steps, device)
-    times = max(1, round(copies / (per_step(computing(8), steps, device) / 8)))
-    alone, both = per_step(computing(times), steps, device), per_step(copying(times), steps, device)
+    copies = timed(copying(0), steps, steps, device)
+    one = timed(computing(there, weight, 8), 1, steps, device) / 8
+    times = max(1, round(copies / one))
+    copies, alone, both = medians(
+        lambda: timed(copying(0), steps, steps, device),
+        lambda: timed(computing(there, weight, times), 1, steps, device),
+        lambda: timed(copying(times), steps, steps, device),
+    )
     print(
         f"\ncopy alone {copies * 1e3:.2f} ms, computation alone {alone * 1e3:.2f} ms, "
         f"together {both * 1e3:.2f} ms: {(copies + alone - both) / min(copies, alone):.0%} of the "
         f"shorter is hidden"
     )
-    copier.close()
 
 
 def main() -> int:
@@ -161,7 +166,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("gpu-benchmark-data"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
         return [row.tolist() for row in value.unbind()]
     if hasattr(value, "to_list"):  # TensorFlow's
         return value.to_list()
-    array = np.asarray(value)
+    array = np.asarray(value.cpu() if hasattr(value, "cpu") else value)  # torch's
     if array.dtype == object:
         return array.tolist()
     return str(array.dtype), array.shape, array.tolist()

@@ -15,7 +15,9 @@ from twinfeed.samplers import BatchSampler, SequentialSampler
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
-STEPS, ROW = 200, 1 << 18  # a batch of 8 rows is 8 MiB
+STEPS, ROW = 60, 1 << 18  # a batch of 8 rows is 8 MiB
+SIZE = 1 << 20  # floats of one tensor, whose sum is exact
+TICKS = 40_000_000  # of the device's clock: some 20 ms, longer than the loader takes for a batch
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +33,6 @@ def stamped(sample: dict[str, Any]) -> dict[str, Any]:
 def loader(index: Index, **options: Any) -> TorchLoader:
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
     return TorchLoader(index, sampler, transform=stamped, **options)
-
-
-def slow_kernels() -> None:
-    """Keep the computing stream so busy that a step runs long after it was called."""
-    square = torch.ones(2048, 2048, device="cuda")
-    for _ in range(4):
-        square = square @ square / 2048
 
 
 WAYS = [
@@ -60,7 +55,7 @@ def test_a_slow_step_reads_its_own_batch(
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), loader(index, **way) as batches:
         for step, batch in enumerate(batches):
-            slow_kernels()
+            torch.cuda._sleep(TICKS)
             wrong += (batch["row"] != step).sum()
             del batch
     torch.cuda.synchronize()
@@ -87,17 +82,53 @@ def test_jagged_tensors_go_to_the_device(index: Index) -> None:
     assert rows == [list(range(number % 5)) for number in range(8)]
 
 
-def test_a_source_is_pinned_and_held_until_its_copy_is_done() -> None:
+def test_a_step_waits_for_a_copy_that_is_late() -> None:
     copier = CudaCopier(torch.device("cuda"))
-    prepared = copier.prepare({"x": torch.ones(1 << 24)})
-    assert prepared["x"].is_pinned()
-    sent = copier.send(prepared)
-    assert copier._under_way[0][1] is prepared
-    assert copier.receive(sent)["x"].sum().item() == 1 << 24
-    copier.send(copier.prepare({"x": torch.ones(1)}))
-    assert all(batch is not prepared for _, batch in copier._under_way)
-    copier.close()
-    assert not copier._under_way
+    prepared = copier.prepare({"x": torch.ones(SIZE)})
+    with torch.cuda.stream(copier.stream):
+        stale = torch.full((SIZE,), -1.0, device="cuda")
+    address = stale.data_ptr()
+    del stale  # its memory is the copying stream's again
+    torch.ones(SIZE, device="cuda").sum()  # loads the kernel
+    torch.cuda.synchronize()
+    with torch.cuda.stream(copier.stream):
+        torch.cuda._sleep(TICKS)
+    got = copier.receive(copier.send(prepared))["x"]
+    assert got.data_ptr() == address  # else the test shows nothing
+    assert got.sum().item() == SIZE
+
+
+def test_memory_goes_to_no_later_copy_while_a_step_reads_it() -> None:
+    copier = CudaCopier(torch.device("cuda"))
+    sources = [copier.prepare({"x": torch.full((SIZE,), float(number))}) for number in range(8)]
+    torch.ones(SIZE, device="cuda").sum()
+    torch.cuda.synchronize()
+    sums = []
+    for source in sources:
+        batch = copier.receive(copier.send(source))
+        torch.cuda._sleep(TICKS)
+        sums.append(batch["x"].sum())
+        del batch
+    assert [one.item() / SIZE for one in sums] == list(range(8))
+
+
+def test_a_source_that_is_dropped_is_copied_whole() -> None:
+    copier = CudaCopier(torch.device("cuda"))
+    with torch.cuda.stream(copier.stream):
+        torch.cuda._sleep(TICKS)
+    got = []
+    for number in range(8):
+        prepared = copier.prepare({"x": torch.full((SIZE,), float(number))})
+        assert prepared["x"].is_pinned()
+        got.append(copier.receive(copier.send(prepared))["x"])
+        del prepared  # the next one would have its memory
+    assert [one.sum().item() / SIZE for one in got] == list(range(8))
+
+
+def test_all_passes_copy_on_one_stream() -> None:
+    first, second = CudaCopier(torch.device("cuda")), CudaCopier(torch.device("cuda:0"))
+    assert first.device == second.device
+    assert first.stream == second.stream
 
 
 def test_resume_on_the_device(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,26 @@ def test_lists_of_different_lengths(index: Index, how: Any) -> None:
     batch = next(iter(loader))
     assert isinstance(batch["numbers"], torch.Tensor)
     assert batch["numbers"].is_nested == (how == "ragged")
+
+
+def counted_often(sample: dict[str, Any]) -> dict[str, Any]:
+    return {f"numbers{n}": np.zeros(len(sample["word"]) % 5, np.int8) for n in range(50)}
+
+
+def test_ragged_fields_have_lengths_of_their_own(index: Index) -> None:
+    """Made in threads that take turns often, torch takes the lengths of two for the same."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        sampler = BatchSampler(SequentialSampler(len(index)), batch_size=1)
+        options: Any = {"decode": counted_often, "collate": "ragged", "threads": 8, "prefetch": 8}
+        with TorchLoader(index, sampler, **options) as loader:
+            batches = [batch for _ in range(10) for batch in loader]
+    finally:
+        sys.setswitchinterval(before)
+    made = [value for batch in batches for value in batch.values() if value.is_nested]
+    assert len({str(tensor.shape[1]) for tensor in made}) == len(made) == 12_000
+    assert [batch["numbers0"]._max_seqlen for batch in batches[:6]] == [0, 1, 2, 3, 4, 0]
 
 
 def tensor_of(sample: dict[str, Any]) -> dict[str, Any]:

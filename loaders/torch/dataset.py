@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.feed import Batch, Feed, Sample
 from twinfeed.loaders.request import Request, check_sampler, request_of
-from twinfeed.loaders.torch.device import jagged
+from twinfeed.loaders.torch.device import JaggedParts, joined
 from twinfeed.samplers import BatchStream
 
 
@@ -25,13 +25,28 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
     >>> as_tensors({"id": np.array([3, 1]), "name": [b"x", b"y"]})
     {'id': tensor([3, 1]), 'name': [b'x', b'y']}
     """
-    return {name: _as_tensor(value) for name, value in batch.items()}
+    return joined(as_parts(batch))
 
 
-def _as_tensor(value: Any) -> Any:
+def as_parts(batch: Mapping[str, Any], /) -> Batch:
+    """Do the same, but leave a `Ragged` in its parts.
+
+    >>> as_parts({"x": Ragged(np.arange(3), np.array([1, 2]))})["x"].offsets
+    tensor([0, 1, 3])
+    """
+    return {name: _as_parts(value) for name, value in batch.items()}
+
+
+def _as_parts(value: Any) -> Any:
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])
-        return jagged(torch.from_numpy(value.values), torch.from_numpy(offsets))
+        some = len(value.lengths) > 0
+        return JaggedParts(
+            torch.from_numpy(value.values),
+            torch.from_numpy(offsets),
+            shortest=int(value.lengths.min()) if some else None,
+            longest=int(value.lengths.max()) if some else None,
+        )
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.require(value, requirements="W"))
     return value

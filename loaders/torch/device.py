@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,6 +12,29 @@ from twinfeed.loaders.feed import Batch
 
 # Streams and events have no types in torch.
 cuda: Any = torch.cuda
+
+
+class JaggedParts(NamedTuple):
+    """What a jagged tensor is made of, and its shortest and longest row.
+
+    It is made when the batch is received: of two that are made in two threads at once, torch may
+    take the lengths for the same.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    shortest: int | None
+    longest: int | None
+
+    def whole(self) -> torch.Tensor:
+        """Make the jagged tensor; it need not ask the device for its longest row.
+
+        >>> JaggedParts(torch.arange(3), torch.tensor([0, 1, 3]), 1, 2).whole().unbind()
+        (tensor([0]), tensor([1, 2]))
+        """
+        return torch.nested.nested_tensor_from_jagged(
+            self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
+        )
 
 
 class Sent(NamedTuple):
@@ -36,10 +59,6 @@ class Copier(Protocol):
         """Make the batch safe to compute on."""
         ...
 
-    def close(self) -> None:
-        """Wait for the copies under way."""
-        ...
-
 
 class HostCopier:
     """Leave a batch where it is, or copy it to a device that has no streams."""
@@ -54,40 +73,33 @@ class HostCopier:
         return Sent(each_tensor(lambda tensor: tensor.to(self.device), batch))
 
     def receive(self, sent: Sent, /) -> Batch:
-        return sent.batch
-
-    def close(self) -> None:
-        return
+        return joined(sent.batch)
 
 
 class CudaCopier:
-    """Copy on a stream of its own, so that copies and computation overlap.
+    """Copy on a stream of the device's own, so that copies and computation overlap.
 
-    Four rules keep it free of races. Copies start from pinned memory, because one from pageable
-    memory may still read its source when the call returns. A source is held until the copy's event
-    has passed. The computing stream waits for that event before it touches the batch. And the
-    tensors, which belong to the copying stream, are recorded on the computing stream, so that
-    their memory is not given to a later copy while a step still reads them.
+    Copies start from pinned memory: others would keep their caller until they are done. torch gives
+    that memory, once it is free, to nobody before the copy has passed. The computing stream waits
+    for the copy's event before it touches the batch. And the tensors, which belong to the copying
+    stream, are recorded on the computing stream, so that their memory is not given to a later copy
+    while a step still reads them.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = cuda.Stream(device)
-        self.device: torch.device = self.stream.device  # with its number, as other threads need it
-        self._under_way: deque[tuple[Any, Batch]] = deque()
+        number = cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", number)  # other threads have another current device
+        self.stream = _copying_stream(self.device)
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
         with cuda.device(self.device):
             return each_tensor(lambda tensor: tensor.pin_memory(), batch)
 
     def send(self, batch: Batch, /) -> Sent:
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
         # The device first: leaving a stream must not wake another device's context.
         with cuda.device(self.device), cuda.stream(self.stream):
             moved = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-            there = self.stream.record_event()
-        self._under_way.append((there, batch))
-        return Sent(moved, there)
+            return Sent(moved, self.stream.record_event())
 
     def receive(self, sent: Sent, /) -> Batch:
         computing = cuda.current_stream(self.device)
@@ -97,11 +109,13 @@ class CudaCopier:
             tensor.record_stream(computing)
             return tensor
 
-        return each_tensor(recorded, sent.batch)
+        return joined(each_tensor(recorded, sent.batch))
 
-    def close(self) -> None:
-        self.stream.synchronize()
-        self._under_way.clear()
+
+@cache
+def _copying_stream(device: torch.device) -> Any:
+    """One stream for all copies to a device: memory that is free serves only its own stream."""
+    return cuda.Stream(device)
 
 
 def copier_for(device: torch.device, /) -> Copier:
@@ -116,8 +130,8 @@ def copier_for(device: torch.device, /) -> Copier:
 def default_device() -> torch.device:
     """Give the current CUDA device, or the CPU where there is none.
 
-    >>> default_device() if torch.cuda.is_available() else torch.device("cpu")
-    device(type='cpu')
+    >>> default_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    True
     """
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
@@ -127,27 +141,28 @@ def default_device() -> torch.device:
 def each_tensor(
     function: Callable[[torch.Tensor], torch.Tensor], batch: Mapping[str, Any], /
 ) -> Batch:
-    """Apply `function` to every tensor of a batch, to the two parts of a jagged one; keep the rest.
+    """Apply `function` to every tensor of a batch, to the two of a jagged one; keep the rest.
 
     >>> each_tensor(lambda tensor: tensor + 1, {"x": torch.ones(1), "name": [b"cat"]})
     {'x': tensor([2.]), 'name': [b'cat']}
     """
 
     def one(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        nested: Any = value if value.is_nested else None
-        if nested is not None:
-            return jagged(function(nested.values()), function(nested.offsets()))
-        return function(value)
+        if isinstance(value, JaggedParts):
+            return value._replace(values=function(value.values), offsets=function(value.offsets))
+        return function(value) if isinstance(value, torch.Tensor) else value
 
     return {name: one(value) for name, value in batch.items()}
 
 
-def jagged(values: torch.Tensor, offsets: torch.Tensor, /) -> torch.Tensor:
-    """Make the jagged tensor whose rows lie in `values` between `offsets`.
+def joined(batch: Mapping[str, Any], /) -> Batch:
+    """Make the jagged tensors of their parts; keep the rest.
 
-    >>> jagged(torch.arange(3), torch.tensor([0, 1, 3])).unbind()
-    (tensor([0]), tensor([1, 2]))
+    >>> parts = JaggedParts(torch.arange(3), torch.tensor([0, 1, 3]), 1, 2)
+    >>> joined({"x": parts, "name": [b"cat"]})["x"].is_nested
+    True
     """
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
+    return {
+        name: value.whole() if isinstance(value, JaggedParts) else value
+        for name, value in batch.items()
+    }

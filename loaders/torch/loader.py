@@ -25,7 +25,7 @@ from twinfeed.loaders.request import Request, check_fit
 from twinfeed.loaders.torch.dataset import (
     NO_CACHE_IN_WORKERS,
     RequestSampler,
-    as_tensors,
+    as_parts,
     go_to_epoch,
 )
 from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
@@ -46,7 +46,10 @@ class TorchLoader(Closing):
 
     `fields`, `decode`, `transform`, `collate`, `side`, `spec` and `verify` are those of `Feed`.
     `device` (default: the current CUDA device, or the CPU where there is none) gets the tensors;
-    `prefetch` batches are ready there ahead of the step; 0 leaves all to the calling thread.
+    `prefetch` batches are ready there ahead of the step; 0 leaves all to the calling thread. On a
+    GPU a batch's memory is free once the steps that read it have run, which a loop that never waits
+    for the device may be far ahead of. CUDA graphs are captured before the loop, or with
+    `capture_error_mode="thread_local"`, as other threads use the device.
     The system is told to bring the bytes of the next `readahead` batches into memory: worth it
     where shards are larger than that, a small loss where they are in memory already.
 
@@ -215,10 +218,10 @@ class TorchLoader(Closing):
         if self._running is not None:
             state = self.state_dict()
             running, self._running = self._running, None
-            if not running.stop():
-                self.__dict__.pop("dataloader", None)  # its workers are of no use to a later pass
             self.stream.load_state_dict(state)
             self._left = (self.stream.epoch, self.stream.step)
+            if not running.stop():
+                self.__dict__.pop("dataloader", None)  # its workers are of no use to a later pass
 
 
 class _Ahead(RequestSampler):
@@ -276,7 +279,6 @@ class _Pass(Iterator[Batch]):
     def stop(self) -> bool:
         """Stop what runs ahead; say whether all of it has ended, and none of it in death."""
         self._sent.close()
-        self._copier.close()
         if self._workers is not None:
             self._workers.close()
         busy = isinstance(self._sent, Prefetcher) and self._sent.busy
@@ -284,7 +286,7 @@ class _Pass(Iterator[Batch]):
 
 
 def _make(feed: Feed, copier: Copier, request: Request) -> Batch:
-    return copier.prepare(as_tensors(feed(request)))
+    return copier.prepare(as_parts(feed(request)))
 
 
 def _sent(batches: Generator[Batch, None, None], copier: Copier) -> Generator[Sent, None, None]:

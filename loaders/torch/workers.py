@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Batch
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch.dataset import RecordDataset, as_tensors
+from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
 MEMORY = Path("/dev/shm")
 
@@ -35,7 +35,8 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
 
 
 class CatchingDataset(RecordDataset):
-    """Serve batches of tensors, and errors as they are: torch would put its own words for them.
+    """Serve batches of tensors, jagged ones in their parts, and errors as they are: torch would put
+    its own words for them.
 
     For `collate_fn=as_served`.
     """
@@ -43,7 +44,7 @@ class CatchingDataset(RecordDataset):
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request."""
         try:
-            return as_tensors(super().__getitems__(wanted))
+            return as_parts(super().__getitems__(wanted))
         except Exception as error:
             trace = traceback.format_exc()
             try:
