@@ -60,9 +60,7 @@ class Calls:
                 except Exception as error:
                     where = self.index.describe(records[place])
                     told = f"{where}: {name} failed: {error!r}"
-                    if isinstance(error, KeyError):
-                        told += f"; it was given {sorted(rows[place][0])}"
-                    raise DecodeError(told) from error
+                    raise DecodeError(told + self._given(error, rows[place][0])) from error
             return made
 
         if self.threads < 2:
@@ -75,6 +73,19 @@ class Calls:
         for places, results in zip(parts, self._pool.map(part, parts), strict=True):
             made[places.start :: self.threads] = results
         return made
+
+    def _given(self, error: Exception, sample: Mapping[str, Any]) -> str:
+        """Say what there was, where a field was looked for and not found."""
+        if not isinstance(error, KeyError):
+            return ""
+        given = f"; it was given {sorted(sample)}"
+        wanted = error.args[0] if error.args else None
+        if isinstance(wanted, str) and wanted in self.index.columns:
+            given += (
+                f", and {wanted!r} is a column of the index: it is in every batch, and a transform "
+                f"gets it; decode does where fields= names it"
+            )
+        return given
 
     def by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Made], /

@@ -13,6 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.collate import Collate, Ragged
+from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.index import Index
@@ -28,6 +30,10 @@ from twinfeed.loaders.request import request_of
 from twinfeed.samplers import BatchStream
 
 BACKENDS = ("plain", "torch", "tensorflow")
+_IMPORTABLE = (
+    "define decode, transform and maps in a module that can be imported (not in a notebook, nor as "
+    "a lambda), and guard the start of a script with if __name__ == '__main__'"
+)
 KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -168,8 +174,17 @@ class _Job:
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call in a new process, and give what it returns or raise what it raises."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+    try:
+        pickle.dumps(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise LoaderError(
+            f"a backend's process cannot be told: {error}", advice=_IMPORTABLE
+        ) from error
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    except BrokenProcessPool as error:
+        raise WorkerDiedError(f"a backend's process ended: {error}", advice=_IMPORTABLE) from error
 
 
 def _run(job: _Job) -> Run:

@@ -51,9 +51,10 @@ class Feed:
     and `writes`, as `DecodeImage` has, writes into the batch itself where it can.
     `transform` takes one sample: what decode returned (a copy where that serves several samples),
     its columns and side rows, and `id`, `record`, `view`, `seed` (ints; the seed is the same in
-    every framework and for any number of workers), and returns what the batch shall hold of it
-    beside these four. `side` maps names to arrays joined by sample id. `spec` says what a sample
-    holds in each field; without it the first record is decoded once more, with seed 0, to see.
+    every framework and for any number of workers, and as a field np.uint64), and returns what the
+    batch shall hold of it beside these four. `side` maps names to arrays joined by sample id.
+    `spec` says what a sample holds in each field; without it the first record is decoded once more,
+    with seed 0, to see.
     `threads` share the decoding of a batch. Raises ValueError when the sampler was made for another
     number of records, and where a column, side table or field has a name that the batch or the
     transform has for something else; KeyError and TypeError for `fields` that are none.
@@ -261,6 +262,8 @@ class Feed:
         return self.calls.each("decode", self.decode, records, samples)
 
     def _read(self, records: Int64s) -> list[Sample]:
+        if not self.fields:
+            return [{} for _ in records]
         fields = self.reader.read(records, self.fields)
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
@@ -293,14 +296,26 @@ class Feed:
         return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
 
     def _own(self, samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The samples, copied where others hold the same: a transform may change what it gets."""
+        """The samples, copied where others hold the same or an array is read-only: a transform may
+        change what it gets.
+        """
         seen: set[int] = set()
         owned = []
         for sample in samples:
             shared = self.cache is not None or id(sample) in seen
             seen.add(id(sample))
-            owned.append(copy.deepcopy(sample) if shared else sample)
+            owned.append(copy.deepcopy(sample) if shared else _writable(sample))
         return owned
+
+
+def _writable(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sample, with copies of its read-only arrays."""
+
+    def own(value: Any) -> Any:
+        locked = isinstance(value, np.ndarray) and not value.flags.writeable
+        return value.copy() if locked else value
+
+    return {name: own(value) for name, value in sample.items()}
 
 
 def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:

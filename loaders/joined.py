@@ -33,8 +33,11 @@ class Joined:
         for name, rows in self.side.items():
             if name in index.columns:
                 raise ValueError(f"side table {name!r} has the name of a column of the index")
-            if not hasattr(rows, "dtype") or rows.dtype.kind not in "biufc":
-                raise TypeError(f"side table {name!r} must be an array of numbers")
+            if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
+                raise TypeError(
+                    f"side table {name!r} must be an array of numbers (numpy's, or a SideTable), "
+                    f"got {type(rows).__name__}"
+                )
 
     def rows(self, request: Request, /) -> dict[str, npt.NDArray[Any]]:
         """Return a row for each id, zeros for padding; ValueError where a side table has none."""

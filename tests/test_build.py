@@ -276,12 +276,24 @@ def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Pat
     with pytest.raises(DataCorruptionError, match="lacks the field 'txt'") as caught:
         build_index(shard, path, fields=fields)
     assert (caught.value.record, caught.value.key) == (1, "b")
+    assert "let such fields be empty with missing='empty', or leave" in str(caught.value)
     index = build_index(shard, path, fields=fields, missing="skip")
     assert index.keys(range(len(index))) == ["a"]
     assert index.manifest["options"]["left_out"] == 1
     index = build_index(shard, path, fields=fields, missing="empty")
     with Reader(index) as reader:
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
+
+
+def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
+    samples = [("img", {f"{n:05}.txt": b"x" for n in range(100)})]
+    shard = write_tar(tmp_path / "a.tar", samples)
+    for options in ({"label": "cls"}, {"fields": ["txt"]}):
+        with pytest.raises(DataCorruptionError) as caught:
+            build_index(shard, tmp_path / "x.index", **options)
+        assert "a sample's key ends at the first dot of its members' names" in str(caught.value)
+        assert "and 92 more" in str(caught.value)
+        assert len(str(caught.value)) < 800
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The comparison finds nothing where there is nothing, and says what differs where it does."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from twinfeed.loaders import Index, compare, pack
+from twinfeed.loaders import Index, LoaderError, compare, pack
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
 
@@ -61,6 +63,25 @@ def test_a_difference_is_found_and_measured(index: Index) -> None:
 def test_other_backends_are_refused(index: Index, backends: list[str]) -> None:
     with pytest.raises(ValueError, match="at least two of plain, torch, tensorflow, got"):
         compare(index, ExactOnceBatchSampler(20, batch_size=5), backends=backends)
+
+
+def test_callables_that_another_process_cannot_have_are_refused(index: Index) -> None:
+    sampler = ExactOnceBatchSampler(20, batch_size=5)
+    with pytest.raises(LoaderError, match="define decode, transform and maps in a module"):
+        compare(index, sampler, backends=["plain", "plain"], decode=lambda sample: sample)
+    code = f"""if True:
+        from twinfeed.loaders import compare, open_index
+        from twinfeed.samplers import ExactOnceBatchSampler
+        def decode(sample):
+            return sample
+        index = open_index({str(index.path)!r})
+        compare(index, ExactOnceBatchSampler(20, batch_size=5), decode=decode)
+    """
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "WorkerDiedError: a backend's process ended" in done.stderr
+    assert "what to do: define decode, transform and maps in a module" in done.stderr
 
 
 def test_what_a_backend_raises_is_raised(index: Index, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The part both backends share: what a batch holds, and what decode and transform are told."""
 
+import io
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from twinfeed.loaders import (
     DecodeError,
@@ -334,6 +337,52 @@ def test_a_transform_may_change_what_it_is_given(
     feed.close()
 
 
+def test_a_transform_may_change_what_decode_gives_read_only(tmp_path: Path) -> None:
+    """Pillow's images, and arrays over the bytes that were read."""
+    image = np.full((4, 4, 3), 7, np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    images = pack([{"x": file.getvalue(), "raw": bytes(8)}] * 2, tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+    decodes: list[Any] = [
+        DecodeImage("x"),
+        DecodeImage("x", size=(3, 3)),
+        lambda sample: {"x": np.frombuffer(sample["raw"], np.float32)},
+    ]
+    for decode in decodes:
+        batch = Feed(images, sampler, decode=decode, transform=in_place)(requested(0, 1))
+        assert (batch["x"] == batch["x"].flat[0]).all()
+        assert batch["x"].flat[0] in (8, 1)
+
+
+def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
+    ages = pack([{"age": age, "label": age % 2} for age in range(4)], tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(4, batch_size=4)
+    side = {"teacher": np.arange(4.0)}
+
+    def double(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"both": 2 * sample["age"] + sample["teacher"]}
+
+    feed = Feed(ages, sampler, side=side, transform=double)
+    assert feed(requested(1, 3))["both"].tolist() == [3.0, 9.0]
+    feed = Feed(ages, sampler, decode=lambda _: {"one": 1})
+    assert feed(requested(1, 3))["one"].tolist() == [1, 1]
+
+
+def test_a_column_that_decode_looks_for_is_told_to_be_one(tmp_path: Path) -> None:
+    sized = pack([{"image": bytes(4), "height": 2}] * 2, tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+
+    def shaped(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.frombuffer(sample["image"], np.uint8).reshape(int(sample["height"]), -1)}
+
+    told = r"given \['image'\], and 'height' is a column of the index: .* where fields= names it"
+    with pytest.raises(DecodeError, match=told):
+        Feed(sized, sampler, decode=shaped)(requested(0))
+    feed = Feed(sized, sampler, fields=["image", "height"], decode=shaped)
+    assert feed(requested(0))["x"].shape == (1, 2, 2)
+
+
 def test_a_side_table_and_a_field_of_one_name_are_refused(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
@@ -395,7 +444,7 @@ def test_arguments_that_are_none_are_refused_at_once(
         Feed(index, sampler, fields=["zz"])
     with pytest.raises(TypeError, match="fields must be a list of names, got 'word'"):
         Feed(index, sampler, fields="word")
-    for rows in ([1, 2], np.array(["a"] * 6)):
+    for rows in ([1, 2], np.array(["a"] * 6), torch.zeros(6)):
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
             Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="side table 'w' has 3 rows, and none for sample 4"):

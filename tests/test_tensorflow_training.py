@@ -1,5 +1,6 @@
 """Datasets under Keras, in loops of one's own, and resumed: the right batches at every step."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,19 @@ def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
             assert np.array_equal(one, other)
         assert (last.epoch, last.step) == (2, 0)
         assert {path.name for path in folder.iterdir()} == {"state.json", "2-0.weights.h5"}
+
+
+@saves_weights
+@pytest.mark.parametrize("at_once", [5, 100])
+def test_a_fit_of_several_steps_at_once_ends_with_the_epoch(tmp_path: Path, at_once: int) -> None:
+    """Keras counts on to the end of the last execution."""
+    network, stream = model(), sampler()
+    network.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=at_once)
+    assert len(stream) % at_once
+    dataset = make_dataset(packed(RECORDS), stream, decode=numbers).map(pairs)
+    fit(network, dataset, 2, callbacks=[ResumeCallback(stream, tmp_path, every=2)])
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["epoch"], state["step"]) == (2, 0)
 
 
 @saves_weights

@@ -39,6 +39,8 @@ KEEP_FROM = 1 << 20
 """The part of a shard of at least so many bytes is kept on disk until the index is whole."""
 
 _MEMO = 1 << 16
+_SHOWN = 8
+_DOTS = "; a sample's key ends at the first dot of its members' names"
 
 
 def build_part(plan: Plan, job: Job) -> ShardPart:
@@ -135,6 +137,13 @@ class _Column:
         return table
 
 
+def _fields_of(record: Record) -> str:
+    """Say which fields a record has, the first of many."""
+    names = sorted(record.parts)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"the fields {names[:_SHOWN]}{more}"
+
+
 class _Collector:
     """Sort the records of a shard into columns."""
 
@@ -199,7 +208,7 @@ class _Collector:
             raise DataCorruptionError(
                 f"no key: the record has no bytes feature {self.plan.key!r}",
                 **at(record, self.part.path),
-                found=f"the fields {sorted(record.parts)}",
+                found=_fields_of(record),
                 advice="name another feature with key=",
             )
         return part.data.decode("utf-8", "surrogateescape")
@@ -217,20 +226,23 @@ class _Collector:
                     break
             else:
                 if self.plan.missing != "empty":
-                    self.lacks(f"the field {name!r} ({' or '.join(aliases)})", record)
+                    what = f"the field {name!r} ({' or '.join(aliases)})"
+                    self.lacks(what, record, "let such fields be empty with missing='empty', ")
                     return None
         return chosen
 
-    def lacks(self, what: str, record: Record) -> None:
+    def lacks(self, what: str, record: Record, choice: str = "") -> None:
         """Refuse a record that lacks something, unless such records are to be left out."""
         if self.plan.missing != "skip":
-            advice = "name another, or leave such records out with missing='skip'"
-            if self.plan.container == "tar" and not self.plan.join:
-                advice += "; parts of a sample that lie apart are put together with join=True"
+            advice = f"name another, {choice}or leave such records out with missing='skip'"
+            if self.plan.container == "tar":
+                advice += _DOTS
+                if not self.plan.join:
+                    advice += ", and parts that lie apart are put together with join=True"
             raise DataCorruptionError(
                 f"a record lacks {what}",
                 **at(record, self.part.path),
-                found=f"the fields {sorted(record.parts)}",
+                found=_fields_of(record),
                 advice=advice,
             )
         self.part.lacking += 1
@@ -248,6 +260,7 @@ class _Collector:
                 raise ValueError(
                     f"{self.part.path} has more than {MOST_FIELDS} different fields "
                     f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
+                    f"{_DOTS if self.plan.container == 'tar' else ''}"
                 )
         elif column.kind != part.kind:
             if {column.kind, part.kind} != {"bytes", "bytes_list"}:

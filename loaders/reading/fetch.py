@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,7 +79,7 @@ class LocalShards:
     def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
         self.index = index
         self.verify = verify
-        self.handles = Handles(self._open, max_open_files)
+        self.handles = Handles(partial(_opened, index), max_open_files)
         self.most_held = max(1, max_open_files // 4)
 
     def close(self) -> None:
@@ -151,15 +152,16 @@ class LocalShards:
                 raise _first_wrong(out, map(crc32c, out), crcs)
         return out
 
-    def _open(self, number: int) -> int:
-        """Open a shard, which must have the size it was indexed with."""
-        path = _path(self.index, self.index.shard_paths, number)
-        fd = _descriptor(path)
-        size = os.fstat(fd).st_size
-        if size != self.index.shards["bytes"][number]:
-            os.close(fd)
-            raise _stale(path, int(self.index.shards["bytes"][number]), size)
-        return fd
+
+def _opened(index: Index, number: int) -> int:
+    """Open a shard, which must have the size it was indexed with."""
+    path = _path(index, index.shard_paths, number)
+    fd = _descriptor(path)
+    size = os.fstat(fd).st_size
+    if size != index.shards["bytes"][number]:
+        os.close(fd)
+        raise _stale(path, int(index.shards["bytes"][number]), size)
+    return fd
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:

@@ -33,7 +33,9 @@ class ResumeCallback(keras.callbacks.Callback):
 
     An epoch of `fit` must be one of the sampler, or its remainder: `steps_per_epoch` and datasets
     that were cut or batched again are refused with ValueError; `batches_per_epoch` of a sampler
-    makes shorter epochs. So is `every` below 1.
+    makes shorter epochs. So is `every` below 1. Under a strategy build the model before `fit`, as
+    Keras would draw batches to learn their shapes. Keras saves no random states: layers such as
+    Dropout go on with other numbers than in an uninterrupted run.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.samplers import ExactOnceBatchSampler
@@ -83,7 +85,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `every` says."""
-        before, self._step = self._step, self._start + batch + 1
+        # With steps_per_execution Keras counts to the end of the last execution.
+        before, self._step = self._step, min(self._start + batch + 1, len(self.sampler))
         if self.every and self._step // self.every > before // self.every:
             self.save()
 
