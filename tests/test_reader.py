@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -186,6 +187,19 @@ def test_a_closed_reader_opens_its_files_anew(index: Index) -> None:
     assert reader.read([0], ["image"])["image"] == WANT[:1]
     reader.close()
     reader.close()
+
+
+def test_a_reader_that_is_dropped_closes_its_shards_at_once(index: Index) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        reader = Reader(index)
+        reader.read([0])
+        assert len(os.listdir("/proc/self/fd")) > before
+        del reader
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
 
 
 def test_a_reader_that_is_never_closed_ends_with_its_process_in_silence(index: Index) -> None:
