@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64
 from twinfeed.samplers._stream import FixedBatchStream
-from twinfeed.samplers.orders import Order
+from twinfeed.samplers.orders import Order, check_order
 
 
 class BatchSampler(FixedBatchStream):
@@ -35,10 +35,8 @@ class BatchSampler(FixedBatchStream):
         self, order: Order, /, *, batch_size: SupportsIndex, drop_last: bool = False
     ) -> None:
         """Take an order, the size of the global batch and what to do with a smaller last one."""
-        if not isinstance(order, Order):
-            raise TypeError(f"order must be an Order such as RandomSampler, got {order!r}")
         batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        self._order = order.for_batches(batch_size)
+        self._order = check_order(order).for_batches(batch_size)
         self.drop_last = _validate.flag("drop_last", drop_last)
         dropped = len(order) % batch_size if self.drop_last else 0
         super().__init__(size=len(order) - dropped, batch_size=batch_size, seed=order.seed)

@@ -12,7 +12,7 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key
 from twinfeed.samplers._pattern import Pattern
 from twinfeed.samplers._stream import FixedBatchStream
-from twinfeed.samplers.orders import Order
+from twinfeed.samplers.orders import Order, check_order
 
 
 class MixtureSampler(FixedBatchStream):
@@ -50,7 +50,7 @@ class MixtureSampler(FixedBatchStream):
         seed: SupportsIndex,
     ) -> None:
         """Take the orders, none of them empty, and one weight of at least 1 for each."""
-        self._orders = list(orders)
+        self._orders = [check_order(order, name="each of orders") for order in orders]
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")

@@ -65,6 +65,28 @@ class Order(ABC):
         return np.zeros(np.shape(ids), dtype=np.int64)
 
 
+def check_order(order: Order, *, name: str = "order") -> Order:
+    """Return an order; TypeError for what is none."""
+    if not isinstance(order, Order):
+        raise TypeError(
+            f"{name} must be an Order such as RandomSampler, got a {type(order).__name__}: "
+            f"SubsetSampler(ids) makes one of a list, nothing makes one of batches or a mixture"
+        )
+    return order
+
+
+def check_inner(order: Order, places: int, what: str) -> Order:
+    """Return an order over so many places of another order, which it must give as record ids."""
+    if check_order(order).num_ids != order.num_records:
+        raise ValueError(
+            f"order must give record ids, got {order!r}: put views outermost, "
+            f"ViewSampler(SubsetSampler(…), …)"
+        )
+    if order.num_records != places:
+        raise ValueError(f"order must be over {what}, got {order!r}")
+    return order
+
+
 class SequentialSampler(Order):
     """Give the ids ``0 … n - 1`` in stored order, in every epoch.
 

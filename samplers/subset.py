@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order, SequentialSampler
+from twinfeed.samplers.orders import Order, SequentialSampler, check_inner
 
 
 class SubsetSampler(Order):
@@ -55,11 +55,9 @@ class SubsetSampler(Order):
             if num_records is None
             else _validate.integer("num_records", num_records, minimum=least)
         )
-        self._order = SequentialSampler(len(self._ids)) if order is None else order
-        if self._order.num_records != len(self._ids):
-            raise ValueError(
-                f"order must be over len(ids)={len(self._ids)} places, got {self._order!r}"
-            )
+        size = len(self._ids)
+        inner = SequentialSampler(size) if order is None else order
+        self._order = check_inner(inner, size, f"len(ids)={size} places")
         self.seed = self._order.seed
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key, words
 from twinfeed.samplers._permutation import permute_rows
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order
+from twinfeed.samplers.orders import Order, check_inner
 
 
 class ViewSampler(Order):
@@ -46,13 +46,10 @@ class ViewSampler(Order):
         one = self._per_epoch == "one"
         self._counts = _validate.integers("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
-        expected = len(self._counts) if one else int(self._bounds[-1])
-        if order.num_records != expected:
-            raise ValueError(
-                f"order must be over {expected} {'records' if one else '(record, view) pairs'} "
-                f"with per_epoch={per_epoch!r}, got {order!r}"
-            )
-        self._order = order
+        places = len(self._counts) if one else int(self._bounds[-1])
+        units = "records" if one else "(record, view) pairs"
+        what = f"{places} {units} with per_epoch={per_epoch!r}"
+        self._order = check_inner(order, places, what)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "views")
 

@@ -62,6 +62,11 @@ def mixture(**options: Any) -> Callable[[], MixtureSampler]:
     return lambda: MixtureSampler(orders, **{**defaults, **options})
 
 
+def views(counts: list[int]) -> ViewSampler:
+    """Return one view an epoch of each record."""
+    return ViewSampler(SequentialSampler(len(counts)), counts, per_epoch="one", seed=0)
+
+
 BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "n-negative": (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
     "n-float": (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
@@ -77,6 +82,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "batch_size must be at least 1, got 0",
     ),
     "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be an Order"),
+    "batch-list": (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
+    "batch-mixture": (
+        lambda: BatchSampler(mixture()(), batch_size=1),
+        TypeError,
+        "order must be an Order such as RandomSampler, got a MixtureSampler",
+    ),
     "drop-last": (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, drop_last=1),
         TypeError,
@@ -201,6 +212,17 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "order must be over len(ids)=1 places",
     ),
+    "subset-list": (lambda: SubsetSampler([5], order=[0]), TypeError, "got a list"),
+    "subset-mixture": (
+        lambda: SubsetSampler(range(5), order=mixture()()),
+        TypeError,
+        "order must be an Order such as RandomSampler, got a MixtureSampler",
+    ),
+    "subset-views": (
+        lambda: SubsetSampler([7, 8], order=views([1, 2])),
+        ValueError,
+        "order must give record ids, got ViewSampler(2 records, 3 views",
+    ),
     "split-fraction": (lambda: split(3, fraction=1.5, seed=0), ValueError, "fraction must be in"),
     "split-keys": (lambda: split([1, 2], fraction=0.5, seed=0), TypeError, "records must be"),
     "split-string": (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
@@ -213,6 +235,24 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: ViewSampler(SequentialSampler(2), [2, 2], per_epoch="all", seed=0),
         ValueError,
         "order must be over 4 (record, view) pairs",
+    ),
+    "views-batches": (
+        lambda: ViewSampler(
+            BatchSampler(SequentialSampler(2), batch_size=1), [1, 1], per_epoch="one", seed=0
+        ),
+        TypeError,
+        "order must be an Order such as RandomSampler, got a BatchSampler",
+    ),
+    "views-views": (
+        lambda: ViewSampler(views([2, 2]), [1, 2], per_epoch="one", seed=0),
+        ValueError,
+        "put views outermost, ViewSampler(SubsetSampler(…), …)",
+    ),
+    "mixture-list": (mixture(orders=[[1], [2]]), TypeError, "each of orders must be an Order"),
+    "mixture-mixture": (
+        mixture(orders=[mixture()()], weights=[1]),
+        TypeError,
+        "each of orders must be an Order such as RandomSampler, got a MixtureSampler",
     ),
     "mixture-weights": (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
     "mixture-weight": (mixture(weights=[1, 0]), ValueError, "weights must be at least 1, got 0"),
