@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ def _compare(theirs: Any, ours: Mapping[str, Any]) -> None:
     if not isinstance(theirs, Mapping):
         raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
     absent = "nothing"
+    theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
     lines = [
         f"  {field}: the state has {theirs.get(field, absent)!r}, "
         f"this sampler has {ours.get(field, absent)!r}"
@@ -62,6 +63,17 @@ def _compare(theirs: Any, ours: Mapping[str, Any]) -> None:
     ]
     if lines:
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines]))
+
+
+def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every field with its path: ``inner.n``, ``orders.0.seed``."""
+    for name, value in nested.items():
+        if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+            value = {str(place): item for place, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def digest(array: NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key
 from twinfeed.samplers._pattern import Pattern
 from twinfeed.samplers._stream import FixedBatchStream
-from twinfeed.samplers.orders import Order, check_order
+from twinfeed.samplers.orders import Order, check_order, nested_parameters
 
 
 class MixtureSampler(FixedBatchStream):
@@ -116,5 +116,5 @@ class MixtureSampler(FixedBatchStream):
         return {
             "batch_size": self.batch_size,
             "weights": self._weights.tolist(),
-            "orders": [{"seed": order.seed, **order.parameters()} for order in self._orders],
+            "orders": [nested_parameters(order) for order in self._orders],
         }

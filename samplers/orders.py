@@ -87,6 +87,11 @@ def check_inner(order: Order, places: int, what: str) -> Order:
     return order
 
 
+def nested_parameters(order: Order) -> dict[str, Any]:
+    """Return the parameters of an order within another sampler, and its own seed."""
+    return {"seed": order.seed, **order.parameters()}
+
+
 class SequentialSampler(Order):
     """Give the ids ``0 … n - 1`` in stored order, in every epoch.
 

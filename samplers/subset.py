@@ -12,7 +12,12 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order, SequentialSampler, check_inner
+from twinfeed.samplers.orders import (
+    Order,
+    SequentialSampler,
+    check_inner,
+    nested_parameters,
+)
 
 
 class SubsetSampler(Order):
@@ -85,11 +90,12 @@ class SubsetSampler(Order):
         return self._ids[self._order.ids(epoch, positions)]
 
     def parameters(self) -> dict[str, Any]:
-        """Return a digest of the ids, and what the inner order depends on."""
+        """Return a digest of the ids, and the inner order's parameters."""
         return {
+            "order": "SubsetSampler",
             "subset": digest(self._ids),
             "num_records": self._num_records,
-            **self._order.parameters(),
+            "inner": nested_parameters(self._order),
         }
 
 

@@ -11,7 +11,7 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key, words
 from twinfeed.samplers._permutation import permute_rows
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order, check_inner
+from twinfeed.samplers.orders import Order, check_inner, nested_parameters
 
 
 class ViewSampler(Order):
@@ -100,10 +100,10 @@ class ViewSampler(Order):
         return ids - first
 
     def parameters(self) -> dict[str, Any]:
-        """Return the numbers given, a digest of the counts, and the inner order's own."""
+        """Return the numbers given, a digest of the counts, and the inner order's parameters."""
         return {
+            "order": "ViewSampler",
             "views": digest(self._counts),
             "per_epoch": self._per_epoch,
-            "order_seed": self._order.seed,
-            **self._order.parameters(),
+            "inner": nested_parameters(self._order),
         }

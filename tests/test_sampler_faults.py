@@ -308,6 +308,30 @@ def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:
     assert "final: the state has 'smaller', this sampler has 'nothing'" in str(caught.value)
 
 
+def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() -> None:
+    """An inner order's parameters do not hide those of the order around it, at any depth."""
+
+    def subset(ids: list[int]) -> SubsetSampler:
+        return SubsetSampler(ids, order=SubsetSampler([2, 0, 1]), num_records=40)
+
+    def plain(ids: list[int]) -> BatchSampler:
+        return BatchSampler(subset(ids), batch_size=1)
+
+    def mixed(ids: list[int]) -> MixtureSampler:
+        orders = [SequentialSampler(3), subset(ids)]
+        return MixtureSampler(orders, weights=[1, 2], batch_size=1, batches_per_epoch=1, seed=0)
+
+    def viewed(ids: list[int]) -> BatchSampler:
+        order = ViewSampler(subset(ids), [2] * 40, per_epoch="one", seed=0)
+        return BatchSampler(order, batch_size=1)
+
+    for make, path in ((plain, "subset"), (mixed, "orders.1.subset"), (viewed, "inner.subset")):
+        with pytest.raises(StateMismatchError) as caught:
+            make([11, 21, 31]).load_state_dict(make([10, 20, 30]).state_dict())
+        (line,) = str(caught.value).splitlines()[1:]
+        assert line.startswith(f"  {path}: the state has '3 values ")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
