@@ -29,7 +29,7 @@ class StateMismatchError(ValueError):
 
 
 def position(
-    state: Mapping[str, Any], fingerprint: Mapping[str, Any], steps: int
+    state: Mapping[str, Any], fingerprint: Mapping[str, Any], *, steps: int, epochs: int
 ) -> tuple[int, int]:
     """Return the (epoch, step) of a state of the stream with this fingerprint."""
     if not isinstance(state, Mapping):
@@ -42,7 +42,7 @@ def position(
             f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
         )
     _compare(state["fingerprint"], fingerprint)
-    epoch = _validate.integer("epoch of the state", state["epoch"], minimum=0)
+    epoch = _validate.integer("epoch of the state", state["epoch"], minimum=0, below=epochs)
     step = _validate.integer("step of the state", state["step"], minimum=0)
     if step >= max(1, steps):
         raise StateMismatchError(f"the state is at step {step}, an epoch has {steps}")

@@ -42,8 +42,10 @@ class BatchStream(ABC):
     batch_size: int  # ids of the largest global batch; trainers read both
     drop_last: bool
 
-    def __init__(self, *, steps: int, seed: int) -> None:
-        """Start at (0, 0), unsharded; subclasses pass what they validated."""
+    def __init__(self, *, steps: int, size: int, seed: int) -> None:
+        """Start at (0, 0), unsharded; ``size`` is the most ids that an epoch has."""
+        size = _validate.integer("samples of an epoch", size, minimum=0)
+        self._epochs = _validate.LIMIT // max(1, size)
         self._steps, self._seed = steps, seed
         self._seed_key = root_key(seed, "augmentation")
         self._epoch = self._step = 0
@@ -83,20 +85,26 @@ class BatchStream(ABC):
         """Return the number of steps of every epoch."""
         return self._steps
 
-    def batch(self, epoch: int, step: int) -> Int64:
+    def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
 
         Raises IndexError outside ``[0, len(self))``.
         """
-        self._check_position(epoch, step)
-        return self.batches(epoch, step, step + 1)[0]
+        epoch, step = self._position(epoch, step, self._steps)
+        return self._batches(epoch, step, step + 1)[0]
 
-    def batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
+    def batches(
+        self, epoch: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
+    ) -> list[Int64]:
         """Return ``[batch(epoch, s) for s in range(start, stop)]`` in one vectorised call."""
-        if not 0 <= start <= stop <= self._steps or epoch < 0:
-            raise IndexError(f"steps {start} to {stop} of epoch {epoch}: len is {self._steps}")
-        if start == stop:
-            return []
+        epoch, start = self._position(epoch, start, self._steps + 1)
+        epoch, stop = self._position(epoch, stop, self._steps + 1)
+        if start > stop:
+            raise IndexError(f"start must be at most stop, got {start} and {stop}")
+        return self._batches(epoch, start, stop) if start < stop else []
+
+    def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
+        """Return the same for steps of an epoch, one at least."""
         ids, sizes = self._draw(epoch, start, stop), self._sizes(epoch, start, stop)
         begins = np.cumsum(sizes) - sizes
         lows, highs = (begins + edge for edge in self._slices(epoch, start, sizes))
@@ -108,12 +116,12 @@ class BatchStream(ABC):
         each, over = divmod(self.batch_size, self._world_size)
         return each if self._even and self._steps and not over else None
 
-    def seeds(self, epoch: int, step: int) -> UInt64:
+    def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
         """Return one augmentation seed for each id of ``batch(epoch, step)``, uint64[batch].
 
         A hash of (seed, epoch, step, place in the global batch): whatever the ranks or workers.
         """
-        self._check_position(epoch, step)
+        epoch, step = self._position(epoch, step, self._steps)
         low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
         place = np.arange(low[0], high[0])
         return words(derive(self._seed_key, epoch, step), place)
@@ -141,10 +149,14 @@ class BatchStream(ABC):
         """Whether batches may hold -1, for which loaders give a mask."""
         return False
 
-    def _check_position(self, epoch: int, step: int) -> None:
-        """Refuse what lies outside an epoch."""
-        if epoch < 0 or not 0 <= step < self._steps:
+    def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
+        """Return an epoch and a step below ``end`` as ints, which do not overflow."""
+        epoch, step = _validate.whole("epoch", epoch), _validate.whole("step", step)
+        if not 0 <= epoch < self._epochs:
+            raise IndexError(f"epoch must be in [0, {self._epochs}), got {epoch}")
+        if not 0 <= step < end:
             raise IndexError(f"step {step} of epoch {epoch}: an epoch has {self._steps} steps")
+        return epoch, step
 
     @property
     def rank(self) -> int:
@@ -198,7 +210,7 @@ class BatchStream(ABC):
 
         Trainers call this before each epoch, after a state was restored as well.
         """
-        epoch = _validate.integer("epoch", epoch, minimum=0)
+        epoch = _validate.integer("epoch", epoch, minimum=0, below=self._epochs)
         if epoch != self._epoch:
             self._epoch, self._step = epoch, 0
 
@@ -211,7 +223,7 @@ class BatchStream(ABC):
         chunk = 1
         while step < self._steps:
             stop = min(step + chunk, self._steps)
-            for batch in self.batches(epoch, step, stop):
+            for batch in self._batches(epoch, step, stop):
                 step += 1
                 self._move(epoch, step)
                 yield batch
@@ -231,10 +243,9 @@ class BatchStream(ABC):
         """
         return self.state_at(self._epoch, self._step)
 
-    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+    def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
         """Return the state of a sampler about to draw this step, ``len(self)`` included."""
-        if epoch < 0 or not 0 <= step <= self._steps:
-            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {self._steps} steps")
+        epoch, step = self._position(epoch, step, self._steps + 1)
         if step == self._steps > 0:
             epoch, step = epoch + 1, 0
         return {
@@ -254,7 +265,7 @@ class BatchStream(ABC):
 
     def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the (epoch, step) of a state of this stream; raise as ``load_state_dict``."""
-        return position(state, self.fingerprint, self._steps)
+        return position(state, self.fingerprint, steps=self._steps, epochs=self._epochs)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -300,7 +311,7 @@ class FixedBatchStream(BatchStream):
 
     def __init__(self, *, size: int, batch_size: int, seed: int) -> None:
         """Take validated numbers."""
-        super().__init__(steps=-(-size // batch_size), seed=seed)
+        super().__init__(steps=-(-size // batch_size), size=size, seed=seed)
         self._size = size
         self.batch_size = batch_size
 

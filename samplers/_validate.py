@@ -11,18 +11,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers._bits import Int64
 
+LIMIT = 1 << 62  # of every size and sum: int64 holds it, and what is added to it
 
-def integer(name: str, value: SupportsIndex, *, minimum: int, below: int | None = None) -> int:
-    """Return ``value`` as an int within ``[minimum, below)``."""
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """Return an integer of Python, numpy or torch as an int, which does not overflow."""
+    if type(value) is int:
+        return value
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
+    """Return ``value`` as an int within ``[minimum, below)``."""
+    number = whole(name, value)
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    if below is not None and number >= below:
+    if number >= below:
         raise ValueError(f"{name} must be below {below}, got {number}")
     return number
 
@@ -55,12 +64,22 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
-    if array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} must fit int64, got {array.max()}")
+    if array.size and array.max() >= LIMIT:
+        worst = int(array.argmax())
+        raise ValueError(f"{name} must be below {LIMIT}, got {array[worst]} at {worst}")
     if array.size and array.min() < minimum:
         worst = int(array.argmin())
         raise ValueError(f"{name} must be at least {minimum}, got {array[worst]} at {worst}")
     return array.astype(np.int64)
+
+
+def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+    """Return ``integers`` of which the sum is below the limit too."""
+    array = integers(name, values, minimum=minimum)
+    total = float(array.sum(dtype=np.float64))  # int64 would overflow
+    if total >= LIMIT:
+        raise ValueError(f"{name} must sum to less than {LIMIT}, got about {total:.3g}")
+    return array
 
 
 def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:

@@ -59,7 +59,7 @@ class BatchSampler(FixedBatchStream):
         return self._order.views(ids)
 
     def _draw(self, epoch: int, start: int, stop: int) -> Int64:
-        return self._order.ids(epoch, self._positions(start, stop))
+        return self._order._ids(epoch, self._positions(start, stop))
 
     def _parameters(self) -> dict[str, Any]:
         own = {"batch_size": self.batch_size, "drop_last": self.drop_last}

@@ -54,7 +54,7 @@ class MixtureSampler(FixedBatchStream):
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        self._weights = _validate.integers("weights", weights, minimum=1)
+        self._weights = _validate.counts("weights", weights, minimum=1)
         if len(self._weights) != len(self._orders):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._orders)}, got {len(self._weights)}"
@@ -63,8 +63,8 @@ class MixtureSampler(FixedBatchStream):
         steps = _validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
         super().__init__(size=steps * batch_size, batch_size=batch_size, seed=_validate.seed(seed))
         self._pattern = Pattern(self._weights, root_key(self._seed, "mixture"))
-        self._id_bounds = np.cumsum([0, *(order.num_ids for order in self._orders)])
-        self._record_bounds = np.cumsum([0, *(order.num_records for order in self._orders)])
+        self._id_bounds = _bounds([order.num_ids for order in self._orders])
+        self._record_bounds = _bounds([order.num_records for order in self._orders])
 
     def __repr__(self) -> str:
         """Say what an epoch is."""
@@ -108,7 +108,7 @@ class MixtureSampler(FixedBatchStream):
             ids = np.empty(lap.shape, np.int64)
             for own_epoch in np.unique(lap).tolist():
                 now = lap == own_epoch
-                ids[now] = self._orders[number].ids(own_epoch, position[now])
+                ids[now] = self._orders[number]._ids(own_epoch, position[now])
             out[mine] = self._id_bounds[number] + ids
         return out
 
@@ -118,3 +118,8 @@ class MixtureSampler(FixedBatchStream):
             "weights": self._weights.tolist(),
             "orders": [nested_parameters(order) for order in self._orders],
         }
+
+
+def _bounds(sizes: list[int]) -> Int64:
+    """Return where the ids of each order begin, and where those of the last one end."""
+    return np.cumsum([0, *_validate.counts("sizes of orders", sizes, minimum=0)])

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
@@ -44,9 +45,23 @@ class Order(ABC):
         """Size of the sample id space; the records', unless samples are something else."""
         return self.num_records
 
+    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
+        """Return the sample ids at these positions of an epoch, int64 as ``positions``.
+
+        Raises IndexError outside ``[0, len(self))``.
+        """
+        epoch = _validate.integer("epoch", epoch, minimum=0)
+        places = np.asarray(positions)
+        if places.size and places.dtype.kind not in "iu":
+            raise TypeError(f"positions must be integers, got dtype {places.dtype}")
+        outside = places[(places < 0) | (places >= len(self))]
+        if outside.size:
+            raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
+        return self._ids(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
+
     @abstractmethod
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the sample ids at these positions of an epoch, int64 as ``positions``."""
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        """Return the sample ids at positions within an epoch, int64[positions] both."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
@@ -117,9 +132,8 @@ class SequentialSampler(Order):
         """Size of the record id space, n."""
         return self._n
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the positions themselves."""
-        return np.array(positions, dtype=np.int64)
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        return positions.copy()
 
     def parameters(self) -> dict[str, Any]:
         """Return n."""
@@ -141,8 +155,8 @@ class RandomSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        """Take the number of records, up to 2^62, and the seed."""
-        self._n = _validate.integer("n", n, minimum=0, below=(1 << 62) + 1)
+        """Take the number of records, below 2^62, and the seed."""
+        self._n = _validate.integer("n", n, minimum=0)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
 
@@ -159,9 +173,8 @@ class RandomSampler(Order):
         """Size of the record id space, n."""
         return self._n
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the entries of the epoch's permutation at these positions."""
-        return permute(self._n, derive(self._key, epoch), np.asarray(positions, dtype=np.int64))
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        return permute(self._n, derive(self._key, epoch), positions)
 
     def parameters(self) -> dict[str, Any]:
         """Return n; the seed is the batch sampler's own field."""

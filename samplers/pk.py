@@ -108,7 +108,7 @@ class PKBatchSampler(BatchStream):
                 seed=seed,
             )
             self._draws, steps = covering, covering.steps
-        super().__init__(steps=steps, seed=seed)
+        super().__init__(steps=steps, size=steps * self.batch_size, seed=seed)
 
     def _kept_classes(self) -> NDArray[np.bool_]:
         """Apply the rules for small classes."""

@@ -57,7 +57,7 @@ class ShardShuffleSampler(Order):
         order_within: str = "random",
     ) -> None:
         """Take the records in each shard, int [shards]; block and window count records, blocks."""
-        self._lengths = _validate.integers("shard_lengths", shard_lengths, minimum=0)
+        self._lengths = _validate.counts("shard_lengths", shard_lengths, minimum=0)
         self._block = _validate.integer("block", block, minimum=1)
         self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
         self._parts = _validate.integer("parts", parts, minimum=1)
@@ -105,8 +105,7 @@ class ShardShuffleSampler(Order):
         other._batch_size = batch_size
         return other
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the record ids at these positions of an epoch, int64 as ``positions``."""
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
         if not positions.size:
             return positions.astype(np.int64)
         table = self._recent.get(epoch, lambda: self._table(epoch))

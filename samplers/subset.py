@@ -48,9 +48,9 @@ class SubsetSampler(Order):
         num_records: SupportsIndex | None = None,
     ) -> None:
         """Take the ids, an order over ``len(ids)`` places, and the size of the id space."""
-        self._ids = _validate.integers("ids", ids, minimum=0)
-        values, counts = np.unique(self._ids, return_counts=True)
-        if len(values) < len(self._ids):
+        self._table = _validate.integers("ids", ids, minimum=0)
+        values, counts = np.unique(self._table, return_counts=True)
+        if len(values) < len(self._table):
             raise ValueError(
                 f"ids must differ from each other, got {values[counts > 1][0]} more than once"
             )
@@ -60,7 +60,7 @@ class SubsetSampler(Order):
             if num_records is None
             else _validate.integer("num_records", num_records, minimum=least)
         )
-        size = len(self._ids)
+        size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._order = check_inner(inner, size, f"len(ids)={size} places")
         self.seed = self._order.seed
@@ -71,7 +71,7 @@ class SubsetSampler(Order):
 
     def __repr__(self) -> str:
         """Say how many of how many, and in which order."""
-        of = f"{len(self._ids):,} of {self._num_records:,} records"
+        of = f"{len(self._table):,} of {self._num_records:,} records"
         return f"SubsetSampler({of}, {self._order!r})"
 
     @property
@@ -82,18 +82,17 @@ class SubsetSampler(Order):
     def for_batches(self, batch_size: int) -> Order:
         """Return the same subset over the inner order's own answer."""
         return SubsetSampler(
-            self._ids, order=self._order.for_batches(batch_size), num_records=self._num_records
+            self._table, order=self._order.for_batches(batch_size), num_records=self._num_records
         )
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the table's ids at the places that the inner order gives."""
-        return self._ids[self._order.ids(epoch, positions)]
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        return self._table[self._order._ids(epoch, positions)]
 
     def parameters(self) -> dict[str, Any]:
         """Return a digest of the ids, and the inner order's parameters."""
         return {
             "order": "SubsetSampler",
-            "subset": digest(self._ids),
+            "subset": digest(self._table),
             "num_records": self._num_records,
             "inner": nested_parameters(self._order),
         }

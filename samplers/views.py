@@ -44,7 +44,7 @@ class ViewSampler(Order):
         """Take the inner order, and the number of views of each record, int [records]."""
         self._per_epoch = _validate.choice("per_epoch", per_epoch, ("one", "all"))
         one = self._per_epoch == "one"
-        self._counts = _validate.integers("views", views, minimum=1 if one else 0)
+        self._counts = _validate.counts("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
         places = len(self._counts) if one else int(self._bounds[-1])
         units = "records" if one else "(record, view) pairs"
@@ -79,9 +79,8 @@ class ViewSampler(Order):
         inner = self._order.for_batches(batch_size)
         return ViewSampler(inner, self._counts, per_epoch=self._per_epoch, seed=self.seed)
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the sample ids at these positions of an epoch."""
-        inner = self._order.ids(epoch, positions)
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        inner = self._order._ids(epoch, positions)
         if self._per_epoch == "all":
             return inner
         lap, turn = np.divmod(epoch, self._counts[inner])

@@ -78,8 +78,7 @@ class WeightedSampler(Order):
         """Size of the record id space: the number of weights."""
         return len(self._weights)
 
-    def ids(self, epoch: int, positions: Int64) -> Int64:
-        """Return the records drawn at these positions of an epoch."""
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
         if not self._replacement:
             drawn: Int64 = self._recent.get(epoch, lambda: self._table(epoch))[positions]
             return drawn
@@ -111,9 +110,7 @@ def _quantised(weights: ArrayLike) -> Int64:
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number a record, got shape {array.shape}")
     if array.dtype.kind in "iu":
-        whole = _validate.integers("weights", array, minimum=0)
-        if float(whole.sum(dtype=np.float64)) >= 2.0**62:
-            raise ValueError("weights must sum to less than 2^62 where they are integers")
+        whole = _validate.counts("weights", array, minimum=0)
     else:
         whole = _scaled(array)
     if not whole.any():

@@ -306,6 +306,42 @@ def test_steps_outside_an_epoch_are_index_errors(sampler: BatchStream) -> None:
             sampler.seeds(epoch, step)
 
 
+def test_positions_are_integers_of_any_kind(sampler: BatchStream) -> None:
+    """Narrow integers do not overflow, states of any are JSON, and what is none is refused."""
+    step = len(sampler) - 1
+    if step < 0:
+        return
+    expected, seeds = sampler.batch(3, step), sampler.seeds(3, step)
+    for kind in (np.uint8, np.int16, np.uint64):
+        epoch, last = kind(3), kind(step)
+        assert np.array_equal(sampler.batch(epoch, last), expected)
+        assert np.array_equal(sampler.batches(epoch, last, kind(step + 1))[0], expected)
+        assert np.array_equal(sampler.seeds(epoch, last), seeds)
+        assert json.loads(json.dumps(sampler.state_at(epoch, last))) == sampler.state_at(3, step)
+    for ask in (sampler.batch, sampler.seeds, sampler.state_at):
+        for epoch, last in ((0.0, 0), (0, 0.0), (True, 0), (0, "0"), (None, 0)):
+            with pytest.raises(TypeError, match=r"(epoch|step) must be an integer, got"):
+                ask(epoch, last)
+    with pytest.raises(TypeError, match=r"step must be an integer, got 1\.0"):
+        sampler.batches(0, 0, 1.0)
+
+
+def test_epochs_end_before_anything_overflows(sampler: BatchStream) -> None:
+    """The last epoch that is served has the batches of its own ranks; the next one is refused."""
+    with pytest.raises(IndexError, match="epoch must be in") as caught:
+        sampler.state_at(2**64, 0)
+    last = int(str(caught.value).split(", ")[1].split(")")[0]) - 1
+    whole = sampler.batches(last, 0, len(sampler))
+    assert all(ids.min(initial=0) >= -1 for ids in whole)
+    assert all(sampler.records(ids).max(initial=-1) < sampler.num_records for ids in whole)
+    for world_size in WORLDS:
+        ranks = [rank.batches(last, 0, len(rank)) for rank in shards_of(sampler, world_size)]
+        parts = [np.concatenate(part) for part in zip(*ranks, strict=True)]
+        assert not parts or same(whole, parts)
+    with pytest.raises(IndexError, match="epoch must be in"):
+        sampler.batches(last + 1, 0, 0)
+
+
 def test_epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) -> None:
     """A shuffle is a new one every epoch; stored orders stay."""
     fixed = ("sequential", "exact-once")

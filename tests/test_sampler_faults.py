@@ -72,6 +72,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "n-float": (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
     "n-bool": (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
     "n-huge": (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
+    "n-huge-stored": (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
     "seed-none": (lambda: RandomSampler(3, seed=None), TypeError, "seed must be an integer"),
     "seed-float": (lambda: RandomSampler(3, seed=1.5), TypeError, "seed must be an integer"),
     "seed-negative": (lambda: RandomSampler(3, seed=-1), ValueError, "seed must be at least 0"),
@@ -80,6 +81,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: BatchSampler(SequentialSampler(3), batch_size=0),
         ValueError,
         "batch_size must be at least 1, got 0",
+    ),
+    "batch-huge": (
+        lambda: BatchSampler(SequentialSampler(3), batch_size=2**64),
+        ValueError,
+        f"batch_size must be below {2**62}, got {2**64}",
     ),
     "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be an Order"),
     "batch-list": (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
@@ -130,6 +136,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "pk-schedule-length": (pk(p={0: 1, 2: 2}), ValueError, "batches_per_epoch must be given"),
     "pk-range-length": (pk(k=(1, 1)), ValueError, "batches_per_epoch must be given"),
     "pk-batches": (pk(batches_per_epoch=0), ValueError, "batches_per_epoch must be at least 1"),
+    "pk-batches-huge": (
+        pk(batches_per_epoch=2**61),
+        ValueError,
+        f"samples of an epoch must be below {2**62}, got {2**62}",
+    ),
     "pk-coverage": (pk(coverage="some"), ValueError, "coverage must be one of 'once', 'all'"),
     "pk-coverage-batches": (
         pk(coverage="once", batches_per_epoch=3),
@@ -167,6 +178,16 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "rank-negative": (lambda: pk()().shard(-1, 2), ValueError, "rank must be at least 0"),
     "world-zero": (lambda: pk()().shard(0, 0), ValueError, "world_size must be at least 1"),
     "shard-twice": (lambda: pk()().shard(1, 2).shard(0, 2), ValueError, "already rank 1 of 2"),
+    "epoch-huge": (
+        lambda: reuse()().set_epoch(2**58),
+        ValueError,
+        f"epoch must be below {2**62 // 30}, got {2**58}",
+    ),
+    "epoch-huge-state": (
+        lambda: reuse()().load_state_dict({**reuse()().state_dict(), "epoch": 2**58}),
+        ValueError,
+        f"epoch of the state must be below {2**62 // 30}, got {2**58}",
+    ),
     "epoch-negative": (lambda: pk()().set_epoch(-1), ValueError, "epoch must be at least 0"),
     "shuffle-parts": (shuffle(window=6, parts=4), ValueError, "window must be divisible by parts"),
     "shuffle-few-blocks": (
@@ -185,12 +206,18 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "shuffle-lengths-huge": (
         shuffle(lengths=np.array([2**63], np.uint64)),
         ValueError,
-        "shard_lengths must fit int64, got 9223372036854775808",
+        f"shard_lengths must be below {2**62}, got {2**63} at 0",
+    ),
+    "shuffle-lengths-sum": (
+        shuffle(lengths=[2**61] * 3),
+        ValueError,
+        f"shard_lengths must sum to less than {2**62}, got about 6.92e+18",
     ),
     "shuffle-block": (shuffle(block=0), ValueError, "block must be at least 1"),
     "shuffle-within": (shuffle(order_within="sorted"), ValueError, "order_within must be one of"),
     "reuse-batch": (reuse(live=5), ValueError, "got live=5, batch_size=2, n=10"),
     "reuse-live": (reuse(live=12), ValueError, "got live=12, batch_size=2, n=10"),
+    "reuse-huge": (reuse(reuse=2**60), ValueError, "samples of an epoch must be below"),
     "reuse-none": (reuse(reuse=0), ValueError, "reuse must be at least 1"),
     "weights-empty": (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),
     "weights-zero": (lambda: WeightedSampler([0, 0], seed=0), ValueError, "not all be 0"),
@@ -199,7 +226,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "weights-negative": (lambda: WeightedSampler([1, -2], seed=0), ValueError, "got -2 at 1"),
     "weights-negative-float": (lambda: WeightedSampler([-0.5], seed=0), ValueError, "got -0.5"),
     "weights-text": (lambda: WeightedSampler(["a"], seed=0), TypeError, "weights must be numbers"),
-    "weights-sum": (lambda: WeightedSampler([2**62, 1], seed=0), ValueError, "sum to less than"),
+    "weights-sum": (lambda: WeightedSampler([2**61] * 2, seed=0), ValueError, "sum to less than"),
+    "weights-samples": (
+        lambda: WeightedSampler([1], num_samples=2**64, seed=0),
+        ValueError,
+        "num_samples must be below",
+    ),
     "weights-many": (
         lambda: WeightedSampler([1, 0], num_samples=2, replacement=False, seed=0),
         ValueError,
@@ -236,6 +268,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "order must be over 4 (record, view) pairs",
     ),
+    "views-sum": (lambda: views([2**61] * 2), ValueError, "views must sum to less than"),
     "views-batches": (
         lambda: ViewSampler(
             BatchSampler(SequentialSampler(2), batch_size=1), [1, 1], per_epoch="one", seed=0
@@ -253,6 +286,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         mixture(orders=[mixture()()], weights=[1]),
         TypeError,
         "each of orders must be an Order such as RandomSampler, got a MixtureSampler",
+    ),
+    "mixture-huge": (
+        mixture(orders=[SequentialSampler(2**61)] * 2),
+        ValueError,
+        "sizes of orders must sum to less than",
     ),
     "mixture-weights": (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
     "mixture-weight": (mixture(weights=[1, 0]), ValueError, "weights must be at least 1, got 0"),

@@ -13,6 +13,7 @@ from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
     MixtureSampler,
+    Order,
     RandomSampler,
     SequentialSampler,
     ShardShuffleSampler,
@@ -27,6 +28,49 @@ from twinfeed.samplers.weighted import _log
 def _flat(sampler: BatchSampler | MixtureSampler, epoch: int = 0) -> np.ndarray:
     """Return an epoch of ids."""
     return np.concatenate(sampler.batches(epoch, 0, len(sampler)))
+
+
+ORDERS = {
+    "sequential": SequentialSampler(7),
+    "random": RandomSampler(7, seed=0),
+    "random-feistel": RandomSampler(40_000, seed=0),
+    "subset": SubsetSampler([9, 2, 40, 7, 5, 1, 3]),
+    "shards": ShardShuffleSampler([3, 4], block=2, window=2, seed=0),
+    "shards-stored": ShardShuffleSampler([7], block=2, window=2, order_within="stored", seed=0),
+    "weighted": WeightedSampler([1, 2, 3], num_samples=7, seed=0),
+    "weighted-no-replacement": WeightedSampler(np.arange(8), replacement=False, seed=0),
+    "views": ViewSampler(RandomSampler(7, seed=0), [2] * 7, per_epoch="one", seed=0),
+}
+
+
+@pytest.fixture(params=ORDERS)
+def order(request: pytest.FixtureRequest) -> Order:
+    """Every order, of seven positions or more."""
+    return ORDERS[str(request.param)]
+
+
+def test_orders_take_positions_of_any_shape_and_integer_kind(order: Order) -> None:
+    """Lists, single positions and narrow integers give what an int64 array gives."""
+    expected = order.ids(200, np.arange(6))
+    assert expected.dtype == np.int64
+    assert order.ids(np.uint8(200), list(range(6))).tolist() == expected.tolist()
+    assert order.ids(200, np.arange(6, dtype=np.uint8).reshape(2, 3)).tolist() == (
+        expected.reshape(2, 3).tolist()
+    )
+    assert order.ids(200, 5) == expected[5]
+    assert order.ids(200, []).tolist() == []
+
+
+def test_orders_refuse_what_is_no_position(order: Order) -> None:
+    """No position wraps around, and none is rounded."""
+    for outside in (-1, len(order)):
+        words = rf"positions must be in \[0, {len(order)}\), got {outside}"
+        with pytest.raises(IndexError, match=words):
+            order.ids(0, [0, outside])
+    with pytest.raises(TypeError, match="positions must be integers, got dtype float64"):
+        order.ids(0, [0.5])
+    with pytest.raises(TypeError, match=r"epoch must be an integer, got 0\.5"):
+        order.ids(0.5, [0])
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 761])
