@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from math import ceil, erfc, gcd, isqrt, sqrt
+from math import ceil, erfc, gcd, sqrt
 
 MASK = (1 << 64) - 1
 
@@ -24,8 +24,8 @@ def permutation(n: int, key: int) -> list[int]:
 
 def feistel(n: int, key: int, position: int) -> int:
     """Return one entry of a permutation of more than 2^15 items."""
-    a = isqrt(n - 1) + 1
-    b = ceil(n / a)
+    a = ceil(sqrt(n))  # of the nearest float, as numpy takes it
+    b = -(-n // a)
     while True:
         left, right, sizes = position % a, position // a, (a, b)
         for number in range(6):
