@@ -79,7 +79,9 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 def digest(array: NDArray[Any]) -> str:
     """Return a hash of an array's values, whatever its byte order or the machine."""
     if array.dtype.kind == "U":
-        content = hashlib.blake2b("\0".join(array.tolist()).encode(), digest_size=16)
+        strings = [text.encode("utf-8", "surrogatepass") for text in array.tolist()]
+        content = hashlib.blake2b(np.array(list(map(len, strings)), "<i8").data, digest_size=16)
+        content.update(b"".join(strings))
     else:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         content = hashlib.blake2b(np.ascontiguousarray(little).data, digest_size=16)

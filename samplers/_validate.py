@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import SupportsIndex
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,16 +88,44 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
         raise TypeError(
             f"{name} must be one label a record, got None: was the index built with one?"
         )
+    if isinstance(values, np.ndarray) and hasattr(values, "mask"):
+        values = values.tolist()  # None where masked; np.asarray would drop the mask
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    if array.dtype.kind == "O" and all(isinstance(v, str) for v in array):
-        return array.astype(np.str_)
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        array = np.asarray(values, dtype=object)  # numpy has made strings of what is none
+    if array.dtype.kind in "OT":
+        array = _one_kind(name, array.tolist())
     if array.dtype.kind == "U":
         return array
     if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}")
+        nan = np.flatnonzero(array != array).tolist()
+        where = f" with {len(nan):,} NaN, at {str(nan[:5])[1:-1]}" if nan else ""
+        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
     return array.astype(np.int64, copy=False)
+
+
+def _one_kind(name: str, values: list[Any]) -> NDArray[Any]:
+    """Return strings, or else integers, as numpy holds them."""
+    if not any(isinstance(value, str) for value in values):
+        each(name, "integers or strings", values, (int, np.integer))
+        return np.array(values)
+    each(name, "integers or strings, all of one kind", values, str)
+    cut = next((value for value in values if value.endswith("\0")), None)
+    if cut is not None:
+        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {cut!r}")
+    return np.array(values, dtype=np.str_)
+
+
+def each(name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]) -> None:
+    """Check the type of each value; TypeError has the first five that are of another one."""
+    strays = [place for place, value in enumerate(values) if not isinstance(value, kinds)]
+    if strays:
+        first = ", ".join(f"{values[place]!r} at {place}" for place in strays[:5])
+        raise TypeError(
+            f"{name} must be {rule}: {len(strays):,} of {len(values):,} are not, {first}"
+        )
 
 
 def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
@@ -99,7 +100,7 @@ class SubsetSampler(Order):
 
 
 def split(
-    records: SupportsIndex | Sequence[str],
+    records: SupportsIndex | Sequence[str] | NDArray[np.str_],
     /,
     *,
     fraction: float,
@@ -119,6 +120,8 @@ def split(
     >>> split(20, fraction=0.3, seed=0)[1].tolist()
     [1, 6, 7, 10, 11, 12, 17]
     """
+    if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
+        raise TypeError(f"fraction must be a number, got {fraction!r}")
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
     key = root_key(_validate.seed(seed), "split")
@@ -127,11 +130,14 @@ def split(
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def _identities(records: SupportsIndex | Sequence[str]) -> Int64 | UInt64:
+def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64 | UInt64:
     """Return one number for each record: its id, or a hash of its key."""
-    if isinstance(records, SupportsIndex):
+    if isinstance(records, SupportsIndex) and not np.ndim(records):
         return np.arange(_validate.integer("records", records, minimum=0))
-    if isinstance(records, str) or not all(isinstance(key, str) for key in records):
-        raise TypeError("records must be their number, or a sequence of keys (str)")
-    digests = b"".join(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in records)
+    if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
+        raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
+    keys = list(records)
+    _validate.each("records", "their number, or a sequence of keys (str)", keys, str)
+    encoded = (key.encode("utf-8", "surrogatepass") for key in keys)
+    digests = b"".join(hashlib.blake2b(key, digest_size=8).digest() for key in encoded)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

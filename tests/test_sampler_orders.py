@@ -179,6 +179,15 @@ def test_a_split_by_keys_follows_the_record_wherever_it_is_stored() -> None:
     assert split(keys, fraction=1.0, seed=1)[0].size == 0
 
 
+def test_a_split_takes_keys_as_an_array_and_of_any_string() -> None:
+    """Numpy's strings have the sides of Python's; a name that is no UTF-8 has one too."""
+    keys = ["a", "b\udcff", "c", "d", "e"]
+    expected = [side.tolist() for side in split(keys, fraction=0.5, seed=0)]
+    found = split(np.array(keys), fraction=np.float32(0.5), seed=np.uint8(0))
+    assert [side.tolist() for side in found] == expected
+    assert all(expected)
+
+
 def test_one_view_an_epoch_shows_each_in_turn() -> None:
     """After V epochs a record of V views has shown every one of them."""
     counts = [1, 2, 3, 4]

@@ -196,6 +196,31 @@ def test_super_classes_keep_to_themselves_and_take_turns() -> None:
     assert all(window == {"even": 3, "odd": 2} for window in windows)
 
 
+def test_classes_are_those_of_any_labels_that_are_strings_or_integers() -> None:
+    """Whatever holds them, and also where a name is no UTF-8."""
+    plain = PKBatchSampler(NAMES.tolist(), p=4, k=2, seed=0)
+    for labels in (
+        NAMES,
+        NAMES.astype(object),
+        np.ma.masked_array(NAMES),
+        *([NAMES.astype(np.dtypes.StringDType())] if hasattr(np.dtypes, "StringDType") else []),
+    ):
+        assert PKBatchSampler(labels, p=4, k=2, seed=0).fingerprint == plain.fingerprint
+    strange = PKBatchSampler(np.char.add(NAMES, "\udcff"), p=4, k=2, seed=0)
+    assert np.array_equal(strange.batch(0, 0), plain.batch(0, 0))
+    counted = PKBatchSampler(LABELS.astype(object), p=4, k=2, seed=0)
+    assert np.array_equal(counted.batch(0, 0), plain.batch(0, 0))
+
+
+def test_fingerprints_tell_labels_apart_that_join_to_the_same() -> None:
+    """No separator hides where one name ends and the next begins."""
+    prints = {
+        PKBatchSampler(names, p=1, k=1, seed=0).fingerprint["labels"]
+        for names in (["x", "x\0x", "x"], ["x\0x", "x", "x"], ["xx", "x", "x"], ["x", "xx", "x"])
+    }
+    assert len(prints) == 4
+
+
 def test_default_epochs_have_as_many_batches_as_the_records_fill() -> None:
     """N // (P * K) over the classes that are kept, and one at least."""
     assert len(PKBatchSampler(LABELS, p=4, k=2, seed=0)) == 116 // 8
