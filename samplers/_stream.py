@@ -215,7 +215,10 @@ class BatchStream(ABC):
             self._epoch, self._step = epoch, 0
 
     def __iter__(self) -> Iterator[Int64]:
-        """Yield the rest of the current epoch, then stand at the start of the next."""
+        """Yield the rest of the current epoch, then stand at the start of the next.
+
+        Raises RuntimeError at the next draw where something else has moved the cursor.
+        """
         return self._rest(self._epoch, self._step)
 
     def _rest(self, epoch: int, step: int) -> Iterator[Int64]:
@@ -224,16 +227,20 @@ class BatchStream(ABC):
         while step < self._steps:
             stop = min(step + chunk, self._steps)
             for batch in self._batches(epoch, step, stop):
+                if (self._epoch, self._step) != (epoch, step):
+                    raise RuntimeError(
+                        f"this pass stood at step {step} of epoch {epoch}, and another pass over "
+                        f"the same sampler, its set_epoch or load_state_dict moved it to step "
+                        f"{self._step} of epoch {self._epoch}: leave the loop first, or give each "
+                        f"loop a sampler of its own"
+                    )
                 step += 1
-                self._move(epoch, step)
+                self._epoch, self._step = (epoch, step) if step < self._steps else (epoch + 1, 0)
                 yield batch
             most = _CHUNK_IDS // max(1, len(batch) * self._world_size)
             chunk = max(1, min(2 * chunk, most))
-        self._move(epoch, self._steps)
-
-    def _move(self, epoch: int, step: int) -> None:
-        """Put the cursor where the next batch is drawn from."""
-        self._epoch, self._step = (epoch, step) if step < self._steps else (epoch + 1, 0)
+        if not self._steps:
+            self._epoch = epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor and what it belongs to, as JSON can hold it.

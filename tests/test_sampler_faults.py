@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -442,6 +443,48 @@ def test_states_are_small_json_at_any_step() -> None:
     sampler.load_state_dict(state)
     assert np.array_equal(next(iter(sampler)), sampler.batch(3, 10**9))
     assert sampler.step == 10**9 + 1
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda sampler: sampler.set_epoch(5),
+        lambda sampler: sampler.load_state_dict(sampler.state_at(3, 1)),
+        lambda sampler: next(iter(sampler)),
+    ],
+)
+def test_a_pass_whose_cursor_was_moved_ends_with_an_error(
+    move: Callable[[BatchSampler], object],
+) -> None:
+    """What moved the cursor is not undone: not by the pass, nor by its end."""
+    sampler = BatchSampler(SequentialSampler(6), batch_size=2)
+    before, begun = iter(sampler), iter(sampler)
+    next(begun)
+    move(sampler)
+    reached = sampler.state_dict()
+    for running in (before, begun):
+        with pytest.raises(RuntimeError, match="leave the loop first"):
+            next(running)
+        assert list(running) == []
+        assert sampler.state_dict() == reached
+    sampler.set_epoch(9)
+    for _ in sampler:
+        if sampler.step == 0:
+            move(sampler)
+            reached = sampler.state_dict()
+    assert sampler.state_dict() == reached
+
+
+def test_a_pass_goes_on_where_its_cursor_was_set_to_what_it_is() -> None:
+    """Setting the epoch that it is in, loading its own state and copies of it move nothing."""
+    sampler = BatchSampler(SequentialSampler(6), batch_size=2)
+    drawn = 0
+    for _ in sampler:
+        drawn += 1
+        sampler.set_epoch(sampler.epoch)
+        sampler.load_state_dict(sampler.state_dict())
+        list(copy.copy(sampler))
+    assert (drawn, sampler.epoch, sampler.step) == (3, 1, 0)
 
 
 def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:
