@@ -16,11 +16,11 @@ from twinfeed.samplers._stream import FixedBatchStream
 class ReuseBatchSampler(FixedBatchStream):
     """Use every record ``reuse`` times an epoch while it is live, never twice in a batch.
 
-    At most ``live`` records are live (met already, and to be met again) at any time, and after
-    the first ``live`` of an epoch new ones come steadily, about ``batch_size / reuse`` a batch.
-    A sample id is ``record * reuse + use``: ``records`` and ``views`` take it apart, and the use
-    number makes a crop reproducible. At most ``live - 1`` records are met at both ends of an
-    epoch, so an epoch decodes at most ``n + live - 1``.
+    A cache that drops a record after its use number ``reuse - 1`` keeps at most ``live`` of them,
+    and decodes at most ``n + live - 1`` in an epoch: up to ``live - 1`` are met at both of its
+    ends, dropped in between. After the first ``live`` new ones come steadily, about
+    ``batch_size / reuse`` a batch. A sample id is ``record * reuse + use``: ``records`` and
+    ``views`` take it apart, and the use number makes a crop reproducible.
 
     ``live`` must be a multiple of ``batch_size`` and at most n; the last batch may be smaller.
 

@@ -45,7 +45,10 @@ class WeightedSampler(Order):
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        """Take one weight a record, at least 0, and the samples of an epoch, by default n."""
+        """Take one weight a record, at least 0, and the samples of an epoch.
+
+        These are by default as many as the weights; without replacement, as those above 0.
+        """
         self._weights = _quantised(weights)
         self.seed = _validate.seed(seed)
         self._replacement = _validate.flag("replacement", replacement)

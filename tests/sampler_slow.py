@@ -72,6 +72,22 @@ def decodes(stream: Sequence[int], capacity: int) -> list[int]:
     return loads
 
 
+def decodes_by_use(
+    records: Sequence[int], uses: Sequence[int], reuse: int
+) -> tuple[list[int], int]:
+    """Return where a cache must load that drops a record after its last use, and its most."""
+    held: set[int] = set()
+    loads, most = [], 0
+    for place, (record, use) in enumerate(zip(records, uses, strict=True)):
+        if record not in held:
+            loads.append(place)
+        held.add(record)
+        most = max(most, len(held))
+        if use == reuse - 1:
+            held.remove(record)
+    return loads, most
+
+
 def most_batches(chunks: tuple[int, ...], p: int) -> int:
     """Return the most batches of p classes, a chunk of each, by trying the fullest first."""
     left = Counter(dict(enumerate(chunks)))

@@ -153,7 +153,10 @@ def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
         ids = np.concatenate(batches)
         assert np.array_equal(np.sort(ids), np.arange(n * reuse))
         assert all(len(np.unique(sampler.records(b))) == len(b) for b in batches)
-        loads = slow.decodes(sampler.records(ids).tolist(), live)
+        loads, most = slow.decodes_by_use(
+            sampler.records(ids).tolist(), sampler.views(ids).tolist(), reuse
+        )
+        assert most <= live
         assert len(loads) <= n + live - 1
         each_round = np.histogram(loads, bins=np.arange(0, n * reuse + live, live))[0][1:]
         assert each_round.max(initial=0) <= 2 * -(-live // reuse) + 1

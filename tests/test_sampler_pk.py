@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -219,6 +219,22 @@ def test_fingerprints_tell_labels_apart_that_join_to_the_same() -> None:
         for names in (["x", "x\0x", "x"], ["x\0x", "x", "x"], ["xx", "x", "x"], ["x", "xx", "x"])
     }
     assert len(prints) == 4
+
+
+@pytest.mark.parametrize("classes", [1, 5, 6, 10])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
+def test_epochs_of_all_classes_meet_them_as_the_docstring_says(classes: int, p: int) -> None:
+    """In the first epoch, in every one where P divides the classes, else in two in a row."""
+    if p > classes:
+        return
+    labels = np.repeat(np.arange(classes), 2)
+    steps = -(-classes // p)
+    sampler = PKBatchSampler(labels, p=p, k=2, seed=0, batches_per_epoch=steps)
+    met = [set(labels[np.concatenate(sampler.batches(e, 0, steps))]) for e in range(30)]
+    assert len(met[0]) == classes
+    if classes % p == 0:
+        assert {len(epoch) for epoch in met} == {classes}
+    assert {len(first | second) for first, second in pairwise(met)} == {classes}
 
 
 def test_default_epochs_have_as_many_batches_as_the_records_fill() -> None:
