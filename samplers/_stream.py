@@ -298,7 +298,8 @@ class BatchStream(ABC):
         0      0 1      2 3
         1      4 -      - -
         """
-        world = _validate.integer("world_size", world_size or self._world_size, minimum=1)
+        wanted = self._world_size if world_size is None else world_size
+        world = _validate.integer("world_size", wanted, minimum=1)
         stop = min(_validate.integer("steps", steps, minimum=1), self._steps)
         whole = copy.copy(self)
         whole._rank, whole._world_size = 0, 1

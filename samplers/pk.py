@@ -40,9 +40,13 @@ class PKBatchSampler(BatchStream):
     sources that are read from front to back.
 
     Classes with fewer than K records: ``small="raise"``, ``"repeat"`` (all its records, then
-    again) or ``"drop"``; those below ``min_class_size`` are left out before. The default
-    ``batches_per_epoch`` is ``max(1, records // (P * K))``; ``ceil(classes / P)`` meets every
-    class once. Ranks take whole classes: world_size must divide P.
+    again) or ``"drop"``; those below ``min_class_size`` are left out before. Ranks take whole
+    classes: world_size must divide P.
+
+    The default ``batches_per_epoch`` is ``max(1, records // (P * K))``. ``ceil(classes / P)`` meets
+    every class in the first epoch, and in every epoch where P divides the classes; elsewhere in
+    any two epochs in a row (with one P throughout, and no super-classes). ``coverage="all"`` meets
+    every class in every epoch.
 
     Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
     steps, and record 4 comes again once 2 was used::
@@ -117,10 +121,12 @@ class PKBatchSampler(BatchStream):
         if self._small == "drop":
             return kept & ~short
         if self._small == "raise" and (kept & short).any():
+            once = self._coverage == "once"
+            repeat = "" if once else "small='repeat' to use their records again, "
             raise ValueError(
                 f"{int((kept & short).sum())} of {int(kept.sum())} classes have fewer than k={k} "
-                f"records (the smallest has {int(sizes[kept].min())}): pass small='repeat' to use "
-                f"their records again, small='drop' or min_class_size={k} to leave them out"
+                f"records (the smallest has {int(sizes[kept].min())}): pass {repeat}"
+                f"small='drop' or min_class_size={k} to leave them out"
             )
         return kept
 

@@ -116,6 +116,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass small='repeat'",
     ),
     "pk-small-choices": (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
+    "pk-small-once": (
+        pk(k=4, coverage="once"),
+        ValueError,
+        "(the smallest has 1): pass small='drop' or min_class_size=4 to leave them out",
+    ),
     "pk-small-schedule": (pk(k={0: 1, 9: 4}, batches_per_epoch=3), ValueError, "fewer than k=4"),
     "pk-dropped-all": (pk(k=9, small="drop"), ValueError, "p must be at most"),
     "pk-no-labels": (pk(labels=[]), ValueError, "p must be at most"),
@@ -201,6 +206,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "rank-large": (lambda: pk()().shard(2, 2), ValueError, "rank must be below 2, got 2"),
     "rank-negative": (lambda: pk()().shard(-1, 2), ValueError, "rank must be at least 0"),
     "world-zero": (lambda: pk()().shard(0, 0), ValueError, "world_size must be at least 1"),
+    "world-explained": (
+        lambda: pk()().explain(world_size=0),
+        ValueError,
+        "world_size must be at least 1, got 0",
+    ),
     "shard-twice": (lambda: pk()().shard(1, 2).shard(0, 2), ValueError, "already rank 1 of 2"),
     "epoch-huge": (
         lambda: reuse()().set_epoch(2**58),
