@@ -36,7 +36,7 @@ def test_a_small_buffer_over_sorted_records_is_flagged() -> None:
 
 
 def test_a_buffer_of_100_has_the_published_numbers() -> None:
-    """10,000 sorted records: 99 places early at most, mean 73, 5.4 of 47.4 classes a batch."""
+    """10,000 sorted records: 99 places early at most, mean 73, 5.4 of 47.5 classes a batch."""
     labels = np.arange(10_000) // 100
     ids = simulate_shuffle_buffer(10_000, buffer_size=100, seed=0)
     found = diagnose(ids, batch_size=64, labels=labels)
@@ -44,7 +44,7 @@ def test_a_buffer_of_100_has_the_published_numbers() -> None:
     assert found.displacement.value == pytest.approx(73, abs=2)
     assert found.displacement.uniform == pytest.approx(3333, abs=1)
     assert found.distinct["classes"].value == pytest.approx(5.4, abs=0.15)
-    assert found.distinct["classes"].uniform == pytest.approx(47.4, abs=0.05)
+    assert found.distinct["classes"].uniform == pytest.approx(47.55, abs=0.01)
 
 
 @settings(max_examples=50, deadline=None)
@@ -72,6 +72,40 @@ def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
         assert abs(found.rank_correlation) < 0.15
         assert found.covered == found.records == 20_000
         assert found.most_repeats == 1
+
+
+@pytest.mark.parametrize(("n", "size", "block"), [(60, 30, 1), (60, 30, 2), (90, 9, 4), (40, 1, 7)])
+def test_what_a_uniform_shuffle_gives_is_what_shuffles_give(n: int, size: int, block: int) -> None:
+    """Mean distinct blocks, in a batch and in the first tenth, and mean displacement."""
+    shuffles = [
+        diagnose(BatchSampler(RandomSampler(n, seed=seed), batch_size=size), block=block)
+        for seed in range(300)
+    ]
+    for measures in (
+        [found.distinct["blocks"] for found in shuffles],
+        [found.head_distinct["blocks"] for found in shuffles],
+        [found.displacement for found in shuffles],
+    ):
+        values = [measure.value for measure in measures]
+        error = measures[0].deviation / 300**0.5
+        assert abs(np.mean(values) - measures[0].uniform) <= 4 * error + 1e-9
+        assert np.std(values) <= 1.2 * measures[0].deviation + 1e-9
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20, 50, 100, 200])
+def test_a_uniform_shuffle_of_few_records_has_no_flags(n: int) -> None:
+    """Chance alone is no flag: in fewer than one of a hundred shuffles, however few records."""
+    labels = np.minimum(np.arange(n), 4) + np.arange(n) * 5 // n
+    flagged = [
+        seed
+        for seed in range(200)
+        if diagnose(
+            BatchSampler(RandomSampler(n, seed=seed), batch_size=max(1, n // 4)),
+            labels=labels,
+            block=max(1, n // 5),
+        ).flags
+    ]
+    assert len(flagged) < 2
 
 
 def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:

@@ -357,6 +357,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "stream must hold records below num_records=3, got 5",
     ),
+    "diagnose-records-text": (
+        lambda: diagnose([0], batch_size=1, num_records="2"),
+        TypeError,
+        "num_records must be an integer, got '2'",
+    ),
     "buffer-zero": (
         lambda: simulate_shuffle_buffer(3, buffer_size=0, seed=0),
         ValueError,
