@@ -39,8 +39,9 @@ class Schedule:
             for name, v in (("p", p), ("k", k))
         )
         p_starts, k_starts = list(ps), list(ks)
+        self._starts = sorted({*ps, *ks})
         self.stretches = []
-        for start in sorted({*ps, *ks}):
+        for start in self._starts:
             p_start = p_starts[bisect_right(p_starts, start) - 1]
             k_start = k_starts[bisect_right(k_starts, start) - 1]
             self.stretches.append(Stretch(start, ps[p_start], ks[k_start], p_start))
@@ -61,10 +62,11 @@ class Schedule:
         return low + below(words(self._key, steps), stretch.k - low + 1)
 
     def runs(self, steps: Int64) -> list[tuple[Stretch, Int64]]:
-        """Divide consecutive global steps by stretch."""
-        cuts = np.searchsorted(steps, [s.start for s in self.stretches[1:]])
-        runs = zip(self.stretches, np.split(steps, cuts), strict=True)
-        return [(stretch, run) for stretch, run in runs if len(run)]
+        """Divide consecutive global steps, one at least, by stretch."""
+        first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
+        stretches = self.stretches[first - 1 : last]
+        cuts = np.searchsorted(steps, self._starts[first:last])
+        return list(zip(stretches, np.split(steps, cuts), strict=True))
 
 
 def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
