@@ -13,17 +13,22 @@ class Pattern:
 
     def __init__(self, weights: Int64, key: int) -> None:
         """Take positive integers; the turns of one period are in keyed order."""
-        self._weights = weights
+        self._weights, self._key = weights, key
         period = int(weights.sum())
         slots, places = spread(weights)
+        slots = slots.astype(np.min_scalar_type(len(weights)))
         self._stream = slots[permute(period, key, np.arange(period))]
-        self._place = np.empty(period, np.int64)
+        self._place = np.empty(period, np.min_scalar_type(int(weights.max())))
         self._place[np.argsort(self._stream, kind="stable")] = places
+
+    def __reduce__(self) -> tuple[type[Pattern], tuple[Int64, int]]:
+        """Pickle without the pattern, which is made again."""
+        return type(self), (self._weights, self._key)
 
     def turns(self, number: Int64) -> tuple[Int64, Int64]:
         """Return the stream of each turn, and how many turns that stream had before."""
         lap, slot = np.divmod(number, len(self._stream))
-        stream = self._stream[slot]
+        stream = self._stream[slot].astype(np.int64)
         return stream, lap * self._weights[stream] + self._place[slot]
 
     def given(self, number: int) -> Int64:

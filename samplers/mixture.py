@@ -14,9 +14,14 @@ from twinfeed.samplers._pattern import Pattern
 from twinfeed.samplers._stream import FixedBatchStream
 from twinfeed.samplers.orders import Order, check_order, nested_parameters
 
+_LONGEST = 1 << 24  # turns of a period, which are kept as a table
+
 
 class MixtureSampler(FixedBatchStream):
     """Mix orders by integer weights, exactly so in every ``sum(weights)`` consecutive samples.
+
+    Weights are divided by what divides all of them: 50 and 50 are 1 and 1. Then they sum to at
+    most 2^24, the entries of a table of some bytes each.
 
     Each order goes through epochs of its own, one after the other, whatever the epoch of the
     mixture; ``batches_per_epoch`` says how long that is. Ids are numbered order by order, the
@@ -54,7 +59,7 @@ class MixtureSampler(FixedBatchStream):
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        self._weights = _validate.counts("weights", weights, minimum=1)
+        self._weights = _reduced(_validate.counts("weights", weights, minimum=1))
         if len(self._weights) != len(self._orders):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._orders)}, got {len(self._weights)}"
@@ -118,6 +123,19 @@ class MixtureSampler(FixedBatchStream):
             "weights": self._weights.tolist(),
             "orders": [nested_parameters(order) for order in self._orders],
         }
+
+
+def _reduced(weights: Int64) -> Int64:
+    """Return weights without their common divisor; ValueError where their sum is too long still."""
+    reduced: Int64 = weights // np.gcd.reduce(weights)
+    total = int(reduced.sum())
+    if total > _LONGEST:
+        rounded = np.rint(reduced * (1000 / total)).astype(np.int64).clip(1)
+        raise ValueError(
+            f"weights must sum to at most {_LONGEST:,} without their common divisor, got "
+            f"{total:,}: give rounded weights such as {rounded.tolist()}"
+        )
+    return reduced
 
 
 def _bounds(sizes: list[int]) -> Int64:

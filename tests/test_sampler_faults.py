@@ -343,6 +343,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "mixture-weights": (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
     "mixture-weight": (mixture(weights=[1, 0]), ValueError, "weights must be at least 1, got 0"),
+    "mixture-weights-sum": (
+        mixture(weights=[2 * 10**9, 10**9 + 2]),
+        ValueError,
+        "got 1,500,000,001: give rounded weights such as [667, 333]",
+    ),
     "mixture-empty": (mixture(orders=[SequentialSampler(0)]), ValueError, "none of them empty"),
     "mixture-none": (mixture(orders=[], weights=[]), ValueError, "orders must hold one at least"),
     "diagnose-batch": (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -239,6 +240,21 @@ def test_a_mixture_is_exact_and_every_stream_runs_its_own_epochs(
         epochs = range(-(-len(own) // len(order)))
         expected = np.concatenate([order.ids(e, np.arange(len(order))) for e in epochs])
         assert np.array_equal(own, expected[: len(own)])
+
+
+def test_a_mixture_is_that_of_its_reduced_weights_and_travels_small() -> None:
+    """A common divisor makes no period longer; the table of a period is not pickled."""
+    orders = [RandomSampler(7, seed=0), RandomSampler(9, seed=1)]
+
+    def mixed(weights: list[int]) -> MixtureSampler:
+        return MixtureSampler(orders, weights=weights, batch_size=8, batches_per_epoch=40, seed=2)
+
+    assert np.array_equal(_flat(mixed([30, 50])), _flat(mixed([3, 5])))
+    assert mixed([30, 50]).fingerprint == mixed([3, 5]).fingerprint
+    large = mixed([100_001, 50_000])
+    clone = pickle.loads(pickle.dumps(large))
+    assert np.array_equal(_flat(clone), _flat(large))
+    assert len(pickle.dumps(large)) < 3000
 
 
 def test_a_mixture_of_views_knows_records_and_views() -> None:
