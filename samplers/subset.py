@@ -13,12 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import (
-    Order,
-    SequentialSampler,
-    check_inner,
-    nested_parameters,
-)
+from twinfeed.samplers.orders import Order, SequentialSampler, check_inner, nested_parameters
 
 
 class SubsetSampler(Order):
@@ -132,7 +127,9 @@ def split(
 
 def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64 | UInt64:
     """Return one number for each record: its id, or a hash of its key."""
-    if isinstance(records, SupportsIndex) and not np.ndim(records):
+    if isinstance(records, (np.ndarray, np.generic)):
+        records = records.tolist()
+    if isinstance(records, SupportsIndex):
         return np.arange(_validate.integer("records", records, minimum=0))
     if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")

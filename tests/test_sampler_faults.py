@@ -305,6 +305,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "records must be their number, or a sequence of keys, got <list_iterator",
     ),
     "split-none": (lambda: split(None, fraction=0.5, seed=0), TypeError, "of keys, got None"),
+    "split-numpy-float": (
+        lambda: split(np.float64(5), fraction=0.5, seed=0),
+        TypeError,
+        "of keys, got 5.0",
+    ),
     "split-float": (lambda: split(5.0, fraction=0.5, seed=0), TypeError, "of keys, got 5.0"),
     "split-string": (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
     "views-none": (
