@@ -198,19 +198,14 @@ def _groups(
 
 def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]) -> Diagnosis:
     """Compute the numbers of a diagnosis."""
-    place = np.arange(len(ids))
-    home = ids * len(ids) // records  # where stored order would have it
+    samples = len(ids)
+    head = -(-samples // 10)
+    place = np.arange(samples)
+    home = ids * samples // records  # where stored order would have it
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
-    per_batch = {name: _distinct(batch, group[ids]) for name, group in groups.items()}
-
-    def full(name: str) -> Int64:
-        """Return the counts of the batches of full size."""
-        counts: Int64 = per_batch[name][sizes == sizes.max()]
-        return counts
-
-    samples, head, size = len(ids), -(-len(ids) // 10), int(sizes.max())
-    full_batches = int(np.count_nonzero(sizes == size))
+    size = int(sizes.max())
+    found = {name: _distinct(batch, group[ids])[sizes == size] for name, group in groups.items()}
     return Diagnosis(
         records=records,
         samples=samples,
@@ -234,11 +229,12 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
         },
         distinct={
             name: Measure(
-                float(full(name).mean()), *_uniform_distinct(group, size, batches=full_batches)
+                float(found[name].mean()),
+                *_uniform_distinct(group, size, batches=len(found[name])),
             )
             for name, group in groups.items()
         },
-        fewest={name: int(full(name).min()) for name in groups},
+        fewest={name: int(numbers.min()) for name, numbers in found.items()},
     )
 
 
@@ -253,7 +249,7 @@ def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[flo
     """Return the distinct groups of batches of a uniform shuffle, mean and standard deviation.
 
     A group of s of the n records is missed with probability C(n - s, size) / C(n, size). Groups
-    keep each other out, so that the deviation is at most that of independent ones.
+    take places from each other, so that the deviation is at most that of independent ones.
     """
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)

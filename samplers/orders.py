@@ -85,7 +85,7 @@ def check_order(order: Order, *, name: str = "order") -> Order:
     if not isinstance(order, Order):
         raise TypeError(
             f"{name} must be an Order such as RandomSampler, got a {type(order).__name__}: "
-            f"SubsetSampler(ids) makes one of a list, nothing makes one of batches or a mixture"
+            f"SubsetSampler(ids) makes one of ids; batches and mixtures are made of orders"
         )
     return order
 
