@@ -99,7 +99,7 @@ class Feed:
             self._taken.add("mask")
         self._check_names("column", index.columns, "build the index with fields= that leave it out")
         self._check_names("side table", self.side, "give it another name")
-        self._joined = Joined(index, self.side)
+        self._joined = Joined(index, self.side, sampler.num_ids)
         for name in self.fields:
             if name not in index.columns:
                 index.table(name)  # raises for a name that is none

@@ -15,19 +15,19 @@ from twinfeed.loaders.request import Int64s, Request
 class Joined:
     """Join the columns of `index` by record, and the tables of `side` by sample id.
 
-    Raises ValueError for a side table with the name of a column, TypeError for one that is no
-    array of numbers.
+    Raises ValueError for a side table with the name of a column, or without a row for each of the
+    `num_ids` samples; TypeError for one that is no array of numbers.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> from twinfeed.loaders.request import plain_request
     >>> index = pack([{"label": 7}, {"label": 9}], mkdtemp())["data"]
-    >>> joined = Joined(index, {"weight": np.array([0.5, 1.0])})
+    >>> joined = Joined(index, {"weight": np.array([0.5, 1.0])}, 2)
     >>> joined.rows(plain_request(np.array([1, -1]), np.zeros(2, np.uint64)))
     {'label': array([9, 0]), 'weight': array([1., 0.])}
     """
 
-    def __init__(self, index: Index, side: Mapping[str, npt.NDArray[Any]], /) -> None:
+    def __init__(self, index: Index, side: Mapping[str, npt.NDArray[Any]], num_ids: int, /) -> None:
         self.index = index
         self.side = dict(side)
         for name, rows in self.side.items():
@@ -38,19 +38,16 @@ class Joined:
                     f"side table {name!r} must be an array of numbers (numpy's, or a SideTable), "
                     f"got {type(rows).__name__}"
                 )
+            if len(rows) != num_ids:
+                raise ValueError(
+                    f"side table {name!r} has {len(rows)} rows for {num_ids} sample ids: give it a "
+                    f"row for each id of the sampler, in their order"
+                )
 
     def rows(self, request: Request, /) -> dict[str, npt.NDArray[Any]]:
-        """Return a row for each id, zeros for padding; ValueError where a side table has none."""
+        """Return a row for each id, zeros for padding."""
         columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
-        try:
-            return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
-        except IndexError:
-            last = int(request.ids.max())
-            short = {name: len(rows) for name, rows in self.side.items() if len(rows) <= last}
-            raise ValueError(
-                f"side table {min(short)!r} has {min(short.values())} rows, and none for sample "
-                f"{last}: a side table has a row for each sample id"
-            ) from None
+        return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
 
     def check_by_record(self) -> None:
         """Raise ValueError for a side table that is not joined by record, but by sample id."""

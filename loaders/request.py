@@ -80,8 +80,8 @@ def check_fit(index: Index, sampler: BatchStream, /) -> None:
     if sampler.num_records != len(index):
         raise ValueError(
             f"the sampler was made for {sampler.num_records} records, the index has {len(index)}: "
-            f"make it with index.labels or len(index); to draw from a part give SubsetSampler the "
-            f"ids of that part and num_records={len(index)}"
+            f"make it with index.labels or len(index); a part of the records is drawn from with "
+            f"PKBatchSampler(…, records=ids) or SubsetSampler(ids, num_records={len(index)})"
         )
 
 

@@ -21,12 +21,14 @@ class Classes:
     written: 3, "3" and "cat" are the same class if the same records carry them.
     """
 
-    def __init__(self, labels: ArrayLike) -> None:
-        """Group labels, int or str [n], by one sort."""
+    def __init__(self, labels: ArrayLike, records: Int64 | None = None) -> None:
+        """Group labels, int or str [n], by one sort; of some records only, if given, sorted."""
         array = _validate.labels(labels)
         self.num_records = len(array)
         self.digest = digest(array)
-        self.records, bounds = _grouped(_compact(array))
+        self.records, bounds = _grouped(_compact(array if records is None else array[records]))
+        if records is not None:
+            self.records = records[self.records]
         starts = bounds[:-1]
         by_first = np.argsort(self.records[starts])
         self.starts, self.sizes = starts[by_first], np.diff(bounds)[by_first]

@@ -77,6 +77,11 @@ class BatchStream(ABC):
     def num_records(self) -> int:
         """Size of the record id space."""
 
+    @property
+    def num_ids(self) -> int:
+        """Size of the sample id space; the records', unless samples are something else."""
+        return self.num_records
+
     def _check_world(self, world_size: int) -> None:
         """Refuse world sizes that the global batch cannot be divided by; here, none."""
         return

@@ -73,6 +73,16 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
     return array.astype(np.int64)
 
 
+def distinct(name: str, array: Int64) -> Int64:
+    """Return the values of an array sorted, all of which must differ."""
+    values, times = np.unique(array, return_counts=True)
+    if len(values) < len(array):
+        raise ValueError(
+            f"{name} must differ from each other, got {values[times > 1][0]} more than once"
+        )
+    return values
+
+
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
     """Return ``integers`` of which the sum is below the limit too."""
     array = integers(name, values, minimum=minimum)

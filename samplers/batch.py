@@ -50,6 +50,11 @@ class BatchSampler(FixedBatchStream):
         """Size of the order's record id space."""
         return self._order.num_records
 
+    @property
+    def num_ids(self) -> int:
+        """Size of the order's sample id space."""
+        return self._order.num_ids
+
     def records(self, ids: Int64) -> Int64:
         """Return the record id of each sample id, as the order says."""
         return self._order.records(ids)

@@ -84,6 +84,11 @@ class MixtureSampler(FixedBatchStream):
         """Size of the record id space: the sum over the orders."""
         return int(self._record_bounds[-1])
 
+    @property
+    def num_ids(self) -> int:
+        """Size of the sample id space, that of all orders together."""
+        return int(self._id_bounds[-1])
+
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
         return self._by_order(ids, lambda order, own: order.records(own), self._record_bounds)

@@ -13,6 +13,7 @@ from twinfeed.samplers._classes import Classes, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._schedule import PerStep, Schedule
+from twinfeed.samplers._state import digest
 from twinfeed.samplers._stream import BatchStream
 
 
@@ -39,6 +40,9 @@ class PKBatchSampler(BatchStream):
     ``order_within="stored"`` walks the records of a class in a circle in stored order, for
     sources that are read from front to back.
 
+    ``records`` are the ids of the records to draw from (int64, in any order), such as those of one
+    side of ``split``; the others, whose labels are given all the same, are never drawn.
+
     Classes with fewer than K records: ``small="raise"``, ``"repeat"`` (all its records, then
     again) or ``"drop"``; those below ``min_class_size`` are left out before. Ranks take whole
     classes: world_size must divide P.
@@ -62,6 +66,8 @@ class PKBatchSampler(BatchStream):
     [[3, 4, 0, 1], [5, 6, 2, 4], [5, 6, 1, 0]]
     >>> stream.shard(1, 2).batch(0, 1).tolist()
     [2, 4]
+    >>> PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, records=[0, 1, 3, 4])
+    PKBatchSampler(4 of 7 records, 2 classes, 1 batches of p=2 x k=2, 4 ids)
     """
 
     drop_last = True
@@ -80,6 +86,7 @@ class PKBatchSampler(BatchStream):
         coverage: str | None = None,
         super_labels: ArrayLike | None = None,
         order_within: str = "random",
+        records: ArrayLike | None = None,
     ) -> None:
         """Take one label a record (int or str); ValueError names the numbers that do not fit."""
         self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
@@ -89,7 +96,10 @@ class PKBatchSampler(BatchStream):
         self.batch_size = schedule.largest_batch
         self._coverage = coverage
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
-        self._classes = Classes(labels)
+        array = _validate.labels(labels)
+        chosen = None if records is None else _among(records, len(array))
+        self._chosen_digest = None if chosen is None else digest(chosen)
+        self._classes = Classes(array, chosen)
         parents = super_of_class(self._classes, super_labels)
         kept = self._kept_classes()
         self._classes.keep(kept)
@@ -170,8 +180,9 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
+        some = "" if self._chosen_digest is None else f"{len(self._classes.records):,} of "
         return (
-            f"PKBatchSampler({self.num_records:,} records, {self.num_classes:,} classes, "
+            f"PKBatchSampler({some}{self.num_records:,} records, {self.num_classes:,} classes, "
             f"{len(self):,} batches of p={schedule.p_text} x k={schedule.k_text}, "
             f"{most}{self.batch_size:,} ids{coverage})"
         )
@@ -220,4 +231,13 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": self._coverage,
             "order_within": self._within,
+            "records": self._chosen_digest,
         }
+
+
+def _among(records: ArrayLike, num_records: int) -> Int64:
+    """Return the ids of records, sorted, which must be some of those that have labels."""
+    ids = _validate.distinct("records", _validate.integers("records", records, minimum=0))
+    if len(ids) and ids[-1] >= num_records:
+        raise ValueError(f"records must be below the {num_records} that have labels, got {ids[-1]}")
+    return ids

@@ -75,6 +75,11 @@ class ReuseBatchSampler(FixedBatchStream):
         return self._n
 
     @property
+    def num_ids(self) -> int:
+        """Size of the sample id space, n * reuse."""
+        return self._n * self._reuse
+
+    @property
     def live(self) -> int:
         """How many decoded records may be live at once."""
         return self._live

@@ -19,7 +19,9 @@ from twinfeed.samplers.orders import Order, SequentialSampler, check_inner, nest
 class SubsetSampler(Order):
     """Give the records of a table of ids, in the order that another order gives its places.
 
-    The table is kept whole (n int64). Ids must differ from each other.
+    The table is kept whole (n int64). Ids must differ from each other. ``num_records`` is the size
+    of the whole that they are of (``len(index)``), which loaders compare; by default the table's
+    last id is the last there is.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -45,11 +47,7 @@ class SubsetSampler(Order):
     ) -> None:
         """Take the ids, an order over ``len(ids)`` places, and the size of the id space."""
         self._table = _validate.integers("ids", ids, minimum=0)
-        values, counts = np.unique(self._table, return_counts=True)
-        if len(values) < len(self._table):
-            raise ValueError(
-                f"ids must differ from each other, got {values[counts > 1][0]} more than once"
-            )
+        values = _validate.distinct("ids", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
         self._num_records = (
             least

@@ -123,6 +123,7 @@ CASES: list[Case] = [
     ("pk-all", _pk(coverage="all")),
     ("pk-all-repeat", _pk(k=6, coverage="all", small="repeat")),
     ("pk-stored", _pk(order_within="stored")),
+    ("pk-records", _pk(records=np.flatnonzero(LABELS % 3 < 2))),
     ("pk-super", _pk(p=2, super_labels=SUPER)),
     (
         "pk-super-schedule",

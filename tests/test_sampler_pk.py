@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from functools import cache
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +154,48 @@ def test_how_labels_are_written_does_not_matter(labels: ArrayLike) -> None:
     expected = PKBatchSampler(LABELS, p=4, k=2, seed=5).batches(0, 0, 14)
     found = PKBatchSampler(labels, p=4, k=2, seed=5).batches(0, 0, 14)
     assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": (2, 3), "batches_per_epoch": 9},
+        {"coverage": "once", "small": "drop"},
+        {"order_within": "stored"},
+    ],
+)
+def test_some_records_are_drawn_from_as_if_there_were_no_others(options: dict[str, Any]) -> None:
+    labels = np.random.default_rng(0).integers(0, 12, 300)
+    chosen = np.random.default_rng(1).permutation(300)[:120]
+    given: dict[str, Any] = {"p": 4, "k": 2, "seed": 7, **options}
+    some = PKBatchSampler(labels, records=chosen, **given)
+    alone = PKBatchSampler(labels[np.sort(chosen)], **given)
+    assert some.num_records == 300
+    assert len(some) == len(alone)
+    for epoch in range(2):
+        for step in range(len(alone)):
+            ids = np.sort(chosen)[alone.batch(epoch, step)]
+            np.testing.assert_array_equal(some.batch(epoch, step), ids)
+    same = PKBatchSampler(labels, records=np.sort(chosen), **given)
+    assert same.fingerprint == some.fingerprint
+    assert PKBatchSampler(labels, **given).fingerprint != some.fingerprint
+    assert PKBatchSampler(labels, records=chosen[1:], **given).fingerprint != some.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        ([0, 300], "records must be below the 300 that have labels, got 300"),
+        ([0, 5, 0], "records must differ from each other, got 0 more than once"),
+        ([-1], "records must be at least 0, got -1 at 0"),
+        ([], "p must be at most the number of classes in the data, 0 of those kept"),
+    ],
+)
+def test_records_to_draw_from_are_checked(records: list[int], told: str) -> None:
+    labels = np.arange(300) % 12
+    with pytest.raises(ValueError, match=told):
+        PKBatchSampler(labels, p=4, k=2, seed=7, records=np.array(records, np.int64))
 
 
 def test_ranks_get_whole_classes() -> None:
