@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -52,13 +53,18 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Prefetcher(Iterator[T], Closing, Generic[T]):
     """Keep up to `depth` items of `source` ready, in order.
 
     An exception in `source` reaches the consumer with its traceback, after the items before it,
     and ends the iteration; so does one of `while_waiting`, which the consumer calls now and then
     while it waits for an item. The thread ends with `close`, with the iteration, when the
-    prefetcher is garbage, and at interpreter exit. Raises ValueError for a depth below 1.
+    prefetcher is garbage, and at interpreter exit; `while_closing` is called now and then while it
+    has not. Raises ValueError for a depth below 1.
 
     >>> with Prefetcher(iter("abc"), depth=2) as letters:
     ...     print(next(letters), next(letters))
@@ -71,17 +77,19 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         /,
         *,
         depth: int,
-        while_waiting: Callable[[], None] | None = None,
+        while_waiting: Callable[[], None] = _nothing,
+        while_closing: Callable[[], None] = _nothing,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-        self._stop = stop = threading.Event()
+        stop = threading.Event()
         self._thread = threading.Thread(
             target=_fill, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
         )
-        self._finalize = weakref.finalize(self, _stop, self._thread, stop)
+        self._to_stop = self._thread, stop, while_closing
+        self._finalize = weakref.finalize(self, _stop, *self._to_stop)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -95,25 +103,19 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
                     raise error
                 finally:
                     del error  # which holds this frame
-            self._check()
+            try:
+                self._while_waiting()
+            except BaseException:
+                self._finalize.detach()
+                # Within C++ at interpreter exit it would take the process with it.
+                _stop(*self._to_stop, patience=_GRACE)
+                raise
         raise StopIteration
 
     @property
     def busy(self) -> bool:
         """Whether the thread is still at an item: it may outlive `close`."""
         return self._thread.is_alive()
-
-    def _check(self) -> None:
-        """Call `while_waiting`; where it raises, the thread is hardly waited for."""
-        if self._while_waiting is not None:
-            try:
-                self._while_waiting()
-            except BaseException:
-                self._finalize.detach()
-                self._stop.set()
-                # Within C++ at interpreter exit it would take the process with it.
-                self._thread.join(_GRACE)
-                raise
 
     def close(self) -> None:
         """Stop the thread, once it has finished the item it is at; calling it twice is fine.
@@ -151,7 +153,16 @@ def _fill(
             close()
 
 
-def _stop(thread: threading.Thread, stop: threading.Event) -> None:
+def _stop(
+    thread: threading.Thread,
+    stop: threading.Event,
+    while_closing: Callable[[], None],
+    patience: float = _PATIENCE,
+) -> None:
     stop.set()
-    if thread is not threading.current_thread():
-        thread.join(_PATIENCE)
+    if thread is threading.current_thread():
+        return
+    end = time.monotonic() + patience
+    while thread.is_alive() and time.monotonic() < end:
+        while_closing()
+        thread.join(_POLL)

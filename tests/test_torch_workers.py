@@ -24,6 +24,7 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
     ReuseBatchSampler,
+    ViewSampler,
 )
 
 # Four workers are more than this machine may have processors; torchdata calls what torch retired.
@@ -196,7 +197,9 @@ def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
 
 
 def test_plain_samples_do_not_know_a_side_table_by_sample_id(index: Index) -> None:
-    feed = Feed(index, random(), side={"caption": np.zeros(2 * RECORDS)})
+    views = ViewSampler(RandomSampler(RECORDS, seed=5), [2] * RECORDS)
+    captions = {"caption": np.zeros(2 * RECORDS)}
+    feed = Feed(index, BatchSampler(views, batch_size=5), side=captions)
     with pytest.raises(ValueError, match=r"'caption' has 48 rows for 24 records"):
         RecordDataset(feed)[0]
     feed = Feed(index, random(), side={"weight": np.arange(RECORDS) / 2})

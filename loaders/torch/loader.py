@@ -257,7 +257,12 @@ class _Pass(Iterator[Batch]):
         if loader.num_workers:
             workers = self._workers = WorkerBatches(loader.dataloader)
             sent = _sent(in_order(self._copier.prepare, workers, threads=0), self._copier)
-            self._sent = Prefetcher(sent, depth=loader.prefetch, while_waiting=workers.check)
+            self._sent = Prefetcher(
+                sent,
+                depth=loader.prefetch,
+                while_waiting=workers.check,
+                while_closing=workers.release,
+            )
             return
         make = partial(_make, loader.feed, self._copier)
         self._sent = _sent(in_order(make, loader._requests, threads=threads), self._copier)
@@ -279,10 +284,12 @@ class _Pass(Iterator[Batch]):
     def stop(self) -> bool:
         """Stop what runs ahead; say whether all of it has ended, and none of it in death."""
         self._sent.close()
+        ended = self._died
         if self._workers is not None:
+            ended |= self._workers.ended
             self._workers.close()
         busy = isinstance(self._sent, Prefetcher) and self._sent.busy
-        return not busy and not self._died
+        return not busy and not ended
 
 
 def _make(feed: Feed, copier: Copier, request: Request) -> Batch:

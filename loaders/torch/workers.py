@@ -68,12 +68,13 @@ class WorkerBatches(Iterator[Batch]):
 
     A worker that died is a WorkerDiedError, from the iteration or from `check`, which another
     thread may call: a worker killed while it sends leaves a torn message, which torch waits upon
-    for ever.
+    for ever. `ended` says that `release` met workers that had ended: the DataLoader is of no use.
     """
 
     def __init__(self, dataloader: DataLoader[Any], /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
-        self._iterator: Iterator[Batch] | None = None
+        self._iterator: Any = None
+        self.ended = False
 
     def __next__(self) -> Batch:
         if self._dataloader is None:
@@ -107,6 +108,19 @@ class WorkerBatches(Iterator[Batch]):
                 for other in workers:
                     other.terminate()
                 raise died(number, len(workers), worker.pid, worker.exitcode)
+
+    def release(self) -> None:
+        """Where a worker has ended, end them all, and with them the wait for a batch of theirs.
+
+        torch looks only every five seconds whether they live: the pipe's end wakes it at once.
+        """
+        workers = list(getattr(self._iterator, "_workers", ()))
+        self.ended = self.ended or any(worker.exitcode is not None for worker in workers)
+        if self.ended:
+            for worker in workers:
+                worker.terminate()
+                worker.join(_PATIENCE / len(workers))
+            self._iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
         """Raise WorkerDiedError where that is what `error` stands for.
