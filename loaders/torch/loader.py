@@ -286,8 +286,8 @@ class _Pass(Iterator[Batch]):
         self._sent.close()
         ended = self._died
         if self._workers is not None:
-            ended |= self._workers.ended
             self._workers.close()
+            ended |= self._workers.ended
         busy = isinstance(self._sent, Prefetcher) and self._sent.busy
         return not busy and not ended
 

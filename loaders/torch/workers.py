@@ -97,6 +97,7 @@ class WorkerBatches(Iterator[Batch]):
 
     def close(self) -> None:
         """End the workers, unless somebody else keeps the DataLoader, and that its workers."""
+        self.release()  # an error's traceback may keep the iterator, and it those that are left
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
@@ -114,13 +115,14 @@ class WorkerBatches(Iterator[Batch]):
 
         torch looks only every five seconds whether they live: the pipe's end wakes it at once.
         """
-        workers = list(getattr(self._iterator, "_workers", ()))
-        self.ended = self.ended or any(worker.exitcode is not None for worker in workers)
-        if self.ended:
+        iterator = self._iterator
+        workers = list(getattr(iterator, "_workers", ()))
+        if any(worker.exitcode is not None for worker in workers):
+            self.ended = True
             for worker in workers:
                 worker.terminate()
                 worker.join(_PATIENCE / len(workers))
-            self._iterator._worker_result_queue._writer.close()
+            iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
         """Raise WorkerDiedError where that is what `error` stands for.
