@@ -6,8 +6,8 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -62,6 +62,18 @@ def lock(fd: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
+
+
+def locked_folder(path: Path, make: Callable[[Path], object], /) -> int:
+    """Open and lock a folder that `make` makes if need be; what one has waited for may be gone."""
+    while True:
+        make(path)
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY)
+            lock(fd)
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+            os.close(fd)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class DecodeImage:
         """Decode a JPEG into the slot, and say so, where it needs no resizing and just fits."""
         import simplejpeg
 
-        if slot.dtype != np.uint8:
+        if slot.dtype != np.uint8 or slot.ndim < 2 or _bomb(slot.shape[0] * slot.shape[1]):
             return False
         try:
             if self.size is not None and simplejpeg.decode_jpeg_header(data)[:2] != self.size:
@@ -100,7 +100,7 @@ class DecodeImage:
         from PIL import Image
 
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        if height * width > 2 * (Image.MAX_IMAGE_PIXELS or height * width):
+        if _bomb(height * width):
             raise Image.DecompressionBombError(
                 f"image of {height} x {width} pixels: more than twice Image.MAX_IMAGE_PIXELS, "
                 f"{Image.MAX_IMAGE_PIXELS}"
@@ -114,6 +114,13 @@ class DecodeImage:
     def _colours(self) -> str:
         """simplejpeg's name for the mode."""
         return "GRAY" if self.mode == "L" else "RGB"
+
+
+def _bomb(pixels: int) -> bool:
+    """Tell whether an image is beyond what Pillow decodes."""
+    from PIL import Image
+
+    return pixels > 2 * (Image.MAX_IMAGE_PIXELS or pixels)
 
 
 def _is_jpeg(data: bytes) -> bool:

@@ -170,7 +170,8 @@ class _Scan:
                         self.places += [(p.offset, record.number) for p in record.parts.values()]
         except (OSError, StaleIndexError) as error:
             self.lost = True
-            self.bad.append(lost_file(job.shard, error))
+            name = getattr(error, "filename", None) if job.entries else None
+            self.bad.append(lost_file(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
             if error.record is not None:  # what the index has behind the break counts with it
@@ -203,7 +204,7 @@ def _plain_shard(plan: Plan, job: Job, full: bool) -> tuple[int, list[BadRecord]
     """Verify a shard by itself, named by its full path if so wanted."""
     scan = _Scan(plan, job)
     name = join(plan.root, job.shard) if full else job.shard
-    bad = [one._replace(shard=name) for one in scan.bad]
+    bad = [one._replace(shard=name) for one in scan.bad] if full else scan.bad
     # Half a sample is not to be left out, since that would keep the other half.
     bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
     if not bad and job.samples not in (None, scan.records):

@@ -79,9 +79,9 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 def digest(array: NDArray[Any]) -> str:
     """Return a hash of an array's values, whatever its byte order or the machine."""
     if array.dtype.kind == "U":
-        strings = [text.encode("utf-8", "surrogatepass") for text in array.tolist()]
-        content = hashlib.blake2b(np.array(list(map(len, strings)), "<i8").data, digest_size=16)
-        content.update(b"".join(strings))
+        lengths = np.char.str_len(array).astype("<i8")
+        content = hashlib.blake2b(np.ascontiguousarray(lengths).data, digest_size=16)
+        content.update("".join(array.tolist()).encode("utf-8", "surrogatepass"))
     else:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         content = hashlib.blake2b(np.ascontiguousarray(little).data, digest_size=16)

@@ -251,7 +251,7 @@ class BatchStream(ABC):
         """Return the cursor and what it belongs to, as JSON can hold it.
 
         It counts batches drawn. A loader that prefetches draws ahead of the training loop: save
-        the loader's state then.
+        the loader's state then, and give torchdata's ``StatefulDataLoader`` a ``RequestSampler``.
         """
         return self.state_at(self._epoch, self._step)
 

@@ -26,7 +26,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import encode, parse
-from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
@@ -283,6 +283,16 @@ def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Pat
     index = build_index(shard, path, fields=fields, missing="empty")
     with Reader(index) as reader:
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
+
+
+def test_a_loose_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    for number in range(3):
+        (tmp_path / "x" / f"{number}.png").write_bytes(b"...")
+    entries = folder(tmp_path)
+    (tmp_path / "x" / "1.png").unlink()
+    (entry,) = verify(entries, root=tmp_path).bad
+    assert entry.shard == f"{tmp_path}/x/1.png"
 
 
 def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:

@@ -139,6 +139,17 @@ def test_the_limit_holds_for_every_decoder(monkeypatch: pytest.MonkeyPatch, kind
         DecodeImage()({"image": encoded(PIXELS, kind)})
 
 
+def test_the_limit_holds_within_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = pack([{"image": encoded(PIXELS, "jpeg")}], tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(1, batch_size=1)
+    spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.uint8))}
+    feed = Feed(index, sampler, decode=DecodeImage(), spec=spec)
+    assert feed(request_of(sampler, epoch=0, step=0))["image"].shape == (1, *PIXELS.shape)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    with pytest.raises(DecodeError, match="DecompressionBombError"):
+        feed(request_of(sampler, epoch=0, step=0))
+
+
 # Into the batch's own memory
 
 
@@ -205,7 +216,7 @@ def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str
     )
 
 
-@pytest.mark.parametrize("shape", [(7, 11, 3), (11, 7, 1, 3), (11, 21)])
+@pytest.mark.parametrize("shape", [(7, 11, 3), (11, 7, 1, 3), (11, 21), (231,)])
 def test_an_image_is_refused_where_spec_names_another_shape_of_its_size(
     tmp_path: Path, shape: tuple[int, ...]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,18 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(FileNotFoundError, match="no images below"):
         ImageFolder(tmp_path)
+
+
+def test_packers_in_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
+    samples = [{"x": bytes(50)}] * 6
+    with ProcessPoolExecutor(4) as pool:
+        for number in range(20):
+            out = tmp_path / f"{number}"
+            packs = [pool.submit(pack, samples, out, split={f"s{n}": 6}, seed=0) for n in range(4)]
+            for one in packs:
+                one.result()
+            assert {path.name for path in out.glob("*.index")} == {f"s{n}.index" for n in range(4)}
+            assert not list(out.glob(".packing*"))
 
 
 def test_numbers_and_arrays_are_kept_by_kind(tmp_path: Path) -> None:

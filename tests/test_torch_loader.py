@@ -94,6 +94,23 @@ def test_ragged_fields_have_lengths_of_their_own(index: Index) -> None:
     assert [batch["numbers0"]._max_seqlen for batch in batches[:6]] == [0, 1, 2, 3, 4, 0]
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_cursor_that_the_loop_moves_stays_there(index: Index, way: dict[str, Any]) -> None:
+    sampler = random()
+    with TorchLoader(index, sampler, **way) as loader:
+        for step, _ in enumerate(loader):
+            if step == 1:
+                sampler.set_epoch(3)
+        assert (sampler.epoch, sampler.step) == (3, 0)
+        assert received(loader) == received(TorchLoader(index, at_epoch(3)))
+
+
+def at_epoch(epoch: int) -> BatchStream:
+    sampler = random()
+    sampler.set_epoch(epoch)
+    return sampler
+
+
 def tensor_of(sample: dict[str, Any]) -> dict[str, Any]:
     return {"tensor": torch.full((2, 3), float(sample["length"]))}
 

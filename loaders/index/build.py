@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from twinfeed.loaders.atomic import lock
+from twinfeed.loaders.atomic import locked_folder
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.collect import work
@@ -266,7 +266,7 @@ def _alone(folder: Path) -> Iterator[None]:
     build that fails has made is removed, unless it is parts to go on from.
     """
     there = folder.parent.exists()
-    fd = _locked(folder)
+    fd = locked_folder(folder, make_folder)
     try:
         yield
     finally:
@@ -275,18 +275,6 @@ def _alone(folder: Path) -> Iterator[None]:
             if not there:
                 folder.parent.rmdir()
         os.close(fd)
-
-
-def _locked(folder: Path) -> int:
-    """Open and lock a folder, made if need be; what one has waited for may be gone by then."""
-    while True:
-        make_folder(folder)
-        with suppress(FileNotFoundError):
-            fd = os.open(folder, os.O_RDONLY)
-            lock(fd)
-            if folder.exists() and os.path.samestat(os.fstat(fd), folder.stat()):
-                return fd
-            os.close(fd)
 
 
 def _part_file(plan: Plan, job: Job, folder: Path) -> Path:

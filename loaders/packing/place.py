@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.atomic import beside, sync, writable
+from twinfeed.loaders.atomic import beside, locked, locked_folder, sync, writable
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.shard_writer import Container
 
 _WORK = "packing"
+_ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], /) -> None:
@@ -36,40 +37,47 @@ def check_free(folder: Path, split: Iterable[str], /) -> None:
 @contextmanager
 def workplace(folder: Path, /) -> Iterator[Path]:
     """Give a hidden folder within `folder` to write in, locked while in use. Those of packers that
-    were killed are removed; and so is `folder`, if it was not there before and nothing comes of it.
+    were killed are removed; and so is `folder`, where this made it and it is left empty.
     """
-    for left in folder.glob(f".{_WORK}-*"):
-        with _lock(left) as free:
-            if free:
-                shutil.rmtree(left)
     there = folder.exists()
     work = beside(folder / _WORK)
-    with writable(folder, "nothing can be written here: give another folder to pack to"):
-        folder.mkdir(parents=True, exist_ok=True)
-        work.mkdir(parents=True)  # another packer may have removed the folder just now
-    with _lock(work):
-        try:
-            yield work
-        finally:
+    own = _begin(folder, work)
+    try:
+        yield work
+    finally:
+        with locked(folder):
             shutil.rmtree(work)
             if not there:
                 with suppress(OSError):  # it holds something
                     folder.rmdir()
+        os.close(own)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Hold a folder's lock if it is free; say whether it was. A process that dies lets go of it."""
-    fd = os.open(folder, os.O_RDONLY)
+def _begin(folder: Path, work: Path) -> int:
+    """Make and lock the folder `work`, and remove those that nobody holds any more."""
+    fd = locked_folder(folder, _make)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        for left in folder.glob(f".{_WORK}-*"):
+            other = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            except BlockingIOError:  # its packer lives; one that dies lets go of the lock
+                pass
+            finally:
+                os.close(other)
+        with writable(folder, _ELSEWHERE):
+            work.mkdir()
+        own = os.open(work, os.O_RDONLY)
+        fcntl.flock(own, fcntl.LOCK_EX)
+        return own
     finally:
         os.close(fd)
+
+
+def _make(folder: Path) -> None:
+    with writable(folder, _ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def named(

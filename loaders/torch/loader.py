@@ -42,7 +42,7 @@ class TorchLoader(Closing):
     `close` within a loop ends it with RuntimeError. `state_dict` counts the batches that the loop
     has received, however far workers and prefetch have run ahead, and is restored at any step in
     O(1), by any number of ranks. The sampler's own cursor follows at the end of a pass, however it
-    ended.
+    ended; where the loop has moved that itself, it stays there.
 
     `fields`, `decode`, `transform`, `collate`, `side`, `spec` and `verify` are those of `Feed`.
     `device` (default: the current CUDA device, or the CPU where there is none) gets the tensors;
@@ -218,7 +218,8 @@ class TorchLoader(Closing):
         if self._running is not None:
             state = self.state_dict()
             running, self._running = self._running, None
-            self.stream.load_state_dict(state)
+            if (self.stream.epoch, self.stream.step) == running.began:  # else somebody moved it
+                self.stream.load_state_dict(state)
             self._left = (self.stream.epoch, self.stream.step)
             if not running.stop():
                 self.__dict__.pop("dataloader", None)  # its workers are of no use to a later pass
@@ -249,7 +250,7 @@ class _Pass(Iterator[Batch]):
     """One pass over the rest of an epoch, at (`epoch`, `step`) as seen by the training loop."""
 
     def __init__(self, loader: TorchLoader, threads: int) -> None:
-        self.epoch, self.step = loader.stream.epoch, loader.stream.step
+        self.began = self.epoch, self.step = loader.stream.epoch, loader.stream.step
         self._died = False
         self._workers: WorkerBatches | None = None
         self._copier = copier_for(loader.device)

@@ -82,7 +82,7 @@ class WorkerBatches(Iterator[Batch]):
         if self._iterator is None:
             self._iterator = iter(self._dataloader)
         try:
-            batch = next(self._iterator)
+            batch: Any = next(self._iterator)
         except (RuntimeError, EOFError, OSError) as error:
             self.explain(error)
             raise
@@ -93,7 +93,7 @@ class WorkerBatches(Iterator[Batch]):
                 raise batch.error from _WorkerTraceback(batch.trace)
             finally:
                 del batch
-        return batch
+        return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the workers, unless somebody else keeps the DataLoader, and that its workers."""
