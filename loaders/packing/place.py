@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.atomic import beside, locked, locked_folder, sync, writable
+from twinfeed.loaders.atomic import beside, lock, locked, locked_folder, sync, writable
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.shard_writer import Container
@@ -61,15 +61,16 @@ def _begin(folder: Path, work: Path) -> int:
             other = os.open(left, os.O_RDONLY)
             try:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            except BlockingIOError:  # its packer lives; one that dies lets go of the lock
+            except OSError:  # its packer lives: one that dies lets go of the lock
                 pass
+            else:
+                shutil.rmtree(left)
             finally:
                 os.close(other)
         with writable(folder, _ELSEWHERE):
             work.mkdir()
         own = os.open(work, os.O_RDONLY)
-        fcntl.flock(own, fcntl.LOCK_EX)
+        lock(own)
         return own
     finally:
         os.close(fd)
