@@ -85,6 +85,24 @@ def medians(*ways: Callable[[], float]) -> list[float]:
     return [statistics.median(one) for one in zip(*rounds, strict=True)]
 
 
+def with_computing(
+    running: Callable[[int], Steps],
+    batch: torch.Tensor,
+    weight: torch.Tensor,
+    times: int,
+    *,
+    warm: int,
+    steps: int,
+    device: torch.device,
+) -> list[float]:
+    """Return the times of a step of what is running alone, of computing alone, and of both."""
+    return medians(
+        lambda: timed(running(0), warm, steps, device),
+        lambda: timed(computing(batch, weight, times), 1, steps, device),
+        lambda: timed(running(times), warm, steps, device),
+    )
+
+
 def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: int) -> None:
     """Print the time of a step against the larger of its floors, for steps of several lengths."""
     weight = torch.rand(4096, 4096, device=device) / 2048  # products keep their size
@@ -110,10 +128,8 @@ def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: i
 
     def row(share: float) -> str:
         times = max(1, round(share * load / one))
-        loaded, alone, both = medians(
-            lambda: timed(loading(0), warm, steps, device),
-            lambda: timed(computing(there, weight, times), 1, steps, device),
-            lambda: timed(loading(times), warm, steps, device),
+        loaded, alone, both = with_computing(
+            loading, there, weight, times, warm=warm, steps=steps, device=device
         )
         return (
             f"| {share} × load | {loaded * 1e3:.2f} ms "
@@ -148,10 +164,8 @@ def overlapped_copies(device: torch.device, batch_size: int, steps: int) -> None
     copies = timed(copying(0), steps, steps, device)
     one = timed(computing(there, weight, 8), 1, steps, device) / 8
     times = max(1, round(copies / one))
-    copies, alone, both = medians(
-        lambda: timed(copying(0), steps, steps, device),
-        lambda: timed(computing(there, weight, times), 1, steps, device),
-        lambda: timed(copying(times), steps, steps, device),
+    copies, alone, both = with_computing(
+        copying, there, weight, times, warm=steps, steps=steps, device=device
     )
     print(
         f"\ncopy alone {copies * 1e3:.2f} ms, computation alone {alone * 1e3:.2f} ms, "

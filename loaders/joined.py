@@ -29,7 +29,7 @@ class Joined:
 
     def __init__(self, index: Index, side: Mapping[str, npt.NDArray[Any]], num_ids: int, /) -> None:
         self.index = index
-        self.side = dict(side)
+        self.side = side
         for name, rows in self.side.items():
             if name in index.columns:
                 raise ValueError(f"side table {name!r} has the name of a column of the index")

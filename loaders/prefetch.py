@@ -88,8 +88,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         self._thread = threading.Thread(
             target=_fill, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
         )
-        self._to_stop = self._thread, stop, while_closing
-        self._finalize = weakref.finalize(self, _stop, *self._to_stop)
+        self._finalize = weakref.finalize(self, _stop, self._thread, stop, while_closing)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -106,9 +105,11 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             try:
                 self._while_waiting()
             except BaseException:
-                self._finalize.detach()
-                # Within C++ at interpreter exit it would take the process with it.
-                _stop(*self._to_stop, patience=_GRACE)
+                detached = self._finalize.detach()
+                if detached is not None:
+                    thread, stop, while_closing = detached[2]
+                    # Within C++ at interpreter exit it would take the process with it.
+                    _stop(thread, stop, while_closing, _GRACE)
                 raise
         raise StopIteration
 

@@ -21,14 +21,19 @@ class Classes:
     written: 3, "3" and "cat" are the same class if the same records carry them.
     """
 
-    def __init__(self, labels: ArrayLike, records: Int64 | None = None) -> None:
-        """Group labels, int or str [n], by one sort; of some records only, if given, sorted."""
+    def __init__(self, labels: ArrayLike, records: ArrayLike | None = None) -> None:
+        """Group labels, int or str [n], by one sort; those of some records only, if ids are given.
+
+        ``digest`` is of all labels, ``records_digest`` of those ids, or None.
+        """
         array = _validate.labels(labels)
         self.num_records = len(array)
         self.digest = digest(array)
-        self.records, bounds = _grouped(_compact(array if records is None else array[records]))
-        if records is not None:
-            self.records = records[self.records]
+        chosen = None if records is None else _among(records, len(array))
+        self.records_digest = None if chosen is None else digest(chosen)
+        self.records, bounds = _grouped(_compact(array if chosen is None else array[chosen]))
+        if chosen is not None:
+            self.records = chosen[self.records]
         starts = bounds[:-1]
         by_first = np.argsort(self.records[starts])
         self.starts, self.sizes = starts[by_first], np.diff(bounds)[by_first]
@@ -45,6 +50,14 @@ class Classes:
         """Return the record ids of members (0 … size - 1) of classes, broadcast."""
         ids: Int64 = self.records[self.starts[number] + member].astype(np.int64)
         return ids
+
+
+def _among(records: ArrayLike, num_records: int) -> Int64:
+    """Return the ids of records, sorted, which must be some of those that have labels."""
+    ids = _validate.distinct("records", _validate.integers("records", records, minimum=0))
+    if len(ids) and ids[-1] >= num_records:
+        raise ValueError(f"records must be below the {num_records} that have labels, got {ids[-1]}")
+    return ids
 
 
 def super_of_class(classes: Classes, super_labels: ArrayLike | None) -> Int64:

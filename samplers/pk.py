@@ -13,7 +13,6 @@ from twinfeed.samplers._classes import Classes, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._schedule import PerStep, Schedule
-from twinfeed.samplers._state import digest
 from twinfeed.samplers._stream import BatchStream
 
 
@@ -96,10 +95,7 @@ class PKBatchSampler(BatchStream):
         self.batch_size = schedule.largest_batch
         self._coverage = coverage
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
-        array = _validate.labels(labels)
-        chosen = None if records is None else _among(records, len(array))
-        self._chosen_digest = None if chosen is None else digest(chosen)
-        self._classes = Classes(array, chosen)
+        self._classes = Classes(labels, records)
         parents = super_of_class(self._classes, super_labels)
         kept = self._kept_classes()
         self._classes.keep(kept)
@@ -180,7 +176,8 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self._chosen_digest is None else f"{len(self._classes.records):,} of "
+        drawn = len(self._classes.records)
+        some = "" if self._classes.records_digest is None else f"{drawn:,} of "
         return (
             f"PKBatchSampler({some}{self.num_records:,} records, {self.num_classes:,} classes, "
             f"{len(self):,} batches of p={schedule.p_text} x k={schedule.k_text}, "
@@ -231,13 +228,5 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": self._coverage,
             "order_within": self._within,
-            "records": self._chosen_digest,
+            "records": self._classes.records_digest,
         }
-
-
-def _among(records: ArrayLike, num_records: int) -> Int64:
-    """Return the ids of records, sorted, which must be some of those that have labels."""
-    ids = _validate.distinct("records", _validate.integers("records", records, minimum=0))
-    if len(ids) and ids[-1] >= num_records:
-        raise ValueError(f"records must be below the {num_records} that have labels, got {ids[-1]}")
-    return ids

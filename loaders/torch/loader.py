@@ -99,16 +99,9 @@ class TorchLoader(Closing):
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         check_fit(index, sampler)
-        for name, number in (
-            ("prefetch", prefetch),
-            ("readahead", readahead),
-            ("threads", threads or 0),
-            ("num_workers", num_workers),
-        ):
-            if not isinstance(number, SupportsIndex):
-                raise TypeError(f"{name} must be an integer, got {number!r}")
-            if number < 0:
-                raise ValueError(f"{name} must be at least 0, got {number}")
+        _check_counts(
+            prefetch=prefetch, readahead=readahead, threads=threads or 0, num_workers=num_workers
+        )
         if num_workers and not prefetch:
             raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
         if num_workers and sampler.live is not None:
@@ -291,6 +284,15 @@ class _Pass(Iterator[Batch]):
             ended |= self._workers.ended
         busy = isinstance(self._sent, Prefetcher) and self._sent.busy
         return not busy and not ended
+
+
+def _check_counts(**counts: Any) -> None:
+    """Raise TypeError or ValueError for an option that is no count."""
+    for name, number in counts.items():
+        if not isinstance(number, SupportsIndex):
+            raise TypeError(f"{name} must be an integer, got {number!r}")
+        if number < 0:  # type: ignore[operator]
+            raise ValueError(f"{name} must be at least 0, got {number}")
 
 
 def _make(feed: Feed, copier: Copier, request: Request) -> Batch:
