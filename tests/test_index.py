@@ -169,11 +169,11 @@ def test_keys_that_are_no_utf8_come_back_byte_for_byte() -> None:
 
 def test_ids_are_checked(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
-    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), not 30"):
+    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), got 30"):
         index.keys([30])
-    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), not -1"):
+    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), got -1"):
         index.keys(np.array([-1, 3]))
-    with pytest.raises(TypeError, match="ids must be integers in one dimension, not float64"):
+    with pytest.raises(TypeError, match="ids must be integers in one dimension, got float64"):
         index.keys(np.array([0.5]))
     assert index.keys([]) == []
     with pytest.raises(KeyError, match="no field 'jpg': this index has the fields"):

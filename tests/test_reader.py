@@ -62,6 +62,21 @@ def test_any_ids_in_any_order_read_as_one_by_one(
     assert got["key"] == [KEYS[n] for n in ids]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_open_files": 0}, "max_open_files must be at least 1, got 0"),
+        ({"max_open_files": 1.5}, "max_open_files must be an integer, got 1.5"),
+        ({"verify": "no"}, "verify must be True or False, got 'no'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    index: Index, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Reader(index, **options)
+
+
 def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +242,7 @@ def test_what_is_no_index_and_a_name_for_a_list_are_refused(tmp_path: Path) -> N
         Reader(str(index.path))  # type: ignore[arg-type]
     with Reader(index) as reader:
         for read in (reader.read, reader.prefetch):
-            with pytest.raises(TypeError, match="list of names, not the string 'png'"):
+            with pytest.raises(TypeError, match="list of names, got 'png'"):
                 read([0], "png")
 
 

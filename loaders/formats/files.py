@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from twinfeed.loaders._checks import choice
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
 from twinfeed.loaders.formats.sniff import is_index
@@ -91,8 +92,7 @@ def pairs(
     ...     pairs(root, {"image": "images/*.jpg", "boxes": "boxes/*.xml"})
     [Entry(key='1', paths={'image': 'images/1.jpg', 'boxes': 'boxes/1.xml'}, label=None)]
     """
-    if missing not in ("error", "skip"):
-        raise ValueError(f"missing must be 'error' or 'skip', not {missing!r}")
+    choice("missing", missing, ("error", "skip"))
     patterns = {name: _pattern(name, wanted) for name, wanted in fields.items()}
     found: dict[str, dict[str, str]] = {}
     for path in walk(root):

@@ -13,9 +13,12 @@ that came with the listing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from twinfeed.loaders.errors import DataCorruptionError
+
+Container = Literal["tar", "tfrecord", "files"]
+CONTAINERS: tuple[Container, ...] = get_args(Container)
 
 OnBad = Callable[[DataCorruptionError], None]
 """Called with the error of one bad record after which the scan can go on."""

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import REBUILD, IndexFormatError
 from twinfeed.loaders.index.store import ARRAY_NAME, CHUNK, file_digest
-
-Array = npt.NDArray[Any]
 
 READ_WHOLE = 1 << 18
 """Files of at most so many bytes are read, longer ones mapped."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
@@ -21,7 +22,7 @@ from twinfeed.loaders.index.labels import (
     refuse_mixed,
 )
 from twinfeed.loaders.index.numbering import encode
-from twinfeed.loaders.index.parts import Array, ShardPart
+from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.paths import join
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, local

@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.labels import FromTable, label_clash
 from twinfeed.loaders.index.numbering import Labels, check_range, encode, join_labels, label_column
@@ -17,8 +16,6 @@ from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.index.table import ROW, SHARD
-
-Array = npt.NDArray[Any]
 
 
 def write_index(

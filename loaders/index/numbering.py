@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.index.labels import Label, is_label
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Labels(NamedTuple):

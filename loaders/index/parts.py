@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import replace_file, room_for
 from twinfeed.loaders.index.numbering import Labels
 from twinfeed.loaders.index.strings import StringColumn
 
-Array = npt.NDArray[Any]
 _DIGEST = 32
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from twinfeed.loaders._checks import choice
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
+from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.index.paths import is_url, relative_to, remote
 from twinfeed.loaders.index.shards import check_distinct, expand
@@ -69,8 +71,8 @@ def find_source(
     """Return what `shards` names: a folder or a list of entries is loose files, all else shards.
     Without `root` they lie below the folder of `beside`; without that too, wherever they are.
     """
-    if container not in (None, "tar", "tfrecord", "files"):
-        raise ValueError(f"container must be 'tar', 'tfrecord' or 'files', not {container!r}")
+    if container is not None:
+        choice("container", container, CONTAINERS)
     entries = _entries(shards)
     if entries is not None:
         where, entries = _loose_root(shards, entries, beside, root)

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 
-Array = npt.NDArray[Any]
 VERSION = 1
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 _OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)

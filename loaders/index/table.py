@@ -9,7 +9,7 @@ start in which file, how many they are, and their CRC-32C.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.index.arrays import Arrays, Columns
 from twinfeed.loaders.index.paths import check_names, check_shards
@@ -30,9 +31,6 @@ field.
 
 SHARD = np.dtype([("bytes", "<i8"), ("stop", "<i8"), ("headers", "<u4"), ("unused", "<u4")])
 """One shard: its size, the id after its last record, and the checksum of its record headers."""
-
-Int64s = npt.NDArray[np.int64]
-Ids = Int64s | Iterable[int]
 
 
 class Field(NamedTuple):
@@ -220,32 +218,6 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         index = Index(path, where, again)
     check_names(index.shard_paths.tolist())
     return index
-
-
-def as_ids(ids: Ids) -> Int64s:
-    """Return `ids` as int64[n]."""
-    array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"ids must be integers in one dimension, not {array.dtype} of shape {array.shape}"
-        )
-    return array.astype(np.int64, copy=False)
-
-
-def check_ids(ids: Ids, records: int) -> Int64s:
-    """Return `ids` as int64[n], all within `[0, records)`."""
-    array = as_ids(ids)
-    if len(array):
-        check_bounds(int(array.min()), int(array.max()), records)
-    return array
-
-
-def check_bounds(low: int, high: int, records: int) -> None:
-    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`."""
-    if low < 0 or high >= records:
-        raise IndexError(f"ids must lie in [0, {records}), not {low if low < 0 else high}")
 
 
 def check_index(index: Index) -> None:

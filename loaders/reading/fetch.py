@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.index import Index
@@ -23,7 +24,6 @@ from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.reading.handles import Handles
 
 Rows = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
 
 SMALL = 1 << 14
 """Local neighbours are read in one piece if each is at most so long: beyond, the second copy costs

@@ -9,6 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import (
+    Ids,
+    Int64s,
+    as_ids,
+    check_bounds,
+    check_ids,
+    count,
+    flag,
+    names,
+)
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import (
     REBUILD,
@@ -21,11 +31,10 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.paths import below
-from twinfeed.loaders.index.table import Ids, Index, as_ids, check_bounds, check_ids, check_index
+from twinfeed.loaders.index.table import Index, check_index
 from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap, many_near
 from twinfeed.loaders.reading.handles import default_limit
 
-Int64s = npt.NDArray[np.int64]
 Value = Any
 
 
@@ -58,10 +67,10 @@ class Reader(Closing):
         follow: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         check_index(index)
-        if max_open_files is not None and max_open_files < 1:
-            raise ValueError(f"max_open_files must be at least 1, not {max_open_files}")
+        if max_open_files is not None:
+            max_open_files = count("max_open_files", max_open_files)
         self.index = index
-        self.verify = verify
+        self.verify = flag("verify", verify)
         self.max_open_files = max_open_files
         self.follow = {field: os.fspath(folder) for field, folder in (follow or {}).items()}
         for field in self.follow:
@@ -124,9 +133,7 @@ class Reader(Closing):
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""
-        if isinstance(fields, str):
-            raise TypeError(f"fields must be a list of names, not the string {fields!r}")
-        return tuple(self.index.fields) if fields is None else tuple(fields)
+        return tuple(self.index.fields) if fields is None else names("fields", fields)
 
     def _rows(self, ids: Int64s, names: Sequence[str]) -> npt.NDArray[Any]:
         """Return the rows of all fields, record by record."""

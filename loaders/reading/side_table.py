@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.table import Ids, check_ids
-
-Int64s = npt.NDArray[np.int64]
 
 
 class SideTable:

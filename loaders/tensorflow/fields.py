@@ -11,18 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders._checks import Array, Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats.example import decode_list, parse
-from twinfeed.loaders.index.table import Ids, Index, check_ids
+from twinfeed.loaders.index.table import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.tensorflow.errors import remembered
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.loaders.tensorflow.serve import Server
-
-Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
 
 # Steps whose ids and columns are handed over in one call.
 _STEPS = 32

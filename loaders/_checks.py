@@ -1,0 +1,103 @@
+"""The types that the loaders share, and the checks of their arguments: each rule worded once.
+
+The rules that the samplers have too are the samplers' own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, SupportsIndex, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.samplers import _validate
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Ids = Int64s | Iterable[int]
+
+Choice = TypeVar("Choice", bound=str)
+
+
+def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
+    """Return an integer of at least `minimum`; raise TypeError for what is no integer.
+
+    >>> count("threads", -3, minimum=0)
+    Traceback (most recent call last):
+    ValueError: threads must be at least 0, got -3
+    """
+    return _validate.integer(name, value, minimum=minimum)
+
+
+def choice(name: str, value: str, allowed: tuple[Choice, ...], /) -> Choice:
+    """Return a string that is one of those allowed; raise ValueError for any other.
+
+    >>> choice("container", "zip", ("tar", "tfrecord"))
+    Traceback (most recent call last):
+    ValueError: container must be one of 'tar', 'tfrecord', got 'zip'
+    """
+    return cast("Choice", _validate.choice(name, value, allowed))
+
+
+def flag(name: str, value: bool, /) -> bool:
+    """Return a truth value; raise TypeError for anything else.
+
+    >>> flag("verify", "no")
+    Traceback (most recent call last):
+    TypeError: verify must be True or False, got 'no'
+    """
+    return _validate.flag(name, value)
+
+
+def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
+    """Return several names as a tuple; raise TypeError for a single string, or what is no string.
+
+    >>> names("fields", "image")
+    Traceback (most recent call last):
+    TypeError: fields must be a list of names, got 'image'
+    """
+    found = values if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
+        return found
+    raise TypeError(f"{name} must be a list of names, got {values!r}")
+
+
+def as_ids(ids: Ids, /) -> Int64s:
+    """Return ids as int64[n]; raise TypeError for what are no integers.
+
+    >>> as_ids([0.5])
+    Traceback (most recent call last):
+    TypeError: ids must be integers in one dimension, got float64 of shape (1,)
+    """
+    array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(
+            f"ids must be integers in one dimension, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def check_ids(ids: Ids, records: int, /) -> Int64s:
+    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`.
+
+    >>> check_ids([2, 0], 3)
+    array([2, 0])
+    """
+    array = as_ids(ids)
+    if len(array):
+        check_bounds(int(array.min()), int(array.max()), records)
+    return array
+
+
+def check_bounds(low: int, high: int, records: int, /) -> None:
+    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`.
+
+    >>> check_bounds(0, 3, 3)
+    Traceback (most recent call last):
+    IndexError: ids must lie in [0, 3), got 3
+    """
+    if low < 0 or high >= records:
+        raise IndexError(f"ids must lie in [0, {records}), got {low if low < 0 else high}")
