@@ -11,6 +11,7 @@ their own, which import their framework: `twinfeed.loaders.torch` and `twinfeed.
 The command `twinfeed` is command_line/.
 """
 
+import twinfeed.loaders._system  # noqa: F401 - first, since on Windows the message is there
 from twinfeed.loaders.collate import FieldSpec, Ragged
 from twinfeed.loaders.compare import Comparison, compare
 from twinfeed.loaders.decode import DecodeArray, DecodeExample, DecodeImage

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._system import peak_memory
 from twinfeed.loaders.collate import Collate, Ragged
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Decode, Feed
@@ -195,7 +195,7 @@ def _run(job: _Job) -> Run:
     first = time.perf_counter()
     rest = sum(len(_leading(batch)) for batch in stream)
     seconds = time.perf_counter() - first
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = peak_memory()
     sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
     rate = rest / seconds if rest else 0.0
     return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)

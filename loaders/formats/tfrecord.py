@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from twinfeed.loaders._system import advise
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.checksum import masked
@@ -174,8 +175,7 @@ def _not_tfrecord(path: str, offset: int) -> DataCorruptionError | None:
 def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorruptionError:
     """Return the error of data that do not match their checksum, read once more to tell why."""
     with open(path, "rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        advise(file.fileno(), 0, 0, "DONTNEED")
         again = os.pread(file.fileno(), len(data) + FOOTER, offset + HEADER)
     same = again == data + footer
     return DataCorruptionError(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._system import advise
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats.checksum import crc32c
 from twinfeed.loaders.index import Index
@@ -127,7 +128,7 @@ class LocalShards:
         """Read one row from the disk."""
         number, offset, length = int(row["file"]), int(row["offset"]), int(row["length"])
         handle = self.handles.get([number])[number]
-        _advise(handle.fd, offset, length, "DONTNEED")
+        advise(handle.fd, offset, length, "DONTNEED")
         return os.pread(handle.fd, length, offset)
 
     def prefetch(self, rows: Rows, /) -> None:
@@ -138,7 +139,7 @@ class LocalShards:
             for first, last in _runs(group, _near(group, REMOTE_GAP, MOST_AT_ONCE)):
                 offset, end = _extent(group[first:last])
                 fd = handles[int(group["file"][first])].fd
-                _advise(fd, offset, end - offset, "WILLNEED")
+                advise(fd, offset, end - offset, "WILLNEED")
 
     def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:
         """Read row by row: the loop that most reading happens in."""
@@ -222,14 +223,14 @@ class LooseFiles:
         """Read one file from the disk."""
         path = join(self.index.root, self.index.files[int(row["file"])])
         with open(path, "rb", buffering=0) as opened:
-            _advise(opened.fileno(), 0, 0, "DONTNEED")
+            advise(opened.fileno(), 0, 0, "DONTNEED")
             return opened.read()
 
     def prefetch(self, rows: Rows, /) -> None:
         """Tell the kernel which files will be needed."""
         for file in rows["file"].tolist():
             with open(join(self.index.root, self.index.files[file]), "rb", buffering=0) as opened:
-                _advise(opened.fileno(), 0, 0, "WILLNEED")
+                advise(opened.fileno(), 0, 0, "WILLNEED")
 
 
 class RemoteShards:
@@ -283,12 +284,6 @@ class RemoteShards:
             if size != expected:
                 raise _stale(self._path(number), int(expected), size)
         self.checked.add(number)
-
-
-def _advise(fd: int, offset: int, length: int, advice: str) -> None:
-    """Tell the kernel what becomes of some pages, where it can be told: not on macOS."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, offset, length, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def keep_heap() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 from weakref import WeakSet
+
+from twinfeed.loaders._system import file_limit
 
 
 class Handle:
@@ -85,5 +86,5 @@ os.register_at_fork(after_in_child=_new_lock)
 
 def default_limit() -> int:
     """Return a quarter of the files this process may open, and no more than 1,024."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1024 if soft == resource.RLIM_INFINITY else max(1, min(1024, soft // 4))
+    limit = file_limit()
+    return 1024 if limit is None else max(1, min(1024, limit // 4))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders._system import processors
 from twinfeed.loaders.collate import Collate, FieldSpec
 from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.index import Index
@@ -109,7 +109,7 @@ def make_dataset(
 
 def _default_threads() -> int:
     """The processors this process may use, at most 8."""
-    return min(8, len(os.sched_getaffinity(0)))
+    return min(8, processors())
 
 
 def _ranks(sampler: BatchStream, context: tf.distribute.InputContext) -> list[BatchStream]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders._system import file_limit, open_files
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
@@ -177,10 +177,10 @@ class Offsets:
 
 def _readers(needed: int) -> int:
     """Return how many readers to make, or raise where the process may not open so many files."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = file_limit()
     allowed = needed + needed // 4 + _SPARE
-    if limit != resource.RLIM_INFINITY:
-        allowed = limit - len(os.listdir("/dev/fd")) - _RESERVE
+    if limit is not None:
+        allowed = limit - open_files() - _RESERVE
     if needed > allowed:
         raise ValueError(
             f"the stream is in the midst of {needed} files, or blocks of files, at once, and this "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
+from twinfeed.loaders._system import processors
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.collate import Collate, FieldSpec
 from twinfeed.loaders.errors import WorkerDiedError
@@ -109,7 +109,7 @@ class TorchLoader(Closing):
         if threads is None:
             decoding = decode is not None or transform is not None
             alone = num_workers or not prefetch or not decoding
-            threads = 0 if alone else min(8, len(os.sched_getaffinity(0)))
+            threads = 0 if alone else min(8, processors())
         # Each thread makes whole batches, unless they come in turn, from a cache or in a worker.
         shared = bool(num_workers) or sampler.live is not None
         self._threads = 0 if shared else threads

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Batch
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
-
-MEMORY = Path("/dev/shm")
 
 # How long the system may take to tell that a process has ended, in seconds.
 _PATIENCE = 2.0
@@ -158,12 +155,8 @@ def _advice(number: int) -> str:
     if number == signal.SIGKILL:
         return f"the system may have run out of memory (see `dmesg`): {fewer}"
     if number == signal.SIGBUS:
-        room = "not there"
-        if MEMORY.exists():
-            usage = shutil.disk_usage(MEMORY)
-            room = f"{usage.total >> 20} MiB, {usage.free >> 20} MiB of them free"
         return (
-            f"workers pass batches through {MEMORY}, which may be full ({room}): enlarge it "
-            f"(in a container `--shm-size`), {fewer}"
+            f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
+            f"enlarge it (in a container `--shm-size`), {fewer}"
         )
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

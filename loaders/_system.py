@@ -1,0 +1,69 @@
+"""Ask the operating system: the one module that knows how Linux and macOS differ.
+
+Windows is not supported, and importing this module says so. The names below are looked up when they
+are needed, since macOS lacks some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal
+
+try:
+    import resource
+except ImportError as error:
+    raise ImportError(
+        "twinfeed.loaders does not support Windows: use Linux, macOS or the Windows Subsystem for "
+        "Linux (twinfeed.samplers works everywhere)"
+    ) from error
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def processors() -> int:
+    """Return how many processors this process may use.
+
+    >>> processors() >= 1
+    True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_memory() -> int:
+    """Return the largest resident size that this process has had, in bytes.
+
+    >>> peak_memory() > 2**20
+    True
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def file_limit() -> int | None:
+    """Return how many files this process may hold open, or None where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def open_files() -> int:
+    """Return how many files this process holds open, the listing's own among them."""
+    return len(os.listdir("/dev/fd"))
+
+
+def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
+    """Tell the kernel what becomes of some pages of a file, where the kernel can be told."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, length, getattr(os, f"POSIX_FADV_{advice}"))
+
+
+def shared_memory() -> str:
+    """Describe the room in the folder through which processes share memory."""
+    if not SHARED_MEMORY.exists():
+        return "not there"
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    return f"{usage.total >> 20} MiB, {usage.free >> 20} MiB of them free"
