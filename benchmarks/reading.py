@@ -24,6 +24,7 @@ import numpy as np
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
@@ -62,7 +63,7 @@ def build(folder: Path, paths: list[Path]) -> Index:
     size = sum(path.stat().st_size for path in paths)
 
     def work() -> None:
-        build_index(paths, folder / "x.index", label="label", key="key")
+        build_index(paths, folder / "x.index", label="label", reading=Reading(key="key"))
 
     rates = [rate(size, work, time.process_time) for _ in range(3)]
     index = open_index(folder / "x.index")
@@ -204,6 +205,7 @@ def opening(folder: Path, records: int, shards: int) -> None:
         "classes": [],
         "columns": ["label"],
         "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
+        "digests": {},
     }
     write_store(folder / "big.index", arrays, facts, {"missing": "error"})
     times = []

@@ -28,9 +28,12 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.extensions import DecodeExtensions
 from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Field, Index, open_index
+from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
+from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder, LooseFiles
 from twinfeed.loaders.reading.reader import Reader
@@ -40,6 +43,7 @@ from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [
+    "BadRecord",
     "Comparison",
     "DataCorruptionError",
     "DecodeArray",
@@ -47,6 +51,7 @@ __all__ = [
     "DecodeExample",
     "DecodeExtensions",
     "DecodeImage",
+    "Entry",
     "Feed",
     "Field",
     "FieldSpec",
@@ -56,10 +61,12 @@ __all__ = [
     "ImageFolder",
     "Index",
     "IndexFormatError",
+    "IndexOptions",
     "LoaderError",
     "LooseFiles",
     "Ragged",
     "Reader",
+    "Reading",
     "Report",
     "Request",
     "ShardWarning",

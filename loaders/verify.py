@@ -17,7 +17,6 @@ from twinfeed.loaders.errors import (
     LoaderError,
     StaleIndexError,
 )
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.arrays import damaged_arrays
@@ -27,6 +26,7 @@ from twinfeed.loaders.index.bad_records import (
     lost_file,
     write_bad_records,
 )
+from twinfeed.loaders.index.options import DEFAULT, Reading
 from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join, to_write
 from twinfeed.loaders.index.plan import Plan, add_header, scan_job
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
@@ -60,10 +60,7 @@ def verify(
     /,
     *,
     bad_list: PathLike | None = None,
-    container: str | None = None,
-    example: bool = True,
-    join: bool = False,
-    max_record_bytes: int = MAX_RECORD_BYTES,
+    reading: Reading = DEFAULT,
     root: PathLike | None = None,
     executor: Executor | None = None,
     progress: bool = False,
@@ -71,13 +68,14 @@ def verify(
     """Check every checksum of an index (open, or its folder) and its shards, or of shards that have
     no index yet.
 
-    Of shards: the framing, every checksum, every Example. Of an index also: its own arrays, each
-    shard's record headers, and each field against its CRC-32C, in loose files and tar too; a tar
-    member that only became a label counts with its shard's headers. What is bad or missing is
-    reported, not raised, and bad records are written to `bad_list` for `build_index(exclude=…)`; a
-    scan that cannot go on behind a bad record says so (`rest`), and leaving that one out leaves out
-    all behind it. Where an index has no more of such a shard, all is well with it. Shards are named
-    relative to the root, those without an index or a `root` by their full paths.
+    Of shards: the framing, every checksum, every Example; `reading` says how they are read. Of an
+    index also: its own arrays, each shard's record headers, and each field against its CRC-32C, in
+    loose files and tar too; a tar member that only became a label counts with its shard's headers.
+    What is bad or missing is reported, not raised, and bad records are written to `bad_list` for
+    `build_index(exclude=…)`; a scan that cannot go on after a bad record says so (`rest`), and
+    leaving that one out leaves out all that follow. Where an index has no more of such a shard, all
+    is well with it. Shards are named relative to the root, those without an index or a `root` by
+    their full paths.
 
     Raises IndexFormatError for damaged arrays, FileNotFoundError where every shard of an index is
     missing, or a pattern has no match.
@@ -97,14 +95,8 @@ def verify(
         _check_arrays(source)
         tasks = [(_indexed_shard, (source, number)) for number in range(len(source.shards))]
     else:
-        found = find_source(source, None, container=container, root=root, complete=False)
-        plan = Plan(
-            found.container,
-            found.root,
-            example=example,
-            max_record_bytes=max_record_bytes,
-            join=join,
-        )
+        found = find_source(source, None, container=reading.container, root=root, complete=False)
+        plan = Plan.of(found, None, None, reading)
         full = root is None and found.container != "files"
         tasks = [(_plain_shard, (plan, job, full)) for job in found.jobs]
     if executor is None:
@@ -166,7 +158,7 @@ class _Scan:
                     self.headers = add_header(self.headers, record)
                     self.note(record.offset, record.number)
                     self.end = record.offset + record.length
-                    if plan.join:  # other records may lie between the parts of this one
+                    if plan.reading.join:  # other records may lie between the parts of this one
                         self.places += [(p.offset, record.number) for p in record.parts.values()]
         except (OSError, StaleIndexError) as error:
             self.lost = True
@@ -220,14 +212,7 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
     name = index.shard_paths[shard]
     if index.container == "files":
         return stop - start, [_entry(name, n, e) for n, e in _unreadable(index, start, stop)]
-    options = index.manifest["options"]
-    plan = Plan(
-        index.container,
-        index.root,
-        example=options["example"],
-        max_record_bytes=options["max_record_bytes"],
-        join=options["join"],
-    )
+    plan = Plan(index.root, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
         return stop - start, scan.bad

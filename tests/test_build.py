@@ -30,10 +30,11 @@ from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import collect
+from twinfeed.loaders.index import collect, open_index
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
+from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
@@ -98,7 +99,7 @@ def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_pat
 
 def test_raw_records_have_one_field(tmp_path: Path) -> None:
     (shard,) = tfrecords(tmp_path, shards=1)
-    index = build_index(shard, tmp_path / "x.index", example=False)
+    index = build_index(shard, tmp_path / "x.index", reading=Reading(example=False))
     with Reader(index) as reader:
         (data,) = reader.read([3])["data"]
     assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
@@ -119,7 +120,7 @@ def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) 
         build_index(shard, tmp_path / "x.index")
     assert (caught.value.path, caught.value.record) == (str(shard), 1)
     assert "as raw bytes with example=False" in str(caught.value)
-    with Reader(build_index(shard, tmp_path / "x.index", example=False)) as reader:
+    with Reader(build_index(shard, tmp_path / "x.index", reading=Reading(example=False))) as reader:
         assert reader.read([1])["data"] == [message.SerializeToString()]
 
 
@@ -193,22 +194,24 @@ def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background
         build_index(shards, out, label=table)
     assert "give these a background=, or leave them out with missing='skip'" in str(no.value)
     with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
-        index = build_index(shards, out, label=table, missing="skip")
+        index = build_index(shards, out, label=table, reading=Reading(missing="skip"))
     assert (index.keys(range(3)), index.shard_lengths.tolist()) == (["k1", "k3", "k4"], [3, 0])
     assert (index.columns["label"].tolist(), index.classes) == ([1, 0, 1], ("a", "b"))
-    assert index.manifest["options"]["left_out"] == 7
+    assert index.options.left_out == 7
     with Reader(index) as reader:
         assert reader.read([2, 1], ["png"])["png"] == [b"000004" * 4, b"000003" * 3]
     assert verify(index).ok
-    parts = build_parts(shards, tmp_path / "p", root=tmp_path, background="none", missing="skip")
+    parts = build_parts(
+        shards, tmp_path / "p", root=tmp_path, reading=Reading(background="none", missing="skip")
+    )
     index = merge_parts(parts, out, label=table)
     assert index.classes == ("a", "b", "none")
     assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
-    for options in ({"missing": "skip"}, {"background": "none"}):
+    for reading in (Reading(missing="skip"), Reading(background="none")):
         with pytest.raises(ValueError, match="1 rows of the table have no record"):
-            build_index(shards, out, label=FromTable({"k1": 1, "k7": 2, "x": 3}), **options)
+            build_index(shards, out, label=FromTable({"k1": 1, "k7": 2, "x": 3}), reading=reading)
     with pytest.raises(ValueError, match=r"no records: .* or every record is left out"):
-        build_index(shards, out, label=FromTable({}), missing="skip")
+        build_index(shards, out, label=FromTable({}), reading=Reading(missing="skip"))
 
 
 def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> None:
@@ -216,7 +219,7 @@ def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> No
         (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
     entries = [Entry(str(n), {"image": f"{n}.png"}) for n in range(4)]
     table = FromTable({"1": 7, "3": 5})
-    index = build_index(entries, tmp_path / "x.index", label=table, missing="skip")
+    index = build_index(entries, tmp_path / "x.index", label=table, reading=Reading(missing="skip"))
     with Reader(index) as reader:
         assert reader.read([0, 1]) == {"image": [b"image 1", b"image 3"]}
     assert index.columns["label"].tolist() == [7, 5]
@@ -239,9 +242,13 @@ def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: 
     path = tmp_path / "x.index"
     with pytest.raises(DataCorruptionError, match="a record lacks a label"):
         build_index(tmp_path / "a.tar", path, label=named)
-    index = build_index(tmp_path / "a.tar", path, label=named, background="background")
+    index = build_index(
+        tmp_path / "a.tar", path, label=named, reading=Reading(background="background")
+    )
     assert index.classes == ("background", "dog")
-    assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
+    assert build_index(tmp_path / "a.tar", path, label=named, reading=Reading(missing="skip")).keys(
+        [0]
+    ) == ["a"]
 
 
 def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
@@ -277,10 +284,10 @@ def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Pat
         build_index(shard, path, fields=fields)
     assert (caught.value.record, caught.value.key) == (1, "b")
     assert "let such fields be empty with missing='empty', or leave" in str(caught.value)
-    index = build_index(shard, path, fields=fields, missing="skip")
+    index = build_index(shard, path, fields=fields, reading=Reading(missing="skip"))
     assert index.keys(range(len(index))) == ["a"]
-    assert index.manifest["options"]["left_out"] == 1
-    index = build_index(shard, path, fields=fields, missing="empty")
+    assert index.options.left_out == 1
+    index = build_index(shard, path, fields=fields, reading=Reading(missing="empty"))
     with Reader(index) as reader:
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
 
@@ -307,7 +314,9 @@ def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:
-    index = build_index(tfrecords(tmp_path, shards=1), tmp_path / "x.index", key="key")
+    index = build_index(
+        tfrecords(tmp_path, shards=1), tmp_path / "x.index", reading=Reading(key="key")
+    )
     assert index.keys([3, 0]) == ["k3", "k0"]
     assert "key" not in index.fields
 
@@ -409,7 +418,7 @@ def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
     assert [(bad.shard, bad.record) for bad in report.bad] == [(shards[1].name, 3)]
     index = build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")
     assert len(index) == 19
-    assert index.manifest["options"]["left_out"] == 1
+    assert index.options.left_out == 1
     with Reader(index) as reader:
         images = reader.read(range(19))["image"]
     want = [sample["image"] for sample in numbered(0, 20)]
@@ -444,7 +453,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
             warnings.simplefilter("ignore", ShardWarning)  # of a shard without records
             index = build_index(shards, tmp_path / "x.index", exclude=listed)
         assert len(index) == 10 + first
-        assert index.manifest["options"]["broken"] == 1
+        assert index.options.broken == 1
         with Reader(index) as reader:
             reader.read(range(len(index)))
         assert verify(index).ok
@@ -515,21 +524,92 @@ def test_a_loose_file_is_left_out_by_its_key(tmp_path: Path) -> None:
         build_index(tmp_path / "images", index.path, exclude=tmp_path / "bad.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"container": "zip"}, "container must be one of 'tar', 'tfrecord', 'files', got 'zip'"),
+        ({"missing": "ignore"}, "missing must be one of 'error', 'skip', 'empty', got 'ignore'"),
+        ({"lists": "png"}, "lists must be a list of names, got 'png'"),
+        ({"example": "no"}, "example must be True or False, got 'no'"),
+        ({"join": 1}, "join must be True or False, got 1"),
+        ({"max_record_bytes": 0}, "max_record_bytes must be at least 1, got 0"),
+        ({"background": 0.5}, "background must be an int64 or a name, got 0.5"),
+        ({"container": "files", "key": "name"}, "are for tfrecord, not files"),
+        ({"container": "tfrecord", "join": True}, "join= is for tar, not tfrecord"),
+    ],
+)
+def test_a_reading_that_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Reading(**options)
+
+
+def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
+    reading = Reading(key="key", lists=["image"], missing="skip")
+    built = build_index(
+        tfrecords(tmp_path), tmp_path / "x.index", label="label", fields=["image"], reading=reading
+    )
+    told = open_index(built.path).options
+    assert told == IndexOptions(
+        container="tfrecord",
+        key="key",
+        lists=["image"],
+        missing="skip",
+        label_from="field",
+        label="label",
+        fields={"image": "image"},
+    )
+
+
+def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path) -> None:
+    """And another one, of that name alone, where a record, its place or a value differs."""
+
+    def digests(container: str, samples: list[dict[str, Any]]) -> dict[str, str]:
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        return dict(pack(samples, out, container=container)["data"].digests)
+
+    samples: list[dict[str, Any]] = [
+        {"__key__": f"k{n}", "image": bytes([n]) * n, "label": n % 3} for n in range(7)
+    ]
+    one = digests("tar", samples)
+    assert set(one) == {"image", "label"}
+    assert digests("tfrecord", samples) == one
+    changed = [*samples[:6], samples[6] | {"image": b"other"}]
+    assert digests("tfrecord", changed)["image"] != one["image"]
+    assert digests("tfrecord", changed)["label"] == one["label"]
+    assert digests("tar", [*samples[1:], samples[0]])["image"] != one["image"]
+    lacking = [{name: v for name, v in samples[0].items() if name != "image"}, *samples[1:]]
+    assert digests("tar", lacking)["image"] != digests("tfrecord", samples)["image"]
+    assert digests("tar", lacking)["image"] == digests("tfrecord", lacking)["image"]
+    assert digests("tar", samples[:6])["label"] != one["label"]
+
+
+def test_lists_of_numbers_have_no_digest(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"x": np.arange(n + 1), "y": float(n), "z": b"z"} for n in range(3)
+    ]
+    index = pack(samples, tmp_path / "a", container="tfrecord")["data"]
+    assert index.fields["x"].kind == "int64_list"
+    assert set(index.digests) == {"y", "z"}
+
+
+def test_merging_takes_no_label_but_a_table(tmp_path: Path) -> None:
+    files = build_parts(tars(tmp_path), tmp_path / "p", root=tmp_path)
+    with pytest.raises(TypeError, match="label must be a FromTable, got 'cls'"):
+        merge_parts(files, tmp_path / "x.index", label="cls")  # type: ignore[arg-type]
+
+
 def test_arguments_are_checked(tmp_path: Path) -> None:
     shards = tars(tmp_path, shards=1)
     path = tmp_path / "x.index"
     bad: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"missing": "ignore"}, ValueError, "missing must be 'error', 'skip' or 'empty'"),
-        ({"container": "zip"}, ValueError, "container must be"),
-        ({"key": "name"}, ValueError, "are for tfrecord, not tar"),
-        ({"fields": "jpg"}, TypeError, "not the string 'jpg'"),
-        ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* not 'x' to \['png'\]"),
-        ({"fields": [1]}, TypeError, "not 1 to 1"),
-        ({"label": 5}, TypeError, r"label must be a field's name, .* or a function, not 5"),
-        ({"label": FromFolder}, TypeError, r"FromFolder\(\), .*, not <class"),
-        ({"exclude": ["d-000000.tar"]}, TypeError, r"exclude must be .* pairs .*, not 'd-000000"),
-        ({"exclude": [7]}, TypeError, "exclude must be .*, not 7"),
-        ({"lists": "png"}, TypeError, "lists must be a list of names, not the string 'png'"),
+        ({"reading": Reading(key="name")}, ValueError, "are for tfrecord, not tar"),
+        ({"fields": "jpg"}, TypeError, "got 'jpg'"),
+        ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* got 'x' to \['png'\]"),
+        ({"fields": [1]}, TypeError, "got 1 to 1"),
+        ({"label": 5}, TypeError, r"label must be a field's name, .* or a function, got 5"),
+        ({"label": FromFolder}, TypeError, r"FromFolder\(\), .*, got <class"),
+        ({"exclude": ["d-000000.tar"]}, TypeError, r"exclude must be .* pairs .*, got 'd-000000"),
+        ({"exclude": [7]}, TypeError, "exclude must be .*, got 7"),
         ({"root": tmp_path / "elsewhere"}, ValueError, "must lie below the root"),
         ({"label": lambda sample: 0.5}, DecodeError, "must return an int, a str or None"),
         ({"label": lambda sample: float("nan")}, DecodeError, "found: nan"),
@@ -540,13 +620,13 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             build_index(shards, path, **options)
     with pytest.raises(ValueError, match="shards are named twice"):
         build_index(shards * 2, path)
-    with pytest.raises(TypeError, match=r"parts must be a list of files, not the path '.*/p'"):
+    with pytest.raises(TypeError, match=r"parts must be a list of files, got '.*/p'"):
         merge_parts(tmp_path / "p", path)
     (examples,) = tfrecords(tmp_path, shards=1)
     with pytest.raises(
         ValueError, match=r"lists= names \['nope'\], which no record has: .*'image'"
     ):
-        build_index(examples, path, lists=["nope"])
+        build_index(examples, path, reading=Reading(lists=["nope"]))
 
 
 def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:
@@ -660,7 +740,7 @@ def test_the_background_is_of_the_labels_kind(
     tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
 ) -> None:
     shards = [cls_tar(tmp_path / "a.tar", *texts)]
-    options: dict[str, Any] = {"label": "cls", "background": background}
+    options: dict[str, Any] = {"label": "cls", "reading": Reading(background=background)}
     if way in ("two shards", "merge"):
         shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
     if way == "table":
@@ -687,7 +767,9 @@ def test_the_background_is_of_the_labels_kind(
 
 def test_a_background_from_the_command_line_is_a_number_among_numbers(tmp_path: Path) -> None:
     shard = cls_tar(tmp_path / "a.tar", "3", None, "5")
-    index = build_index(shard, tmp_path / "x.index", label=FromJson("cls"), background="-1")
+    index = build_index(
+        shard, tmp_path / "x.index", label=FromJson("cls"), reading=Reading(background="-1")
+    )
     assert index.columns["label"].tolist() == [3, -1, 5]
 
 
@@ -695,11 +777,18 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
     shard = cls_tar(tmp_path / "a.tar", "3", None, "cat")
     path = tmp_path / "x.index"
     with pytest.raises(ValueError, match=r"background=-1 is an integer, .* names \('cat'\)"):
-        build_index(shard, path, label="cls", background=-1)
+        build_index(shard, path, label="cls", reading=Reading(background=-1))
     with pytest.raises(ValueError, match=r"record 0, key 'a0': 0, but record 2, key 'a2': 'cat'"):
-        build_index(shard, path, label=lambda s: [0, None, "cat"][s["__number__"]], background=1)
+        build_index(
+            shard,
+            path,
+            label=lambda s: [0, None, "cat"][s["__number__"]],
+            reading=Reading(background=1),
+        )
     with pytest.raises(ValueError, match="background='none' is a name, and labels are integers"):
-        build_index(shard, path, label=lambda s: s["__number__"] or None, background="none")
+        build_index(
+            shard, path, label=lambda s: s["__number__"] or None, reading=Reading(background="none")
+        )
     shards = [shard, cls_tar(tmp_path / "b.tar", "x")]
     with pytest.raises(ValueError, match=r"names in b\.tar \('x'\) and integers in a\.tar"):
         build_index(shards, path, label=lambda s: "x" if s["__key__"] == "b0" else 1)
@@ -711,8 +800,12 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
 
 @pytest.mark.parametrize("background", [1.5, True, "", 2**63, "\ud800"])
 def test_a_background_that_is_no_label_is_refused(tmp_path: Path, background: Any) -> None:
-    with pytest.raises(ValueError, match="background must be an int64 or a name, not"):
-        build_index(cls_tar(tmp_path / "a.tar", "3"), tmp_path / "x.index", background=background)
+    with pytest.raises(ValueError, match="background must be an int64 or a name, got"):
+        build_index(
+            cls_tar(tmp_path / "a.tar", "3"),
+            tmp_path / "x.index",
+            reading=Reading(background=background),
+        )
 
 
 @pytest.mark.parametrize("label", ["cls", FromTable({"a": 1}), FromFolder(), len])
@@ -740,10 +833,10 @@ def test_a_field_called_label_is_neither_lost_nor_mistaken(tmp_path: Path, label
 @pytest.mark.parametrize(
     ("classes", "kind", "message"),
     [
-        ("cd", TypeError, "a list of names, not 'cd'"),
-        ([1, 2], TypeError, r"a list of names, not \[1, 2\]"),
-        (["a", "b", "a"], ValueError, r"not \['a'\]"),
-        (["a", ""], ValueError, r"not \[''\]"),
+        ("cd", TypeError, "a list of names, got 'cd'"),
+        ([1, 2], TypeError, r"a list of names, got \[1, 2\]"),
+        (["a", "b", "a"], ValueError, r"got \['a'\]"),
+        (["a", ""], ValueError, r"got \[''\]"),
     ],
 )
 def test_classes_are_different_names(tmp_path: Path, classes: Any, kind: Any, message: str) -> None:
@@ -773,7 +866,9 @@ def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Pat
     files += build_parts([two], tmp_path / "p", root=tmp_path)
     with pytest.raises(ValueError, match=r"build all parts with lists=\['caption'\]"):
         merge_parts(files, tmp_path / "x.index")
-    files = build_parts([one, two], tmp_path / "p", root=tmp_path, lists=["caption"])
+    files = build_parts(
+        [one, two], tmp_path / "p", root=tmp_path, reading=Reading(lists=["caption"])
+    )
     with Reader(merge_parts(files, tmp_path / "x.index")) as reader:
         assert reader.read([0, 1]) == {"caption": [[b"a"], [b"b", b"c"]]}
     write_tfrecord(two, [{"caption": [7]}])

@@ -25,6 +25,7 @@ from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.sources import FILES_PER_PART
 from twinfeed.loaders.packing.pack import pack
 
@@ -439,7 +440,7 @@ def test_info_tells_the_options_even_where_a_shard_has_changed(
 ) -> None:
     (shard,) = tars(tmp_path, shards=1)
     index = f"{tmp_path}/x.index"
-    build_index(shard, index, label="cls", missing="skip", max_record_bytes=10**6)
+    build_index(shard, index, label="cls", reading=Reading(missing="skip", max_record_bytes=10**6))
     line = "built with: --container tar --max-record-bytes 1000000 --missing skip --label cls\n"
     assert main(["info", index]) == 0
     assert line in capsys.readouterr().out

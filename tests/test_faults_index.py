@@ -39,6 +39,7 @@ from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index import Index, arrays, collect, open_index
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromTable
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.store import VERSION, digest_of, file_digest
 from twinfeed.loaders.packing.pack import pack
@@ -437,7 +438,9 @@ def test_fault_33_a_damaged_length_is_no_missing_field(
     monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
-    index = build_index(shard, tmp_path / "x.index", fields=["image", "key"], missing="empty")
+    index = build_index(
+        shard, tmp_path / "x.index", fields=["image", "key"], reading=Reading(missing="empty")
+    )
     assert index.fields["image"].missing == 1
     rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
     rows["length"][3] ^= np.int64(-1) << 63  # the sign bit
@@ -469,27 +472,33 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
     )
     with pytest.raises(DataCorruptionError, match="join=True"):
         build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
-    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True)
+    index = build_index(
+        tmp_path / "a.tar", tmp_path / "x.index", label="cls", reading=Reading(join=True)
+    )
     assert index.labels is not None
     assert index.labels.tolist() == [n % 3 for n in range(9)]
     with Reader(index) as reader:
         assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
     assert verify(index).ok
-    assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
+    assert verify(tmp_path / "a.tar", root=tmp_path, reading=Reading(join=True)).ok
     flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
     (bad,) = verify(index).bad
     assert bad.record == 4
     without = build_index(
-        tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True, exclude=[bad]
+        tmp_path / "a.tar",
+        tmp_path / "x.index",
+        label="cls",
+        reading=Reading(join=True),
+        exclude=[bad],
     )
     assert len(without) == 8
     with pytest.raises(ValueError, match="join= is for tar"):
-        build_index(tfrecords(tmp_path), tmp_path / "y.index", join=True)
+        build_index(tfrecords(tmp_path), tmp_path / "y.index", reading=Reading(join=True))
 
 
 def test_fault_34_index_of_a_newer_version(index: Index) -> None:
     rewrite_manifest(index, lambda manifest: manifest.update(version=VERSION + 2))
-    message = f"index version {VERSION + 2}, this library reads <={VERSION}"
+    message = f"index version {VERSION + 2}, this library reads version {VERSION}"
     with pytest.raises(IndexFormatError, match=message):
         open_index(index.path)
 

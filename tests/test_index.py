@@ -21,6 +21,7 @@ from twinfeed.loaders.errors import StaleIndexError
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.store import write_store
 from twinfeed.loaders.index.strings import StringColumn
 from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
@@ -46,6 +47,7 @@ def big_index(folder: Path, records: int, shards: int) -> Path:
         "classes": [],
         "columns": ["label"],
         "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
+        "digests": {},
     }
     write_store(folder / "big.index", arrays, facts, {"missing": "error"})
     for name in names:
@@ -127,7 +129,9 @@ def test_a_fingerprint_changes_with_data_labels_and_classes_only(tmp_path: Path)
     shards = tars(tmp_path)
     path = tmp_path / "x.index"
     one = build_index(shards, path, label="cls").fingerprint
-    assert build_index(shards, path, label="cls", missing="skip").fingerprint == one
+    assert (
+        build_index(shards, path, label="cls", reading=Reading(missing="skip")).fingerprint == one
+    )
     assert build_index(shards, path).fingerprint != one
     names = [f"class {n}" for n in range(7)]
     assert build_index(shards, path, label="cls", classes=names).fingerprint != one

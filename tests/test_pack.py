@@ -17,6 +17,7 @@ from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.packing import shard_writer
 from twinfeed.loaders.packing.pack import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
@@ -359,7 +360,11 @@ def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: 
         shards = [index.path.parent / name for name in index.shard_paths.tolist()]
         fields = {"other": "cls"} if "cls" in sample else {}
         again = build_index(
-            shards, tmp_path / "a" / "x.index", fields=fields, label="label", missing="empty"
+            shards,
+            tmp_path / "a" / "x.index",
+            fields=fields,
+            label="label",
+            reading=Reading(missing="empty"),
         )
         assert len(pack(again, tmp_path / "c", container="tar", overwrite=True)["data"]) == 2
 

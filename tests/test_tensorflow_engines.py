@@ -18,6 +18,7 @@ from tensorflow_help import decode, ids_of, packed
 from twinfeed.loaders import DataCorruptionError, FieldSpec, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.tensorflow import make_dataset, original_errors
 from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
 from twinfeed.samplers import (
@@ -133,7 +134,7 @@ def test_files_of_raw_records(tmp_path: Path) -> None:
     with TFRecordWriter(path) as writer:
         for number in range(10):
             writer.write(b"record %d" % number)
-    index = build_index(str(path), tmp_path / "raw.index", example=False)
+    index = build_index(str(path), tmp_path / "raw.index", reading=Reading(example=False))
     want = expected(index, ExactOnceBatchSampler(10, batch_size=4))
     for engine in ("gather", "shards", "files"):
         dataset = make_dataset(index, ExactOnceBatchSampler(10, batch_size=4), **ENGINES[engine])
@@ -251,7 +252,7 @@ def test_files_with_records_left_out_are_refused(tmp_path: Path) -> None:
         str(tmp_path / "a.tfrecord"),
         tmp_path / "a.index",
         fields={"word": "word"},
-        missing="skip",
+        reading=Reading(missing="skip"),
     )
     with pytest.raises(ValueError, match="this index leaves out 1"):
         make_dataset(index, ExactOnceBatchSampler(3, batch_size=2), **ENGINES["files"])

@@ -24,6 +24,7 @@ from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder
@@ -75,14 +76,18 @@ def run_index(options: argparse.Namespace) -> int:
             options.out,
             label=_label(options),
             classes=_classes(options.classes),
-            background=options.background,
             fields=fields,
-            key=options.key,
-            missing=options.missing,
+            reading=_reading(
+                options,
+                background=options.background,
+                key=options.key,
+                missing=options.missing,
+                lists=options.list or (),
+            ),
             exclude=options.exclude or (),
-            lists=options.list or (),
+            root=options.root,
             executor=executor,
-            **_reading(options),
+            progress=not options.quiet,
         )
     print(f"{index.path}: {_summary(index)}")
     return 0
@@ -111,7 +116,14 @@ def _verify(
     could not be verified at all.
     """
     try:
-        report = verify(target, bad_list=options.bad_list, executor=executor, **_reading(options))
+        report = verify(
+            target,
+            bad_list=options.bad_list,
+            reading=_reading(options),
+            root=options.root,
+            executor=executor,
+            progress=not options.quiet,
+        )
     except (BrokenPipeError, WorkerDiedError):
         raise
     except (LoaderError, OSError) as error:
@@ -129,16 +141,15 @@ def _verify(
     return [*report.bad]
 
 
-def _reading(options: argparse.Namespace) -> dict[str, Any]:
-    """Return how shards are to be read, which `index` and `verify` are told alike."""
-    return {
-        "container": options.container,
-        "example": not options.raw,
-        "join": options.join,
-        "max_record_bytes": options.max_record_bytes,
-        "root": options.root,
-        "progress": not options.quiet,
-    }
+def _reading(options: argparse.Namespace, **more: Any) -> Reading:
+    """Return how shards are to be read."""
+    return Reading(
+        container=options.container,
+        example=not options.raw,
+        join=options.join,
+        max_record_bytes=options.max_record_bytes,
+        **more,
+    )
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -280,7 +291,7 @@ def _classes(path: str | None) -> list[str] | None:
 def _summary(index: Index) -> str:
     """Return one line on an index."""
     classes = f", {len(index.classes)} classes" if index.classes else ""
-    left_out, broken = (index.manifest["options"].get(name, 0) for name in ("left_out", "broken"))
+    left_out, broken = index.options.left_out, index.options.broken
     without = f", {left_out} left out" if left_out else ""
     without += f", and the rest of {broken} shards that break off" if broken else ""
     return f"{len(index)} records, {len(index.shards)} shards{classes}{without}"

@@ -8,20 +8,19 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from twinfeed.loaders.atomic import locked_folder
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.collect import work
 from twinfeed.loaders.index.exclude import Exclude, without
-from twinfeed.loaders.index.labels import FromFolder, FromTable, Label, LabelSource
+from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.merge import mixed_fields, write_index
 from twinfeed.loaders.index.numbering import check_classes
+from twinfeed.loaders.index.options import DEFAULT, Reading
 from twinfeed.loaders.index.parts import ShardPart
 from twinfeed.loaders.index.paths import to_write
-from twinfeed.loaders.index.plan import Fields, Missing, Plan, listed, named
+from twinfeed.loaders.index.plan import Fields, Plan
 from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, find_source
 from twinfeed.loaders.index.store import make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
@@ -35,47 +34,39 @@ def build_index(
     *,
     label: LabelSource | None = None,
     classes: Sequence[str] | None = None,
-    background: Label | None = None,
     fields: Fields | None = None,
-    key: str | None = None,
-    missing: Missing = "error",
+    reading: Reading = DEFAULT,
     exclude: Exclude = (),
-    lists: Iterable[str] = (),
-    container: str | None = None,
-    example: bool = True,
-    max_record_bytes: int = MAX_RECORD_BYTES,
-    join: bool = False,
-    complete: bool = True,
     root: PathLike | None = None,
+    complete: bool = True,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Index:
     """Build the index of `shards` in the folder `path`, and return it opened.
 
-    `shards` is a path, a pattern (globs, braces) or a list of these; a folder of images, its
-    classes the folders below it; or a list of `files.Entry`. All must lie below `root`, by default
-    the folder that holds the index.
+    Each shard is read once, with every checksum, and leaves a part in `path`/parts. A build that
+    was interrupted goes on from these parts. Parts whose labels come from a function are built
+    anew, since the function may give other labels by now. The new index replaces an older one by a
+    rename at the end.
 
-    Each shard is read once, every checksum checked, and leaves a part in `path`/parts: a build
-    that was interrupted goes on from there, except where labels come from a function, which may
-    give others by now; and an `executor` (any of concurrent.futures' kind)
-    builds the parts side by side. The index replaces an older one by a rename at the end.
-
-    `label` names a field (an Example's feature, a tar member such as "cls"), or is `FromJson`,
-    `FromFolder`, `FromTable`, or a function of a record's dict (its fields by name, `__key__`,
-    `__shard__`, `__number__`) that returns an int, a str or None. Names are numbered in sorted
-    order, or by their place in `classes`; text that is a whole number everywhere counts as one.
-    An empty label is an error, and so is a field called "label" that is not the label.
-    `background` is the label of records that have none, or that a table lacks. `fields` names what
-    is kept: a list, or a mapping to the names a field may have in the records
-    (`{"image": "jpg;jpeg;png"}`); by default everything. `key` is the feature that holds a
-    TFRecord's key. `missing` says what becomes of a record that lacks a named field or a label:
-    "error", "skip" (left out; the index counts them) or "empty" (the field reads as b"" or no
-    numbers). `exclude` leaves out bad records: the list that `verify` writes, with the rest of a
-    shard that breaks off, or (shard, number) pairs. Bytes features named in `lists` read as lists
-    even where each record has one value. `example=False` takes TFRecords as raw bytes, in one field
-    "data", as is needed for SequenceExamples and other messages. `join` puts together the members
-    of one key that lie apart in a tar, which are an error otherwise.
+    - `shards`: a path, a pattern (globs, braces) or a list of these; a folder of images, its
+      classes the folders below it; or a list of `Entry`.
+    - `path`: the folder of the index.
+    - `label`: a field (an Example's feature, a tar member such as "cls"), `FromJson`,
+      `FromFolder`, `FromTable`, or a function. The function is given a record's dict (its fields
+      by name, `__key__`, `__shard__`, `__number__`) and returns an int, a str or None. An empty
+      label is an error. A field called "label" that is not the label is an error too.
+    - `classes`: the names of the labels, by their number. By default names are numbered in sorted
+      order, and text that is a whole number in every record counts as a number.
+    - `fields`: what is kept: a list, or a mapping to the names that a field may have in the records
+      (`{"image": "jpg;jpeg;png"}`). By default everything is kept.
+    - `reading`: how the records are read; see `Reading`.
+    - `exclude`: the bad records to leave out: the list that `verify` writes, with the rest of a
+      shard that breaks off, or (shard, number) pairs.
+    - `root`: the folder that holds all shards, by default the folder that holds the index.
+    - `complete`: whether a numbered set (`-00003-of-00010`) must have every number.
+    - `executor`: any executor of concurrent.futures' kind; the parts are built side by side.
+    - `progress`: whether to show a progress bar.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
     DecodeError where the function of `label` fails or returns what is no label, ValueError where
@@ -93,30 +84,15 @@ def build_index(
     """
     path = own_folder(to_write(path))
     check_classes(classes)
-    source = find_source(shards, path, container=container, root=root, complete=complete)
-    if label is None and any(entry.label for job in source.jobs for entry in job.entries):
-        label = FromFolder()
-    plan = Plan(
-        source.container,
-        source.root,
-        label=None if isinstance(label, FromTable) else label,
-        background=background,
-        fields=named(fields),
-        key=key,
-        missing=missing,
-        lists=listed(lists),
-        example=example,
-        join=join,
-        max_record_bytes=max_record_bytes,
-    )
+    source = find_source(shards, path, container=reading.container, root=root, complete=complete)
+    plan = Plan.of(source, label, fields, reading)
     jobs = without(source, exclude)
     folder = path / "parts"
     with _alone(folder):
         parts = _parts(plan, jobs, folder, executor, progress)
         mixed = mixed_fields(parts)
         if mixed:  # some shards have one value a record, others several: read all as lists
-            plan = replace(plan, lists=plan.lists | mixed)
-            parts = _parts(plan, jobs, folder, executor, progress)
+            parts = _parts(plan.with_lists(mixed), jobs, folder, executor, progress)
         _check_counts(jobs, parts)
         table = label if isinstance(label, FromTable) else None
         write_index(path, parts, table=table, classes=classes)
@@ -131,26 +107,19 @@ def build_parts(
     *,
     root: PathLike,
     label: LabelSource | None = None,
-    background: Label | None = None,
     fields: Fields | None = None,
-    key: str | None = None,
-    missing: Missing = "error",
+    reading: Reading = DEFAULT,
     exclude: Exclude = (),
-    lists: Iterable[str] = (),
-    container: str | None = None,
-    example: bool = True,
-    max_record_bytes: int = MAX_RECORD_BYTES,
-    join: bool = False,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> list[Path]:
     """Build the parts of some shards in `folder`, for `merge_parts` to put together with others';
     return their files.
 
-    The arguments are `build_index`'s, and must be the same on every machine, but for `shards`,
-    `root` and `exclude`. Of a label function only its own code can be compared: see to it that what
-    it uses is the same too. Parts that lie in `folder` already are taken as they are, except where
-    labels come from a function.
+    The arguments are those of `build_index`. `label`, `fields` and `reading` must be the same on
+    every machine. Of a label function only its own code can be compared: see to it that what the
+    function uses is the same too. Parts that lie in `folder` already are taken as they are, except
+    where labels come from a function.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -164,20 +133,10 @@ def build_parts(
     ['a', 'b']
     """
     where = make_folder(to_write(folder))
-    source = find_source(shards, where / "index", container=container, root=root, complete=False)
-    plan = Plan(
-        source.container,
-        source.root,
-        label=None if isinstance(label, FromTable) else label,
-        background=background,
-        fields=named(fields),
-        key=key,
-        missing=missing,
-        lists=listed(lists),
-        example=example,
-        join=join,
-        max_record_bytes=max_record_bytes,
+    source = find_source(
+        shards, where / "index", container=reading.container, root=root, complete=False
     )
+    plan = Plan.of(source, label, fields, reading)
     jobs = without(source, exclude)
     built = _parts(plan, jobs, where, executor, progress)
     _check_counts(jobs, built)
@@ -193,15 +152,17 @@ def merge_parts(
     path: PathLike,
     /,
     *,
-    label: LabelSource | None = None,
+    label: FromTable | None = None,
     classes: Sequence[str] | None = None,
     root: PathLike | None = None,
 ) -> Index:
     """Merge part files, built anywhere by `build_parts`, into the index at `path`, sorted by shard
     path.
 
+    `label` may be a table, which is joined by key; labels of any other kind are in the parts.
+
     Raises IndexFormatError for a part that is damaged or built with other arguments, ValueError
-    for a shard that is there twice.
+    for a shard that is there twice, TypeError for a `label` that is no table.
 
     >>> merge_parts([], "all.index")
     Traceback (most recent call last):
@@ -210,8 +171,10 @@ def merge_parts(
     """
     path = to_write(path)
     check_classes(classes)
+    if not isinstance(label, FromTable | None):
+        raise TypeError(f"label must be a FromTable, got {label!r}: build_parts takes the others")
     if isinstance(parts, (str, os.PathLike)):
-        raise TypeError(f"parts must be a list of files, not the path {os.fspath(parts)!r}")
+        raise TypeError(f"parts must be a list of files, got {os.fspath(parts)!r}")
     files = [Path(part) for part in parts]
     if not files:
         raise ValueError("no parts to merge")
@@ -234,8 +197,7 @@ def merge_parts(
             f"others: build all parts with lists={sorted(mixed)}"
         )
     where = os.fspath(root) if root is not None else str(path.parent)
-    table = label if isinstance(label, FromTable) else None
-    write_index(path, loaded, table=table, classes=classes)
+    write_index(path, loaded, table=label, classes=classes)
     return open_index(path, root=where)
 
 

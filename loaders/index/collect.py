@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +94,7 @@ def _build(plan: Plan, job: Job, path: str) -> ShardPart:
         part.excluded = len(bad)
         if not collector.mixed:
             return collector.finish()
-        plan = replace(plan, lists=plan.lists | collector.mixed)
+        plan = plan.with_lists(collector.mixed)
 
 
 class _Column:
@@ -158,11 +157,11 @@ class _Collector:
         self.labels: list[Label | None] = []
         self.first: dict[type, str] = {}
         self.memo: dict[bytes, Label] = {}
-        self.dropped = {name for name in (plan.key, plan.label) if isinstance(name, str)}
+        self.dropped = {name for name in (plan.reading.key, plan.label) if isinstance(name, str)}
 
     def add(self, record: Record) -> None:
         """Take in one record, or leave it out for want of a field or label."""
-        if self.plan.key is not None:
+        if self.plan.reading.key is not None:
             record = record._replace(key=self.key_of(record))
         parts = self.select(record)
         if parts is None or not self.add_label(record):
@@ -180,7 +179,7 @@ class _Collector:
         if self.plan.label is None:
             return True
         label = self.label_of(self.plan.label, record)
-        if label is None and self.plan.background is None:
+        if label is None and self.plan.reading.background is None:
             self.lacks("a label", record)
             return False
         kind = str if isinstance(label, str) else int
@@ -204,10 +203,10 @@ class _Collector:
 
     def key_of(self, record: Record) -> str:
         """Return the key that a feature holds."""
-        part = record.parts.get(self.plan.key or "")
+        part = record.parts.get(self.plan.reading.key or "")
         if part is None or part.kind != "bytes":
             raise DataCorruptionError(
-                f"no key: the record has no bytes feature {self.plan.key!r}",
+                f"no key: the record has no bytes feature {self.plan.reading.key!r}",
                 **at(record, self.part.path),
                 found=_fields_of(record),
                 advice="name another feature with key=",
@@ -226,7 +225,7 @@ class _Collector:
                         chosen.append((name, record.parts[alias]))
                     break
             else:
-                if self.plan.missing != "empty":
+                if self.plan.reading.missing != "empty":
                     what = f"the field {name!r} ({' or '.join(aliases)})"
                     self.lacks(what, record, "let such fields be empty with missing='empty', ")
                     return None
@@ -234,11 +233,11 @@ class _Collector:
 
     def lacks(self, what: str, record: Record, choice: str = "") -> None:
         """Refuse a record that lacks something, unless such records are to be left out."""
-        if self.plan.missing != "skip":
+        if self.plan.reading.missing != "skip":
             advice = f"name another, {choice}or leave such records out with missing='skip'"
-            if self.plan.container == "tar":
+            if self.plan.reading.container == "tar":
                 advice += _DOTS
-                if not self.plan.join:
+                if not self.plan.reading.join:
                     advice += ", and parts that lie apart are put together with join=True"
             raise DataCorruptionError(
                 f"a record lacks {what}",
@@ -250,7 +249,7 @@ class _Collector:
 
     def add_field(self, name: str, part: Part, base: int) -> None:
         """Add one field, as a list where some record has several values."""
-        if part.kind == "bytes" and name in self.plan.lists:
+        if part.kind == "bytes" and name in self.plan.reading.lists:
             part = self.as_list(part)
         column = self.columns.get(name)
         if column is None:
@@ -261,7 +260,7 @@ class _Collector:
                 raise ValueError(
                     f"{self.part.path} has more than {MOST_FIELDS} different fields "
                     f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
-                    f"{_DOTS if self.plan.container == 'tar' else ''}"
+                    f"{_DOTS if self.plan.reading.container == 'tar' else ''}"
                 )
         elif column.kind != part.kind:
             if {column.kind, part.kind} != {"bytes", "bytes_list"}:

@@ -49,7 +49,7 @@ def _entry(one: Any) -> BadRecord:
     if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
-            f"('a.tar', 7), not {one!r}"
+            f"('a.tar', 7), got {one!r}"
         )
     return BadRecord(*one)
 

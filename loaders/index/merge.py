@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index.digests import content_digests
 from twinfeed.loaders.index.labels import FromTable, label_clash
 from twinfeed.loaders.index.numbering import Labels, check_range, encode, join_labels, label_column
 from twinfeed.loaders.index.parts import ShardPart
@@ -27,24 +29,28 @@ def write_index(
 ) -> None:
     """Write the index of `parts`, in their order, to the folder `path`."""
     options = parts[0].options
-    background, skip = options["background"], options["missing"] == "skip"
-    if table is not None and skip and background is None:
+    background = options.background
+    if table is not None and options.missing == "skip" and background is None:
         parts = [_labelled(part, table) for part in parts]
     _check_empty(parts)
     _check_lists(parts)
     columns, tables = _features(parts)
     keys = _keys(parts)
     names = list(classes or ())
-    options = options | {"classes_given": bool(names)}
-    if table is not None:
-        options = options | {"label_from": "table"}
+    options = replace(
+        options,
+        label_from="table" if table is not None else options.label_from,
+        classes_given=bool(names),
+        left_out=sum(part.excluded + part.lacking for part in parts),
+        broken=sum(part.broken for part in parts),
+    )
     labels = _labels(parts, table, keys, background is not None)
     if labels is not None:
         columns["label"], names = label_column(
             labels,
             classes=classes,
             background=background,
-            from_text=options["label_from"] in ("field", "table"),
+            from_text=options.label_from in ("field", "table"),
         )
     elif names:
         columns["label"] = check_range(columns.get("label"), names)
@@ -56,19 +62,19 @@ def write_index(
         arrays |= keys.arrays("keys")
     arrays |= {f"field-{n}": array for n, array in enumerate(tables.values())}
     arrays |= {f"column-{n}": array for n, array in enumerate(columns.values())}
+    kinds = {name: _kind(name, parts) for name in tables}
     facts = {
-        "container": options["container"],
+        "container": options.container,
         "records": sum(part.records for part in parts),
         "classes": names,
         "columns": list(columns),
         "fields": [
-            {"name": name, "kind": _kind(name, parts), "missing": int((array["length"] < 0).sum())}
+            {"name": name, "kind": kinds[name], "missing": int((array["length"] < 0).sum())}
             for name, array in tables.items()
         ],
+        "digests": content_digests(kinds, tables, columns),
     }
-    left_out = sum(part.excluded + part.lacking for part in parts)
-    broken = sum(part.broken for part in parts)
-    write_store(path, arrays, facts, options | {"left_out": left_out, "broken": broken})
+    write_store(path, arrays, facts, options.facts())
 
 
 def mixed_fields(parts: Sequence[ShardPart]) -> frozenset[str]:
@@ -110,7 +116,7 @@ def _check_empty(parts: Sequence[ShardPart]) -> None:
 def _check_lists(parts: Sequence[ShardPart]) -> None:
     """Refuse to read features as lists that are not there."""
     found = {name for part in parts for name in part.kinds}
-    unknown = sorted(set(parts[0].options["lists"]) - found)
+    unknown = sorted(set(parts[0].options.lists) - found)
     if unknown:
         raise ValueError(f"lists= names {unknown}, which no record has: there are {sorted(found)}")
 

@@ -98,15 +98,15 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 
     >>> check_classes(["cat", "dog", "cat"])
     Traceback (most recent call last):
-    ValueError: classes must be different names, and not empty: not ['cat']
+    ValueError: classes must be different names, and not empty, got ['cat']
     """
     if classes is None:
         return
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise TypeError(f"classes must be a list of names, not {classes!r}")
+        raise TypeError(f"classes must be a list of names, got {classes!r}")
     bad = [name for name, count in Counter(classes).items() if count > 1 or not is_label(name)]
     if bad:
-        raise ValueError(f"classes must be different names, and not empty: not {bad[:5]}")
+        raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")
 
 
 def check_range(labels: npt.NDArray[np.generic] | None, classes: Sequence[str], /) -> Int64s:

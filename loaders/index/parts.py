@@ -7,13 +7,13 @@ import io
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import replace_file, room_for
 from twinfeed.loaders.index.numbering import Labels
+from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.strings import StringColumn
 
 _DIGEST = 32
@@ -24,7 +24,7 @@ class ShardPart:
     """Hold what one shard adds to an index."""
 
     plan: str
-    options: dict[str, Any]
+    options: IndexOptions
     path: str
     bytes: int
     records: int = 0
@@ -57,7 +57,6 @@ class ShardPart:
             name: getattr(self, name)
             for name in (
                 "plan",
-                "options",
                 "path",
                 "bytes",
                 "records",
@@ -69,6 +68,7 @@ class ShardPart:
                 "files",
             )
         }
+        facts["options"] = self.options.facts()
         arrays = {f"table-{n}": self.tables[name] for n, name in enumerate(self.kinds)}
         arrays |= {
             f"values-{n}": self.values[name]
@@ -101,7 +101,7 @@ class ShardPart:
             arrays = dict(archive)
         facts = json.loads(arrays.pop("facts").tobytes())
         names = facts.pop("names", None)
-        part = cls(**facts)
+        part = cls(**facts | {"options": IndexOptions(**facts["options"])})
         for n, name in enumerate(part.kinds):
             part.tables[name] = arrays[f"table-{n}"]
             if f"values-{n}" in arrays:

@@ -15,11 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from twinfeed.loaders._checks import choice
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
-from twinfeed.loaders.formats.records import CONTAINERS
+from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.index.paths import is_url, relative_to, remote
 from twinfeed.loaders.index.shards import check_distinct, expand
@@ -54,7 +53,7 @@ class Job(NamedTuple):
 class Source(NamedTuple):
     """All the jobs of an index, their container, and the root of their paths."""
 
-    container: str
+    container: Container
     root: str
     jobs: list[Job]
 
@@ -64,15 +63,13 @@ def find_source(
     beside: PathLike | None,
     /,
     *,
-    container: str | None,
+    container: Container | None,
     root: PathLike | None,
     complete: bool = True,
 ) -> Source:
     """Return what `shards` names: a folder or a list of entries is loose files, all else shards.
     Without `root` they lie below the folder of `beside`; without that too, wherever they are.
     """
-    if container is not None:
-        choice("container", container, CONTAINERS)
     entries = _entries(shards)
     if entries is not None:
         where, entries = _loose_root(shards, entries, beside, root)
@@ -212,7 +209,7 @@ def _common_folder(urls: Sequence[str]) -> str:
     return f"{scheme}://{posixpath.commonpath(folders)}"
 
 
-def _guess(root: str, shard: str) -> str:
+def _guess(root: str, shard: str) -> Container:
     """Tell the container by the name of the first shard's file, or else by its first bytes."""
     name = posixpath.basename(shard)
     if name.endswith(".tar"):

@@ -25,7 +25,7 @@ from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 
-VERSION = 1
+VERSION = 2
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 _OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
@@ -93,7 +93,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     version = manifest.get("version")
     if version != VERSION:
         raise IndexFormatError(
-            f"index version {version}, this library reads <={VERSION}",
+            f"index version {version}, this library reads version {VERSION}",
             path=path,
             advice="upgrade twinfeed, or rebuild the index with this version",
         )

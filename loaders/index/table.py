@@ -20,6 +20,7 @@ import numpy.typing as npt
 from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.index.arrays import Arrays, Columns
+from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import check_names, check_shards
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.index.strings import StringColumn
@@ -53,7 +54,9 @@ class Index:
     among them, if there are labels), `classes` the names of the labels (empty where labels are
     numbers without names), `shard_lengths` (int64[S]) the records of each shard. `fingerprint`
     stands for the data: it is the same wherever the index is copied, and another one when a
-    record, a label or a class changes. An index pickles as its path.
+    record, a label or a class changes. `digests` has a SHA-256 of what each bytes field and each
+    column holds, by name: the same in every container. `options` tells how the index was built.
+    An index pickles as its path.
 
     The index's own bytes are checked too: small arrays and the list of shards at opening, a large
     column, or the keys, when they are first used (IndexFormatError; a gigabyte takes about half a
@@ -72,11 +75,13 @@ class Index:
         self.root = root
         self.manifest = manifest
         self.container: str = manifest["container"]
+        self.options = _options(path, manifest)
         self.classes: tuple[str, ...] = tuple(manifest["classes"])
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
             {f["name"]: Field(f["kind"], f["missing"]) for f in manifest["fields"]}
         )
+        self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
         self._words = {
@@ -218,6 +223,15 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         index = Index(path, where, again)
     check_names(index.shard_paths.tolist())
     return index
+
+
+def _options(path: Path, manifest: Mapping[str, Any]) -> IndexOptions:
+    """Return how the index was built."""
+    try:
+        return IndexOptions(**manifest["options"])
+    except (TypeError, ValueError) as error:
+        problem = "damaged index: its manifest tells options that mean nothing"
+        raise IndexFormatError(problem, path=path, found=error, advice=REBUILD) from None
 
 
 def check_index(index: Index) -> None:

@@ -17,6 +17,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.packing.place import check_free, named, put_in_place, workplace
 from twinfeed.loaders.packing.samples import (
@@ -280,7 +281,7 @@ def _index(
             fields={field: ";".join(ext) for field, ext in written.fields.items()},
             label=cls if written.labelled else None,
             classes=classes if written.labelled else None,
-            missing=missing,
+            reading=Reading(missing=missing),
             progress=progress,
         )
     else:
@@ -289,8 +290,7 @@ def _index(
             path,
             label="label" if written.labelled else None,
             classes=classes if written.labelled and classes else None,
-            key="key" if written.keyed else None,
-            missing=missing,
+            reading=Reading(missing=missing, key="key" if written.keyed else None),
             progress=progress,
         )
     if len(index) != written.records:

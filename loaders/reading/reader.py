@@ -75,7 +75,7 @@ class Reader(Closing):
         self.follow = {field: os.fspath(folder) for field, folder in (follow or {}).items()}
         for field in self.follow:
             index.table(field)
-        self._fill = index.manifest["options"]["missing"] == "empty"
+        self._fill = index.options.missing == "empty"
         self._renew()
 
     def __reduce__(self) -> tuple[Any, ...]:

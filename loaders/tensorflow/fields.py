@@ -37,8 +37,8 @@ class ParsedFields:
         self.server, self.index = server, server.feed.index
         self.parallel = server.threads
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
-        self._fill = self.index.manifest["options"]["missing"] == "empty"
-        self._example = self.index.manifest["options"]["example"]
+        self._fill = self.index.options.missing == "empty"
+        self._example = self.index.options.example
         sampler = server.ranks[0].sampler
         self._rest = Feed(self.index, sampler, fields=(), side=server.feed.side, spec={})
         self._layout = Layout(self._rest, server.layout.batch)
@@ -189,7 +189,7 @@ class GivenRecords(Reader):
         """Return what `Reader.read` does."""
         ids = check_ids(ids, len(self.index))
         data = [self._local.held[record] for record in ids.tolist()]
-        example = self.index.manifest["options"]["example"]
+        example = self.index.options.example
         parsed = [parse(item) if example else {} for item in data]
         values: dict[str, list[Any]] = {}
         for name in self.index.fields if fields is None else fields:
@@ -206,7 +206,7 @@ class GivenRecords(Reader):
         kind = self.index.fields[name].kind
         if name in row:
             return row[name][0] if kind == "bytes" else row[name]
-        if self.index.manifest["options"]["missing"] == "empty":
+        if self.index.options.missing == "empty":
             return b"" if kind == "bytes" else decode_list(kind, b"")
         raise LoaderError(f"{self.index.describe(record)} lacks the field {name!r}")
 

@@ -94,16 +94,15 @@ class ChooseFiles:
 
     def _check(self) -> None:
         """Refuse what TensorFlow's reader cannot serve."""
-        options = self.index.manifest["options"]
         if self.index.container != "tfrecord" or is_url(self.index.root):
             raise ValueError(
                 f"sources='files' needs local TFRecord shards, got {self.index.container} in "
                 f"{self.index.root}: use sources='shards' or engine='gather'"
             )
-        if options["left_out"]:
+        if self.index.options.left_out:
             raise ValueError(
                 f"sources='files' reads every record of a file, and this index leaves out "
-                f"{options['left_out']}: use sources='shards' or engine='gather'"
+                f"{self.index.options.left_out}: use sources='shards' or engine='gather'"
             )
         if isinstance(self.sampler, PKBatchSampler) and self.sampler.world_size > 1:
             raise ValueError(
