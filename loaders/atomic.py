@@ -6,9 +6,20 @@ import errno
 import fcntl
 import os
 import secrets
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+LOCK = ".twinfeed-lock"
+"""The file that is locked while a folder is changed."""
+
+WAIT = 600.0
+"""So many seconds a lock is waited for."""
+
+_PATIENCE = 5.0
+_PAUSE = 0.02
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -45,35 +56,83 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time change what is in a folder."""
-    fd = os.open(path, os.O_RDONLY)
+def locked(
+    folder: Path, /, *, make: Callable[[Path], object] | None = None, wait: float | None = None
+) -> Iterator[None]:
+    """Let one process at a time change what is in a folder, which `make` makes if need be.
+
+    The lock is on a file that only its owner may open. A lock on the folder itself could be held by
+    anybody who may read the folder. The file is there while the lock is held.
+
+    Raises TimeoutError after `wait` seconds (by default `WAIT`).
+    """
+    fd = _held(folder, make, WAIT if wait is None else wait)
     try:
-        lock(fd)
         yield
     finally:
+        (folder / LOCK).unlink(missing_ok=True)
         os.close(fd)
 
 
-def lock(fd: int) -> None:
-    """Wait for the lock of an open folder; a file system without locks is gone without."""
+def _held(folder: Path, make: Callable[[Path], object] | None, wait: float) -> int:
+    """Wait for the lock of a folder, and return the open file that holds the lock."""
+    start, told = time.monotonic(), False
+    while True:
+        if make is not None:
+            try:
+                make(folder)
+            except FileExistsError:
+                if folder.exists() and not folder.is_dir():
+                    raise
+                continue  # the folder was removed while mkdir() looked at what is there
+        fd = _try_lock(folder / LOCK, gone_is_error=make is None)
+        if fd is not None:
+            return fd
+        waited = time.monotonic() - start
+        if waited >= wait:
+            problem = (
+                f"another process has held its lock for {waited:.0f} seconds: wait until it has "
+                f"ended, or end it; if nobody writes there, delete {folder / LOCK}"
+            )
+            raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
+        if waited >= _PATIENCE and not told:
+            told = True
+            warnings.warn(
+                f"{folder}: waiting for another process that writes there",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        time.sleep(_PAUSE)
+
+
+def _try_lock(file: Path, *, gone_is_error: bool) -> int | None:
+    """Return the open and locked file, None where it is another's. A file system without locks is
+    gone without.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # the folder was removed by the one who held the lock
+        if gone_is_error:
+            raise
+        return None
+    except PermissionError:
+        if file.exists():  # another user's
+            return None
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise
-
-
-def locked_folder(path: Path, make: Callable[[Path], object], /) -> int:
-    """Open and lock a folder that `make` makes if need be; what one has waited for may be gone."""
-    while True:
-        make(path)
-        with suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY)
-            lock(fd)
-            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
             os.close(fd)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
+            raise
+    # A file that was unlinked before it was locked keeps nobody out.
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(fd), file.lstat()):
+            return fd
+    os.close(fd)
+    return None
 
 
 @contextmanager

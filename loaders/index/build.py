@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.atomic import locked_folder
+from twinfeed.loaders.atomic import LOCK, locked
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.index.collect import work
 from twinfeed.loaders.index.exclude import Exclude, without
@@ -25,6 +24,9 @@ from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, 
 from twinfeed.loaders.index.store import make_folder, own_folder
 from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
+
+_DAY = 86400.0
+"""So many seconds a build waits for another of the same index."""
 
 
 def build_index(
@@ -96,7 +98,9 @@ def build_index(
         _check_counts(jobs, parts)
         table = label if isinstance(label, FromTable) else None
         write_index(path, parts, table=table, classes=classes)
-        shutil.rmtree(folder)
+        for file in folder.iterdir():
+            if file.name != LOCK:  # whose unlinking would let another process in
+                file.unlink()
     return open_index(path, root=source.root)
 
 
@@ -228,15 +232,14 @@ def _alone(folder: Path) -> Iterator[None]:
     build that fails has made is removed, unless it is parts to go on from.
     """
     there = folder.parent.exists()
-    fd = locked_folder(folder, make_folder)
     try:
-        yield
+        with locked(folder, make=make_folder, wait=_DAY):
+            yield
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
             folder.rmdir()
             if not there:
                 folder.parent.rmdir()
-        os.close(fd)
 
 
 def _part_file(plan: Plan, job: Job, folder: Path) -> Path:

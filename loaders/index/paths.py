@@ -12,10 +12,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from twinfeed.loaders.errors import REBUILD, StaleIndexError, UnsafeContentError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError, UnsafeContentError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
+
+
+PLACING = ".twinfeed-placing"
+"""The folder that holds what is being put in place in the folder around it."""
+
+
+def refuse_unfinished(folder: str | os.PathLike[str], /) -> None:
+    """Raise IndexFormatError where a packer is putting its files in place, or was killed then: old
+    shards and new ones lie side by side.
+    """
+    if os.path.isdir(os.path.join(folder, PLACING)):
+        raise IndexFormatError(
+            "old shards and new ones are mixed here: a pack is putting its files in place, or was "
+            "killed while it did",
+            path=folder,
+            advice="wait until that pack has ended; if it was killed, pack to this folder again "
+            "(the next pack first finishes the work of the one that was killed)",
+        )
 
 
 def is_url(path: str) -> bool:

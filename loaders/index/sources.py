@@ -20,7 +20,7 @@ from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
-from twinfeed.loaders.index.paths import is_url, relative_to, remote
+from twinfeed.loaders.index.paths import is_url, refuse_unfinished, relative_to, remote
 from twinfeed.loaders.index.shards import check_distinct, expand
 
 PathLike = str | os.PathLike[str]
@@ -76,6 +76,8 @@ def find_source(
         return Source("files", where, _stretches(entries))
     named = _expand(shards, complete)
     names = list(named)
+    for place in {os.path.dirname(name) for name in names if not is_url(name)}:
+        refuse_unfinished(place)
     if root is not None:
         where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
     elif is_url(names[0]):

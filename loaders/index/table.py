@@ -21,7 +21,7 @@ from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.index.arrays import Arrays, Columns
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.index.paths import check_names, check_shards
+from twinfeed.loaders.index.paths import check_names, check_shards, refuse_unfinished
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.index.strings import StringColumn
 
@@ -209,6 +209,8 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """Open the index folder at `path`, and leave its shards unlooked at."""
     path = Path(os.path.abspath(path))
     where = os.fspath(root) if root is not None else str(path.parent)
+    for folder in (path.parent, where):
+        refuse_unfinished(folder)
     manifest = read_manifest(path)
     try:
         index = Index(path, where, manifest)

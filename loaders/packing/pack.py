@@ -133,9 +133,9 @@ def pack(
         with locked(folder):
             if not overwrite:  # another packer may have been here meanwhile
                 check_free(folder, written)
-            for name in written:
-                put_in_place(work, folder, name)
-    return {name: open_index(folder / f"{name}.index") for name in written}
+            put_in_place(work, folder)
+            # Without the lock, the next packer may be replacing these files already.
+            return {name: open_index(folder / f"{name}.index") for name in written}
 
 
 def _check(

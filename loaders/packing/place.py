@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.atomic import beside, lock, locked, locked_folder, sync, writable
+from twinfeed.loaders.atomic import beside, locked, sync, writable
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.paths import PLACING
 from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.shard_writer import Container
 
 _WORK = "packing"
+_OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
 _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
@@ -36,8 +39,9 @@ def check_free(folder: Path, split: Iterable[str], /) -> None:
 
 @contextmanager
 def workplace(folder: Path, /) -> Iterator[Path]:
-    """Give a hidden folder within `folder` to write in, locked while in use. Those of packers that
-    were killed are removed; and so is `folder`, where this made it and it is left empty.
+    """Give a hidden folder within `folder` to write in, locked while in use. What packers that were
+    killed have left is finished or removed. `folder` is removed again where this made it and
+    nothing was packed.
     """
     there = folder.exists()
     work = beside(folder / _WORK)
@@ -45,40 +49,41 @@ def workplace(folder: Path, /) -> Iterator[Path]:
     try:
         yield work
     finally:
-        with locked(folder):
+        with locked(folder), suppress(FileNotFoundError):  # what is put in place is there no more
             shutil.rmtree(work)
-            if not there:
-                with suppress(OSError):  # it holds something
-                    folder.rmdir()
         os.close(own)
+        if not there:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def _begin(folder: Path, work: Path) -> int:
-    """Make and lock the folder `work`, and remove those that nobody holds any more."""
-    fd = locked_folder(folder, _make)
-    try:
+    """Make and lock the folder `work`, after the work of packers that were killed."""
+    with writable(folder, _ELSEWHERE), locked(folder, make=_make):
+        _finish(folder)
         for left in folder.glob(f".{_WORK}-*"):
-            other = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # its packer lives: one that dies lets go of the lock
-                pass
-            else:
-                shutil.rmtree(left)
-            finally:
-                os.close(other)
-        with writable(folder, _ELSEWHERE):
-            work.mkdir()
+            if _OWN_WORK.fullmatch(left.name):
+                _remove_unheld(left)
+        work.mkdir(mode=0o700)  # nobody else may open the folder, and so lock it
         own = os.open(work, os.O_RDONLY)
-        lock(own)
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return own
-    finally:
-        os.close(fd)
+
+
+def _remove_unheld(work: Path) -> None:
+    """Remove a folder whose packer was killed: a packer that dies lets go of its lock."""
+    with suppress(OSError):  # a link, another user's, or in use
+        fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(work)
+        finally:
+            os.close(fd)
 
 
 def _make(folder: Path) -> None:
-    with writable(folder, _ELSEWHERE):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def named(
@@ -92,24 +97,65 @@ def named(
     return out
 
 
-def put_in_place(work: Path, folder: Path, name: str, /) -> None:
-    """Put the shards of one split in place, then its index; those of the index before it go."""
-    index = folder / f"{name}.index"
-    new = {file.name for file in _shards(work, name)}
-    old: set[str] = set()
-    if index.exists():
-        old = set(Index(index, str(folder), read_manifest(index)).shard_paths.tolist()) - new
-    for file in sorted(new):
-        os.replace(work / file, folder / file)
-    if index.exists():
-        index.rename(work / f"{name}.old")
-    (work / f"{name}.index").rename(index)
-    for file in old:
-        (folder / file).unlink(missing_ok=True)
+def put_in_place(work: Path, folder: Path, /) -> None:
+    """Put the shards and indexes of all splits in place.
+
+    One rename of `work` is the switch: before that rename, the folder holds the old state. After
+    it, everybody refuses the folder until the last file is in place. Whoever packs here next
+    finishes what a killed packer has left.
+    """
+    _finish(folder)  # another packer may have been killed meanwhile
+    os.rename(work, folder / PLACING)
     sync(folder)
+    _finish(folder)
+
+
+def _finish(folder: Path) -> None:
+    """Put in place what lies ready, wherever somebody was killed who did the same."""
+    placing = folder / PLACING
+    if not placing.is_dir():
+        return
+    for index in sorted(placing.glob("*.index")):
+        _place(placing, folder, index.name)
+    sync(folder)
+    done = beside(folder / _WORK)
+    os.rename(placing, done)
+    shutil.rmtree(done)
+
+
+def _place(placing: Path, folder: Path, name: str) -> None:
+    """Put the shards of one index in place of the old ones, then the index. The old index goes
+    last: as long as it is there, it tells which shards are left over.
+    """
+    old = _own_shards(folder / name)
+    new = _own_shards(placing / name)
+    new |= {shard.name for shard in _shards(placing, name.removesuffix(".index"))}
+    for shard in sorted(old - new):
+        (folder / shard).unlink(missing_ok=True)
+    for shard in sorted(new):
+        with suppress(FileNotFoundError):  # it is in place
+            os.replace(placing / shard, folder / shard)
+    if (folder / name).exists():
+        os.rename(folder / name, placing / f"{name}.old")
+    os.rename(placing / name, folder / name)
+
+
+def _own_shards(index: Path) -> set[str]:
+    """Return the shards of an index whose names a packer gives, whatever else the index names. One
+    that cannot be read has none.
+    """
+    with suppress(LoaderError, OSError):
+        named = Index(index, str(index.parent), read_manifest(index)).shard_paths.tolist()
+        return set(filter(_pattern(index.name.removesuffix(".index")).fullmatch, named))
+    return set()
 
 
 def _shards(folder: Path, name: str) -> list[Path]:
     """Return the shards of one split that lie in a folder."""
-    pattern = re.compile(rf"{re.escape(name)}-\d+(-of-\d+)?\.(tar|tfrecord)")
+    pattern = _pattern(name)
     return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return what matches the names of the shards of a split."""
+    return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

@@ -1,0 +1,187 @@
+"""Packed files come into place whole, replace what the packer made before, and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from killed_pack import samples
+from making_shards import numbered, tree
+
+from twinfeed.loaders import atomic
+from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.index import open_index
+from twinfeed.loaders.index.store import digest_of, file_digest
+from twinfeed.loaders.index.strings import StringColumn
+from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
+
+SPLIT = {"train": 8, "eval": 4}
+REFUSED = (FileNotFoundError, IndexFormatError)
+
+
+def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
+    """What each split holds, or None where nothing opens."""
+    found = {}
+    for name in SPLIT:
+        with suppress(*REFUSED):
+            with Reader(open_index(out / f"{name}.index")) as reader:
+                got = reader.index.columns
+                found[name] = list(zip(got["state"].tolist(), got["number"].tolist(), strict=True))
+            assert verify(out / f"{name}.index").ok
+    return found or None
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refusal(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """And whatever was left, the next pack goes on from there."""
+    whole = [tmp_path / "old", tmp_path / "new"]
+    for number, shards, out in zip((1, 2), (before, after), whole, strict=True):
+        pack(samples(number), out, split=SPLIT, seed=number, shards=shards)
+    script = str(Path(__file__).parent / "killed_pack.py")
+    (tmp_path / "killed").mkdir()
+    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), str(after)]
+    subprocess.run(command, check=True)
+    old, new = map(state, whole)
+    seen = []
+    for out in sorted((tmp_path / "killed").iterdir(), key=lambda path: int(path.name)):
+        now = state(out)
+        seen.append("old" if now == old else "new" if now == new else "refused")
+        if seen[-1] == "refused":
+            assert now is None
+            with pytest.raises(IndexFormatError, match="old shards and new ones are mixed"):
+                open_index(out / "train.index")
+            with pytest.raises(IndexFormatError, match="pack to this folder again"):
+                verify(out / "*.tfrecord")  # nor are the shards alone taken for whole
+            with pytest.raises(FileExistsError, match="already holds"):  # but put in place first
+                pack(samples(3), out, split=SPLIT, seed=3)
+            assert tree(out) == tree(whole[1])
+        elif seen[-1] not in seen[:-1]:
+            pack(samples(2), out, split=SPLIT, seed=2, shards=after, overwrite=True)
+            assert tree(out) == tree(whole[1])
+    assert sorted(seen, key=["old", "refused", "new"].index) == seen
+    assert set(seen) == {"old", "refused", "new"}
+
+
+@pytest.mark.parametrize("victim", ["../victim", "{}/victim", "notes.md", "sub/data-00000.tar"])
+def test_an_index_that_names_others_files_has_none_deleted(tmp_path: Path, victim: str) -> None:
+    out = tmp_path / "out"
+    pack(numbered(0, 4), out)
+    name = victim.format(tmp_path)
+    file = out / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"mine")
+    name_shard(out / "data.index", name)
+    assert len(pack(numbered(0, 6), out, overwrite=True)["data"]) == 6
+    assert file.read_bytes() == b"mine"
+
+
+def name_shard(index: Path, name: str) -> None:
+    """Have an index name this shard, its checksums right."""
+    manifest = json.loads((index / MANIFEST).read_text())
+    del manifest["checksum"]
+    for array, values in StringColumn.of([name]).arrays("shardpaths").items():
+        file = index / manifest["folder"] / f"{array}.npy"
+        np.save(file, values)
+        facts = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+        manifest["arrays"][array] |= facts | {"shape": list(values.shape)}
+    (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+
+
+def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) -> None:
+    for name in (".packing-notes", ".packing-0123456789abcdeF"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".packing-0123456789abcdef").symlink_to(tmp_path / ".packing-notes")
+    (tmp_path / ".packing-fedcba9876543210").mkdir()
+    (tmp_path / ".packing-fedcba9876543210" / "left").touch()
+    pack(numbered(0, 4), tmp_path)
+    left = {path.name for path in tmp_path.glob(".packing-*")}
+    assert left == {".packing-notes", ".packing-0123456789abcdeF", ".packing-0123456789abcdef"}
+
+
+def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "WAIT", 0)
+    seen: list[int] = []
+
+    def source() -> Iterator[dict[str, int]]:
+        (work,) = tmp_path.glob(".packing-*")
+        seen.append(stat.S_IMODE(work.stat().st_mode))
+        yield {"x": 1}
+
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        pack(source(), tmp_path)
+    finally:
+        os.close(fd)
+    assert seen == [0o700]
+    assert not (tmp_path / atomic.LOCK).exists()
+
+
+def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_PATIENCE", 0)
+    with atomic.locked(tmp_path):
+        lock = tmp_path / atomic.LOCK
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+        monkeypatch.setattr(atomic, "WAIT", 0.1)
+        with (
+            pytest.warns(RuntimeWarning, match="waiting for another process that writes there"),
+            pytest.raises(TimeoutError, match=f"if nobody writes there, delete {lock}"),
+        ):
+            pack(numbered(0, 4), tmp_path)
+        assert list(tmp_path.iterdir()) == [lock]
+    assert len(pack(numbered(0, 4), tmp_path)["data"]) == 4
+
+
+def test_a_file_in_place_of_the_folder_is_no_race(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(FileExistsError, match="out"):
+        pack(numbered(0, 4), tmp_path / "out")
+
+
+def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: Path) -> None:
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
+                inside += 1
+                most = max(most, inside)
+                (tmp_path / "f" / "made").touch()
+                (tmp_path / "f" / "made").unlink()
+                inside -= 1
+            with suppress(OSError):
+                (tmp_path / "f").rmdir()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / atomic.LOCK).symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match="symbolic link"):
+        pack(numbered(0, 4), tmp_path)
+    assert not (tmp_path / "made").exists()
