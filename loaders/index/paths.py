@@ -19,14 +19,17 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
 
 PLACING = ".twinfeed-placing"
-"""The folder that holds what is being put in place in the folder around it."""
+"""The folder that holds what is being put in place in the folder around it, and for each index
+NAME there a file `NAME.placing`.
+"""
 
 
-def refuse_unfinished(folder: str | os.PathLike[str], /) -> None:
+def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
     """Raise IndexFormatError where a packer is putting its files in place, or was killed then: old
-    shards and new ones lie side by side.
+    shards and new ones lie side by side. With the name of an `index`, only that one counts.
     """
-    if os.path.isdir(os.path.join(folder, PLACING)):
+    placing = os.path.join(folder, PLACING)
+    if os.path.exists(placing if index is None else os.path.join(placing, f"{index}.placing")):
         raise IndexFormatError(
             "old shards and new ones are mixed here: a pack is putting its files in place, or was "
             "killed while it did",

@@ -209,8 +209,7 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """Open the index folder at `path`, and leave its shards unlooked at."""
     path = Path(os.path.abspath(path))
     where = os.fspath(root) if root is not None else str(path.parent)
-    for folder in (path.parent, where):
-        refuse_unfinished(folder)
+    refuse_unfinished(path.parent, path.name)
     manifest = read_manifest(path)
     try:
         index = Index(path, where, manifest)

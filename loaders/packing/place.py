@@ -105,6 +105,9 @@ def put_in_place(work: Path, folder: Path, /) -> None:
     finishes what a killed packer has left.
     """
     _finish(folder)  # another packer may have been killed meanwhile
+    for index in list(work.glob("*.index")):
+        (work / f"{index.name}.placing").touch()
+    sync(work)
     os.rename(work, folder / PLACING)
     sync(folder)
     _finish(folder)
