@@ -23,11 +23,11 @@ import numpy as np
 
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index._store import write_store
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.opened import ROW, SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.store import write_store
-from twinfeed.loaders.index.strings import StringColumn
-from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
 from twinfeed.loaders.reading.reader import Reader
 
 RUNS = 7

@@ -24,7 +24,7 @@ from twinfeed.loaders._system import peak_memory
 from twinfeed.loaders.collate import Collate, Ragged
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Decode, Feed
-from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.request import request_of
 from twinfeed.samplers import BatchStream

@@ -80,64 +80,32 @@ def _rebuild(kind: type[LoaderError], problem: str, state: dict[str, Any]) -> Lo
 
 
 class DataCorruptionError(LoaderError, ValueError):
-    """Report bytes that break their format or do not match their checksum.
-
-    >>> issubclass(DataCorruptionError, ValueError)
-    True
-    """
+    """Report bytes that break their format or do not match their checksum."""
 
 
 class TruncatedShardError(DataCorruptionError, EOFError):
-    """Report a shard that ends within a record.
-
-    >>> issubclass(TruncatedShardError, EOFError)
-    True
-    """
+    """Report a shard that ends within a record."""
 
 
 class StaleIndexError(LoaderError, ValueError):
-    """Report an index whose shard has changed since it was built.
-
-    >>> issubclass(StaleIndexError, ValueError)
-    True
-    """
+    """Report an index whose shard has changed since it was built."""
 
 
 class IndexFormatError(LoaderError, ValueError):
-    """Report an index that is incomplete, damaged, or of a version this library does not read.
-
-    >>> issubclass(IndexFormatError, ValueError)
-    True
-    """
+    """Report an index that is incomplete, damaged, or of a version this library does not read."""
 
 
 class WorkerDiedError(LoaderError, RuntimeError):
-    """Report a worker process that ended without giving its batch.
-
-    >>> issubclass(WorkerDiedError, RuntimeError)
-    True
-    """
+    """Report a worker process that ended without giving its batch."""
 
 
 class UnsafeContentError(LoaderError):
-    """Report content that would have to be executed, or lead out of its folder, to be used.
-
-    >>> issubclass(UnsafeContentError, LoaderError)
-    True
-    """
+    """Report content that would have to be executed, or lead out of its folder, to be used."""
 
 
 class DecodeError(LoaderError, ValueError):
-    """Report a record that the caller's `decode`, `transform` or label function could not work on.
-
-    >>> issubclass(DecodeError, ValueError)
-    True
-    """
+    """Report a record on which the caller's `decode`, `transform` or label function failed."""
 
 
 class ShardWarning(UserWarning):
-    """Warn of a shard that reads whole, but not as its writer should have left it.
-
-    >>> issubclass(ShardWarning, UserWarning)
-    True
-    """
+    """Warn of a shard that reads whole, but not as its writer should have left it."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.table import check_index
+from twinfeed.loaders.index.opened import check_index
 from twinfeed.samplers import BatchStream
 
 Int64s = npt.NDArray[np.int64]

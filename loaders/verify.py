@@ -17,20 +17,20 @@ from twinfeed.loaders.errors import (
     LoaderError,
     StaleIndexError,
 )
-from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
-from twinfeed.loaders.index.arrays import damaged_arrays
+from twinfeed.loaders.index._arrays import damaged_arrays
+from twinfeed.loaders.index._paths import check_shards, check_size, is_url, join, to_write
+from twinfeed.loaders.index._plan import Plan, add_header, scan_job
+from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index.bad_records import (
     BadRecord,
     bad_record,
     lost_file,
     write_bad_records,
 )
+from twinfeed.loaders.index.opened import Index, load_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
-from twinfeed.loaders.index.paths import check_shards, check_size, is_url, join, to_write
-from twinfeed.loaders.index.plan import Plan, add_header, scan_job
-from twinfeed.loaders.index.sources import Job, PathLike, Shards, find_source, local
-from twinfeed.loaders.index.table import Index, load_index
 from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader
 

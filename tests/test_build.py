@@ -25,12 +25,12 @@ from twinfeed.loaders.errors import (
     UnsafeContentError,
 )
 from twinfeed.loaders.formats import tar, tfrecord
+from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import write_wids
-from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import collect, open_index
+from twinfeed.loaders.index import _collect, open_index
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -375,7 +375,7 @@ def test_what_a_function_gave_is_not_used_again(
     def label(sample: dict[str, Any]) -> int:
         return now["label"]
 
-    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    monkeypatch.setattr(_collect, "KEEP_FROM", 0)
     flip(shards[1], 0)
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)
@@ -385,7 +385,7 @@ def test_what_a_function_gave_is_not_used_again(
     index = build_index(shards, tmp_path / "x.index", label=label)
     assert index.columns["label"].tolist() == [2] * 20
     for keep_from in (0, 1 << 20):  # built, then kept or handed over
-        monkeypatch.setattr(collect, "KEEP_FROM", keep_from)
+        monkeypatch.setattr(_collect, "KEEP_FROM", keep_from)
         now["label"] += 1
         assert build_parts(shards, tmp_path / "p", root=tmp_path, label=label) == files
         merged = merge_parts(files, tmp_path / "y.index")

@@ -24,9 +24,9 @@ from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.index import open_index
+from twinfeed.loaders.index._sources import FILES_PER_PART
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.sources import FILES_PER_PART
 from twinfeed.loaders.packing.pack import pack
 
 

@@ -43,13 +43,13 @@ from twinfeed.loaders.errors import (
     UnsafeContentError,
 )
 from twinfeed.loaders.formats import files, interop, tar, tfrecord
-from twinfeed.loaders.formats.checksum import masked
+from twinfeed.loaders.formats._checksum import masked
+from twinfeed.loaders.formats._tarheader import MAX_EXTENDED_BYTES
+from twinfeed.loaders.formats._wire import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
 from twinfeed.loaders.formats.tar import TarWriter
-from twinfeed.loaders.formats.tarheader import MAX_EXTENDED_BYTES
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.formats.wire import length_delimited, varint
-from twinfeed.loaders.index import shards
+from twinfeed.loaders.index import _shards
 from twinfeed.loaders.verify import verify
 
 RECORDS = (b"one", b"", b"three" * 5)
@@ -647,7 +647,7 @@ def test_b27_compressed_tar_is_refused_with_advice(how: str, tmp_path: Path) -> 
     subprocess.run([how, "-k", tmp_path / "a.tar"], check=True)
     [packed] = [path for path in tmp_path.iterdir() if path.suffix != ".tar"]
     with pytest.raises(DataCorruptionError, match="compressed shards cannot be read by id"):
-        shards.expand(packed)
+        _shards.expand(packed)
     shutil.move(packed, tmp_path / "b.tar")
     error = tar_error(tmp_path / "b.tar")
     assert f"{how}-compressed" in str(error)
@@ -676,7 +676,7 @@ def test_b_sample_longer_than_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["a{", "a}", "a}{", "{a{b,c}", "{{a,b},c}", "{a,b"])
 def test_c40_unbalanced_or_nested_braces(pattern: str) -> None:
     with pytest.raises(ValueError, match="braces in the shard pattern"):
-        shards.expand_braces(pattern)
+        _shards.expand_braces(pattern)
 
 
 @pytest.mark.parametrize(
@@ -684,15 +684,15 @@ def test_c40_unbalanced_or_nested_braces(pattern: str) -> None:
 )
 def test_c40_patterns_of_too_many_names_are_refused_before_any_is_made(pattern: str) -> None:
     with no_hang(), pytest.raises(ValueError, match="more than 1000000"):
-        shards.expand_braces(pattern)
+        _shards.expand_braces(pattern)
 
 
 def test_c41_incomplete_set_lists_its_gaps() -> None:
     names = [f"train-{n:05d}-of-00010.tar" for n in (0, 1, 2, 4, 5, 6, 9)]
     with pytest.raises(ValueError, match="3 of 10 missing, first: 00003, 00007, 00008"):
-        shards.check_complete(names)
+        _shards.check_complete(names)
     with no_hang(), pytest.raises(ValueError, match="first: 000000001, 000000002"):
-        shards.check_complete(["a-000000000-of-999999999"])
+        _shards.check_complete(["a-000000000-of-999999999"])
 
 
 # G. security
@@ -733,15 +733,13 @@ def test_g62_pipe_commands_are_never_run(tmp_path: Path) -> None:
         lambda: list(tar.scan(command)),
         lambda: list(tfrecord.scan(command)),
         lambda: list(tar.scan(command.replace("pipe", "PIPE"))),
-        lambda: shards.expand(command),
-        lambda: shards.expand([command, "{a,b}.tar"]),
+        lambda: _shards.expand(command),
+        lambda: _shards.expand([command, "{a,b}.tar"]),
         lambda: interop.read_wids(index),
     ]
     for use in uses:
         with pytest.raises(UnsafeContentError):
             use()
-    with pytest.raises(FileNotFoundError):  # taken for the name of a file
-        interop.read_wids(index, allow_outside=True)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -886,13 +884,9 @@ def test_mutated_messages_raise_nothing_but_the_librarys_errors() -> None:
 
 
 def test_mutated_indexes_of_others_raise_nothing_but_the_librarys_errors(tmp_path: Path) -> None:
-    write_records(tmp_path / "a", *RECORDS)
-    interop.write_tfrecord2idx(tmp_path / "a", tmp_path / "idx")
     small_tar(tmp_path / "a.tar")
     interop.write_wids([tmp_path / "a.tar"], tmp_path / "wids")
-    lines, described = (tmp_path / "idx").read_bytes(), (tmp_path / "wids").read_bytes()
+    described = (tmp_path / "wids").read_bytes()
     for seed in range(500):
-        (tmp_path / "idx").write_bytes(mutated(random.Random(seed), lines))
-        only_library_errors(lambda: interop.read_tfrecord2idx(tmp_path / "idx", tmp_path / "a"))
         (tmp_path / "wids").write_bytes(mutated(random.Random(seed), described))
-        only_library_errors(lambda: interop.read_wids(tmp_path / "wids", verify=False))
+        only_library_errors(lambda: interop.read_wids(tmp_path / "wids"))

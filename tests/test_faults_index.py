@@ -35,13 +35,13 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     UnsafeContentError,
 )
-from twinfeed.loaders.formats.sniff import MANIFEST
-from twinfeed.loaders.index import Index, arrays, collect, open_index
+from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index import Index, _arrays, _collect, open_index
+from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._store import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromTable
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.store import VERSION, digest_of, file_digest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
@@ -362,7 +362,7 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
     """Of the index's shards at opening; of a column and of keys when they are first asked for; of
     where the fields lie by each reading, and by verify.
     """
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     for file in index.path.glob("columns-*/*.npy"):
         flip(file, file.stat().st_size - 1)
@@ -394,7 +394,7 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
 
 def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again by the same index, nor by a process that it is sent to."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     assert index.labels is not None
     (file,) = index.path.glob("columns-*/column-0.npy")
@@ -414,7 +414,7 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, column: str, value: int
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
     made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
     index = build_index(made, tmp_path / "x.index")
     number = list(index.fields).index("image" if container == "tfrecord" else "png")
@@ -435,7 +435,7 @@ def test_fault_33_a_damaged_length_is_no_missing_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though both are negative: it is neither filled up nor left out."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
     samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
     index = build_index(
@@ -745,7 +745,7 @@ def test_killed_at_any_moment_leaves_no_half_result_and_goes_on(tmp_path: Path, 
 def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    monkeypatch.setattr(_collect, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=5)
     flip(shards[3], 30)
     with pytest.raises(DataCorruptionError):
@@ -758,9 +758,9 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
     part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile
     read = []
-    scan = collect.scan_job
+    scan = _collect.scan_job
     monkeypatch.setattr(
-        collect,
+        _collect,
         "scan_job",
         lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1],
     )
@@ -774,7 +774,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
 def test_a_part_with_any_byte_changed_or_cut_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    monkeypatch.setattr(_collect, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=1, each=2)
     (part,) = build_parts(shards, tmp_path / "parts", root=tmp_path)
     whole = part.read_bytes()
@@ -813,7 +813,7 @@ def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) ->
 def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "KEEP_FROM", 0)
+    monkeypatch.setattr(_collect, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=2)
     flip(shards[1], 30)
     with pytest.raises(DataCorruptionError):
@@ -899,7 +899,7 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
 )
 def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
-    from twinfeed.loaders.index.strings import StringColumn
+    from twinfeed.loaders.index._strings import StringColumn
 
     (tmp_path.parent / "secret.tfrecord").touch()
     (folder,) = index.path.glob("columns-*")

@@ -18,13 +18,13 @@ import pytest
 from making_shards import flip, tars, tfrecords, tree, write_tar
 
 from twinfeed.loaders.errors import StaleIndexError
-from twinfeed.loaders.formats.sniff import MANIFEST
-from twinfeed.loaders.index import arrays
+from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index import _arrays
+from twinfeed.loaders.index._store import write_store
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.opened import ROW, SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.store import write_store
-from twinfeed.loaders.index.strings import StringColumn
-from twinfeed.loaders.index.table import ROW, SHARD, Index, open_index
 from twinfeed.loaders.reading.reader import Reader
 
 
@@ -150,11 +150,11 @@ def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
         pickle.loads(data)
 
 
-@pytest.mark.parametrize("read_whole", [arrays.READ_WHOLE, 0])
+@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
 def test_an_open_index_survives_a_new_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
-    monkeypatch.setattr(arrays, "READ_WHOLE", read_whole)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
     assert index.labels is not None

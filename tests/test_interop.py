@@ -1,6 +1,4 @@
-"""Indexes of other programs: read only as far as they are true, and written as those programs
-do.
-"""
+"""Indexes of other programs: written as those programs do, and read with care."""
 
 from __future__ import annotations
 
@@ -11,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from format_help import flip, write_records, write_tar
+from format_help import write_records, write_tar
 
 from twinfeed.loaders.errors import (
     IndexFormatError,
-    StaleIndexError,
-    TruncatedShardError,
     UnsafeContentError,
 )
 from twinfeed.loaders.formats.interop import (
-    WidsShard,
-    read_tfrecord2idx,
     read_wids,
     write_tfrecord2idx,
     write_wids,
@@ -43,61 +37,17 @@ def index_like_dali(shard: Path) -> str:
     return "".join(lines)
 
 
-def test_tfrecord2idx_is_written_as_dali_writes_it_and_read_back(tmp_path: Path) -> None:
+def test_tfrecord2idx_is_written_as_dali_writes_it(tmp_path: Path) -> None:
     shard, index = tmp_path / "a.tfrecord", tmp_path / "a.idx"
     write_records(shard, *RECORDS)
     assert write_tfrecord2idx(shard, index) == 3
     assert index.read_text() == index_like_dali(shard)
-    assert read_tfrecord2idx(index, shard).tolist() == [[0, 19], [19, 16], [35, 266]]
 
 
 def test_tfrecord2idx_of_an_empty_shard(tmp_path: Path) -> None:
     write_records(tmp_path / "a")
     assert write_tfrecord2idx(tmp_path / "a", tmp_path / "i") == 0
-    assert read_tfrecord2idx(tmp_path / "i", tmp_path / "a").shape == (0, 2)
-
-
-def test_tfrecord2idx_with_a_truncated_last_record_is_refused(tmp_path: Path) -> None:
-    shard, index = tmp_path / "a", tmp_path / "a.idx"
-    shard.write_bytes(write_records(shard, *RECORDS)[:-1])
-    index.write_text(index_like_dali(shard))  # DALI lists the cut record
-    with pytest.raises(StaleIndexError) as caught:
-        read_tfrecord2idx(index, shard)
-    assert (caught.value.record, caught.value.offset) == (2, 35)
-
-
-@pytest.mark.parametrize(
-    "change", ["other", "longer", "shorter", "line", "gap", "header", "offset"]
-)
-def test_tfrecord2idx_of_another_shard_is_refused(change: str, tmp_path: Path) -> None:
-    shard, index = tmp_path / "a", tmp_path / "a.idx"
-    data = write_records(shard, *RECORDS)
-    write_tfrecord2idx(shard, index)
-    lines = index.read_text().splitlines(keepends=True)
-    if change == "other":
-        write_records(shard, b"four", *RECORDS[1:])
-    elif change == "longer":
-        shard.write_bytes(data + data)
-    elif change == "shorter":
-        shard.write_bytes(data[:35])
-    elif change == "header":
-        shard.write_bytes(flip(data, 20))
-    elif change == "offset":
-        index.write_text("".join([lines[0], "20 16\n", lines[2]]))
-    elif change == "line":
-        index.write_text("".join(lines[:-1]))
-    else:
-        index.write_text("".join(lines[1:]))
-    with pytest.raises(StaleIndexError, match="is not the index of this shard"):
-        read_tfrecord2idx(index, shard)
-
-
-@pytest.mark.parametrize("text", [b"0\n", b"a b\n", b"0 -19\n", b"\xff\n", b"0 19 3\n", b"\n"])
-def test_tfrecord2idx_that_is_none_is_refused_with_its_line(text: bytes, tmp_path: Path) -> None:
-    write_records(tmp_path / "a", b"one")
-    (tmp_path / "i").write_bytes(text)
-    with pytest.raises(IndexFormatError, match="line 1"):
-        read_tfrecord2idx(tmp_path / "i", tmp_path / "a")
+    assert (tmp_path / "i").read_text() == ""
 
 
 def two_shards(folder: Path) -> list[Path]:
@@ -122,10 +72,7 @@ def test_wids_is_written_with_sizes_sums_and_counts_and_read_back(tmp_path: Path
         "filesize": shards[0].stat().st_size,
     }
     found = read_wids(tmp_path / "index.json")
-    assert [(shard.path, shard.samples) for shard in found] == [
-        (str(shards[0]), 2),
-        (str(shards[1]), 1),
-    ]
+    assert found == [(str(shards[0]), 2), (str(shards[1]), 1)]
 
 
 def write_index(folder: Path, shards: Any, **more: Any) -> Path:
@@ -142,25 +89,7 @@ def test_wids_without_sums_with_a_base_and_with_sets_of_its_own(tmp_path: Path) 
     more = {"shardlist": [{"url": "b.tar", "nsamples": 1}]}
     index = write_index(tmp_path, listed, base="sub", datasets=[more])
     sub = tmp_path / "sub"
-    assert read_wids(index) == [WidsShard(f"{sub}/a.tar", 2), WidsShard(f"{sub}/b.tar", 1)]
-
-
-@pytest.mark.parametrize(
-    "claim", [{"nsamples": 3}, {"filesize": 1}, {"md5sum": "0" * 32}], ids=lambda c: next(iter(c))
-)
-def test_wids_claims_that_do_not_hold_are_refused(claim: dict[str, Any], tmp_path: Path) -> None:
-    two_shards(tmp_path)
-    index = write_index(tmp_path, [{"url": "a.tar", "nsamples": 2} | claim])
-    with pytest.raises(StaleIndexError, match="does not describe this shard"):
-        read_wids(index)
-    assert len(read_wids(index, verify=False)) == 1
-
-
-def test_wids_of_a_damaged_shard_says_where(tmp_path: Path) -> None:
-    [path, _] = two_shards(tmp_path)
-    path.write_bytes(path.read_bytes()[:513])
-    with pytest.raises(TruncatedShardError, match="within"):
-        read_wids(write_index(tmp_path, [{"url": "a.tar", "nsamples": 2}]))
+    assert read_wids(index) == [(f"{sub}/a.tar", 2), (f"{sub}/b.tar", 1)]
 
 
 @pytest.mark.parametrize(
@@ -169,17 +98,11 @@ def test_wids_of_a_damaged_shard_says_where(tmp_path: Path) -> None:
 def test_wids_paths_that_leave_the_folder_are_refused(url: str, tmp_path: Path) -> None:
     index = write_index(tmp_path, [{"url": url, "nsamples": 1}])
     with pytest.raises(UnsafeContentError, match="outside its folder"):
-        read_wids(index, verify=False)
+        read_wids(index)
     base, name = url.rsplit("/", 1) if "/" in url else ("pipe:", "a.tar")
     index = write_index(tmp_path, [{"url": name, "nsamples": 1}], base=base or "/")
     with pytest.raises(UnsafeContentError, match="outside its folder"):
-        read_wids(index, verify=False)
-
-
-def test_wids_paths_outside_can_be_allowed(tmp_path: Path) -> None:
-    url = "http://host/a.tar"
-    index = write_index(tmp_path, [{"url": url, "nsamples": 1}])
-    assert read_wids(index, verify=False, allow_outside=True)[0].path == url
+        read_wids(index)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +130,7 @@ def test_wids_paths_outside_can_be_allowed(tmp_path: Path) -> None:
 def test_wids_index_that_is_none_is_refused(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_bytes(text)
     with pytest.raises(IndexFormatError, match="unreadable wids index"):
-        read_wids(tmp_path / "index.json", verify=False)
+        read_wids(tmp_path / "index.json")
 
 
 def test_wids_shards_outside_the_folder_are_not_written(tmp_path: Path) -> None:

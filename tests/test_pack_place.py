@@ -20,10 +20,10 @@ from making_shards import numbered, tree
 
 from twinfeed.loaders import atomic
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index.store import digest_of, file_digest
-from twinfeed.loaders.index.strings import StringColumn
+from twinfeed.loaders.index._store import digest_of, file_digest
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify

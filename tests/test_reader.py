@@ -28,10 +28,10 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
     UnsafeContentError,
 )
-from twinfeed.loaders.index import Index, arrays, open_index
+from twinfeed.loaders.index import Index, _arrays, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.packing.pack import pack
-from twinfeed.loaders.reading import fetch
+from twinfeed.loaders.reading import _fetch
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 
@@ -87,7 +87,7 @@ def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
         reads.append(length)
         return pread(fd, length, offset)
 
-    monkeypatch.setattr(fetch.os, "pread", counted)
+    monkeypatch.setattr(_fetch.os, "pread", counted)
     with Reader(index) as reader:
         assert reader.read([7, 150, 7, 7], ["image"])["image"] == [WANT[n] for n in (7, 150, 7, 7)]
         assert len(reads) == 2
@@ -129,7 +129,7 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
     code = textwrap.dedent("""
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        from twinfeed.loaders.reading.handles import default_limit
+        from twinfeed.loaders.reading._handles import default_limit
         print(default_limit())
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -363,7 +363,7 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
     index = pack([{"word": b"to"}], tmp_path)["data"]
     (table,) = index.path.glob("columns-*/field-0.npy")
     rows = np.load(table, mmap_mode="r+")

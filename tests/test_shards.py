@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from braceexpand import braceexpand
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.loaders.index.shards import check_complete, expand, expand_braces
+from twinfeed.loaders.index._shards import check_complete, expand, expand_braces
 
 numbers = st.tuples(st.integers(-30, 30), st.integers(-30, 30), st.integers(-4, 4).filter(bool))
 padded = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 4))
@@ -23,6 +23,7 @@ piece = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(piece, max_size=3))
 def test_braces_expand_as_in_braceexpand(pieces: list[str]) -> None:
     pattern = "".join(pieces)

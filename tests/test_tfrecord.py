@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.checksum import crc32c, masked
+from twinfeed.loaders.formats._checksum import crc32c, masked
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.tfrecord import scan
 

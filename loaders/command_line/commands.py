@@ -19,13 +19,13 @@ from twinfeed.loaders.command_line.workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
-from twinfeed.loaders.formats.sniff import MANIFEST, is_index
+from twinfeed.loaders.formats._sniff import MANIFEST, is_index
 from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index._store import read_manifest
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.store import read_manifest
 from twinfeed.loaders.packing.pack import pack
 from twinfeed.loaders.packing.samples import ImageFolder
 from twinfeed.loaders.reading.reader import Reader

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.features import WIRES, Span, check_numbers, list_items, pieces, usual
-from twinfeed.loaders.formats.records import Part
-from twinfeed.loaders.formats.wire import (
+from twinfeed.loaders.formats._features import WIRES, Span, check_numbers, list_items, pieces, usual
+from twinfeed.loaders.formats._wire import (
     LEN,
     WireError,
     length_delimited,
@@ -24,6 +23,7 @@ from twinfeed.loaders.formats.wire import (
     read_varints,
     varint,
 )
+from twinfeed.loaders.formats.records import Part
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from twinfeed.loaders._checks import choice
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
+from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
-from twinfeed.loaders.formats.sniff import is_index
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 """The extensions that `folder` takes for images."""

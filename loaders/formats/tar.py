@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.checksum import crc32c
-from twinfeed.loaders.formats.opening import BUFFER, open_shard, read_exactly
+from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
+from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
-from twinfeed.loaders.formats.tarheader import BLOCK, LINKS, REGULAR, Member, members
 
 OnSkip = Callable[[str, str], None]
 """Called with the reason and the name of a member that is no part of a sample."""

@@ -16,9 +16,10 @@ from typing import Any, BinaryIO
 from twinfeed.loaders._system import advise
 from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats.checksum import masked
+from twinfeed.loaders.formats._checksum import masked
+from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard
+from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.opening import BUFFER, CLOSED, open_shard
 from twinfeed.loaders.formats.records import (
     LEAVE_OUT,
     MAX_RECORD_BYTES,
@@ -27,7 +28,6 @@ from twinfeed.loaders.formats.records import (
     Part,
     Record,
 )
-from twinfeed.loaders.formats.sniff import HEAD, disguise
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")

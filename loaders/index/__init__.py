@@ -1,12 +1,13 @@
 """The index: where every record and field lies, with labels and checksums, in memory-mapped arrays.
 
-table.py is the index that is open; store.py writes its folder of arrays, arrays.py opens and checks
-them, strings.py has its columns of strings, paths.py its shards' paths. build.py builds it:
-sources.py and shards.py find the shards, plan.py says what is wanted of them, collect.py takes it
-from each, with labels.py, parts.py keeps what one shard gave, merge.py joins the parts, with
-numbering.py for the labels. bad_records.py lists those to leave out, exclude.py finds them again.
+opened.py is the index that is open; _store.py writes its folder of arrays, _arrays.py opens and
+checks them, _strings.py has its columns of strings, _paths.py its shards' paths. build.py builds
+the index: _sources.py and _shards.py find the shards, options.py and _plan.py say what is wanted of
+them, _collect.py takes it from each, with labels.py. _parts.py keeps what one shard gave, _merge.py
+joins the parts, with _numbering.py for the labels and _digests.py. bad_records.py lists the records
+to leave out, _exclude.py finds them again.
 """
 
-from twinfeed.loaders.index.table import Field, Index, open_index
+from twinfeed.loaders.index.opened import Field, Index, open_index
 
 __all__ = ["Field", "Index", "open_index"]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from twinfeed.loaders.atomic import replace_file
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index._paths import to_write
 
 
 class BadRecord(NamedTuple):

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from twinfeed.loaders.atomic import LOCK, locked
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
-from twinfeed.loaders.index.collect import work
-from twinfeed.loaders.index.exclude import Exclude, without
+from twinfeed.loaders.index._collect import work
+from twinfeed.loaders.index._exclude import Exclude, without
+from twinfeed.loaders.index._merge import mixed_fields, write_index
+from twinfeed.loaders.index._numbering import check_classes
+from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._paths import to_write
+from twinfeed.loaders.index._plan import Fields, Plan
+from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_job, find_source
+from twinfeed.loaders.index._store import make_folder, own_folder
 from twinfeed.loaders.index.labels import FromTable, LabelSource
-from twinfeed.loaders.index.merge import mixed_fields, write_index
-from twinfeed.loaders.index.numbering import check_classes
+from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
-from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.paths import to_write
-from twinfeed.loaders.index.plan import Fields, Plan
-from twinfeed.loaders.index.sources import Job, PathLike, Shards, describe_job, find_source
-from twinfeed.loaders.index.store import make_folder, own_folder
-from twinfeed.loaders.index.table import Index, open_index
 from twinfeed.loaders.progress import bar
 
 _DAY = 86400.0

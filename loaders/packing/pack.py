@@ -15,10 +15,10 @@ import numpy as np
 from twinfeed.loaders.atomic import locked, room_for
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index._paths import to_write
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.packing.place import check_free, named, put_in_place, workplace
 from twinfeed.loaders.packing.samples import (
     ImageFolder,

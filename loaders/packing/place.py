@@ -13,8 +13,8 @@ from pathlib import Path
 from twinfeed.loaders.atomic import beside, locked, sync, writable
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import PLACING
-from twinfeed.loaders.index.store import read_manifest
+from twinfeed.loaders.index._paths import PLACING
+from twinfeed.loaders.index._store import read_manifest
 from twinfeed.loaders.packing.shard_writer import Container
 
 _WORK = "packing"

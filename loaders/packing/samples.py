@@ -18,7 +18,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import IMAGES, Entry, folder
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import below
+from twinfeed.loaders.index._paths import below
 from twinfeed.loaders.reading.reader import Reader
 
 Sample = Mapping[str, Any]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.atomic import sync
+from twinfeed.loaders.formats._sniff import image_extension
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.labels import Label

@@ -1,4 +1,9 @@
-"""Reading by id: reader.py gives fields, fetch.py their bytes through few open files (handles.py).
+"""Reading by id: reader.py gives fields, _fetch.py their bytes through few open files.
 
-side_table.py joins memory-mapped arrays by sample id.
+_handles.py holds the open files. side_table.py joins memory-mapped arrays by sample id.
 """
+
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.side_table import SideTable
+
+__all__ = ["Reader", "SideTable"]

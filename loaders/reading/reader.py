@@ -28,12 +28,12 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
     TruncatedShardError,
 )
-from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.index.paths import below
-from twinfeed.loaders.index.table import Index, check_index
-from twinfeed.loaders.reading.fetch import WrongBytes, fetcher, keep_heap, many_near
-from twinfeed.loaders.reading.handles import default_limit
+from twinfeed.loaders.index._paths import below
+from twinfeed.loaders.index.opened import Index, check_index
+from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, keep_heap, many_near
+from twinfeed.loaders.reading._handles import default_limit
 
 Value = Any
 

@@ -15,7 +15,7 @@ from twinfeed.loaders._checks import Array, Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats.example import decode_list, parse
-from twinfeed.loaders.index.table import Index
+from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.tensorflow.errors import remembered

@@ -15,7 +15,7 @@ from twinfeed.loaders._system import file_limit, open_files
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import is_url, join
+from twinfeed.loaders.index._paths import is_url, join
 from twinfeed.loaders.tensorflow.choose import chosen, select
 from twinfeed.loaders.tensorflow.errors import EXAMINERS, remembered
 from twinfeed.loaders.tensorflow.fields import FedFields, ParsedFields

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.opening import refuse_command
-from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE
+from twinfeed.loaders.formats._opening import refuse_command
+from twinfeed.loaders.formats._sniff import COMPRESSED_ADVICE
 
 MAX_NAMES = 1_000_000
 """A pattern may stand for so many names at most."""

@@ -9,9 +9,15 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
-from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Part, Record
+from twinfeed.loaders.index._numbering import encode
+from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._paths import join
+from twinfeed.loaders.index._plan import Plan, add_header, scan_job
+from twinfeed.loaders.index._sources import Job, local
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import (
     Label,
     RecordLabel,
@@ -20,13 +26,7 @@ from twinfeed.loaders.index.labels import (
     label_of,
     refuse_mixed,
 )
-from twinfeed.loaders.index.numbering import encode
-from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.paths import join
-from twinfeed.loaders.index.plan import Plan, add_header, scan_job
-from twinfeed.loaders.index.sources import Job, local
-from twinfeed.loaders.index.strings import StringColumn
-from twinfeed.loaders.index.table import ROW
+from twinfeed.loaders.index.opened import ROW
 
 MOST_FIELDS = 256
 """More different fields than this are a mistake: names that should have been keys."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from twinfeed.loaders.index._paths import is_url, relative_to
+from twinfeed.loaders.index._sources import Job, PathLike, Source
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
-from twinfeed.loaders.index.paths import is_url, relative_to
-from twinfeed.loaders.index.sources import Job, PathLike, Source
 
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 

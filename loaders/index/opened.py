@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
-from twinfeed.loaders.index.arrays import Arrays, Columns
+from twinfeed.loaders.index._arrays import Arrays, Columns
+from twinfeed.loaders.index._paths import check_names, check_shards, refuse_unfinished
+from twinfeed.loaders.index._store import read_manifest
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.index.paths import check_names, check_shards, refuse_unfinished
-from twinfeed.loaders.index.store import read_manifest
-from twinfeed.loaders.index.strings import StringColumn
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
 """One record's entry in the table of a field; a `length` of -1 says that the record lacks the

@@ -10,7 +10,7 @@ import re
 from codecs import getincrementaldecoder
 from pathlib import Path
 
-from twinfeed.loaders.formats.checksum import masked
+from twinfeed.loaders.formats._checksum import masked
 
 MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from twinfeed.loaders.formats.wire import FIXED32, LEN, VARINT, WireError, fields, read_short
+from twinfeed.loaders.formats._wire import FIXED32, LEN, VARINT, WireError, fields, read_short
 
 WIRES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
 """The kinds of lists, and the wire types their values may have: numbers are packed together, or one

@@ -11,13 +11,13 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.index.digests import content_digests
+from twinfeed.loaders.index._digests import content_digests
+from twinfeed.loaders.index._numbering import Labels, check_range, encode, join_labels, label_column
+from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._store import write_store
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import FromTable, label_clash
-from twinfeed.loaders.index.numbering import Labels, check_range, encode, join_labels, label_column
-from twinfeed.loaders.index.parts import ShardPart
-from twinfeed.loaders.index.store import write_store
-from twinfeed.loaders.index.strings import StringColumn
-from twinfeed.loaders.index.table import ROW, SHARD
+from twinfeed.loaders.index.opened import ROW, SHARD
 
 
 def write_index(

@@ -20,7 +20,7 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import REBUILD, IndexFormatError
-from twinfeed.loaders.index.store import ARRAY_NAME, CHUNK, file_digest
+from twinfeed.loaders.index._store import ARRAY_NAME, CHUNK, file_digest
 
 READ_WHOLE = 1 << 18
 """Files of at most so many bytes are read, longer ones mapped."""

@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import HEAD, is_index, is_tar
-from twinfeed.loaders.index.paths import is_url, refuse_unfinished, relative_to, remote
-from twinfeed.loaders.index.shards import check_distinct, expand
+from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to, remote
+from twinfeed.loaders.index._shards import check_distinct, expand
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -189,9 +189,9 @@ def _expand(shards: Any, complete: bool) -> dict[str, int | None]:
     a wids index stands for its shards.
     """
     if isinstance(shards, (str, os.PathLike)) and os.fspath(shards).endswith(".json"):
-        listed = read_wids(shards, verify=False)
-        check_distinct([shard.path for shard in listed])
-        return {shard.path: shard.samples for shard in listed}
+        listed = read_wids(shards)
+        check_distinct(path for path, _ in listed)
+        return dict(listed)
     names = expand(shards, complete=complete)
     for name in names:
         if os.path.isdir(name):

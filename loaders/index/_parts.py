@@ -12,9 +12,9 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import replace_file, room_for
-from twinfeed.loaders.index.numbering import Labels
+from twinfeed.loaders.index._numbering import Labels
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.index.strings import StringColumn
 
 _DIGEST = 32
 

@@ -23,7 +23,7 @@ import numpy as np
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
+from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
 
 VERSION = 2
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")

@@ -10,8 +10,10 @@ from types import NoneType
 from typing import Any
 
 from twinfeed.loaders.formats import files, tar, tfrecord
-from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.records import OnBad, Record
+from twinfeed.loaders.index._sources import Job, Source
+from twinfeed.loaders.index._store import VERSION
 from twinfeed.loaders.index.labels import (
     FromFolder,
     FromJson,
@@ -20,8 +22,6 @@ from twinfeed.loaders.index.labels import (
     RecordLabel,
 )
 from twinfeed.loaders.index.options import IndexOptions, Reading, describe_label
-from twinfeed.loaders.index.sources import Job, Source
-from twinfeed.loaders.index.store import VERSION
 
 Fields = Mapping[str, str] | Iterable[str]
 Aliases = tuple[tuple[str, tuple[str, ...]], ...]

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
-from twinfeed.loaders.formats.opening import CLOSED
+from twinfeed.loaders.formats._opening import CLOSED
+from twinfeed.loaders.formats._sniff import disguise, is_tar
 from twinfeed.loaders.formats.records import LEAVE_OUT
-from twinfeed.loaders.formats.sniff import disguise, is_tar
 
 BLOCK = 512
 MAX_EXTENDED_BYTES = 1 << 20

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._system import advise
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
-from twinfeed.loaders.formats.checksum import crc32c
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import is_url, join
-from twinfeed.loaders.index.strings import StringColumn
-from twinfeed.loaders.reading.handles import Handles
+from twinfeed.loaders.index._paths import is_url, join
+from twinfeed.loaders.index._strings import StringColumn
+from twinfeed.loaders.reading._handles import Handles
 
 Rows = npt.NDArray[Any]
 
@@ -68,7 +68,7 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
     if is_url(index.root):
         return RemoteShards(index, verify)
     if index.container == "files":
-        return LooseFiles(index, verify)
+        return WholeFiles(index, verify)
     return LocalShards(index, verify, max_open_files)
 
 
@@ -194,7 +194,7 @@ def _descriptor(path: str) -> int:
         raise FileNotFoundError(errno.ENOENT, gone, path) from None
 
 
-class LooseFiles:
+class WholeFiles:
     """Read files one by one, each opened for one reading."""
 
     def __init__(self, index: Index, verify: bool) -> None:
