@@ -116,13 +116,13 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
             order = ShardShuffleSampler(
                 index.shard_lengths, seed=0, block=block, window=8, order_within=order_within
             )
-            return BatchSampler(order, batch_size=BATCH, drop_last=True)
+            return BatchSampler(order, batch_size=BATCH, final="drop")
 
         def make(sampler: Any, index: Index = index, **more: Any) -> Make:
             return lambda: make_dataset(index, sampler(), **more)
 
         def uniform(count: int = count) -> BatchSampler:
-            return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, drop_last=True)
+            return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, final="drop")
 
         def once(count: int = count) -> ExactOnceBatchSampler:
             return ExactOnceBatchSampler(count, batch_size=BATCH)

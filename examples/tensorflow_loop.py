@@ -58,7 +58,7 @@ def main() -> None:
     optimizer = keras.optimizers.Adam(1e-2)
     optimizer.build(model.trainable_variables)
     shuffle = ShardShuffleSampler(train.shard_lengths, block=64, window=8, seed=SEED)
-    sampler = BatchSampler(shuffle, batch_size=BATCH, drop_last=True)
+    sampler = BatchSampler(shuffle, batch_size=BATCH, final="drop")
     position = Position(sampler)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, position=position)
     manager = tf.train.CheckpointManager(checkpoint, str(options.out / "saved"), max_to_keep=1)

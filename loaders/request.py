@@ -81,7 +81,7 @@ def check_fit(index: Index, sampler: BatchStream, /) -> None:
         raise ValueError(
             f"the sampler was made for {sampler.num_records} records, the index has {len(index)}: "
             f"make it with index.labels or len(index); a part of the records is drawn from with "
-            f"PKBatchSampler(…, records=ids) or SubsetSampler(ids, num_records={len(index)})"
+            f"PKBatchSampler(…, records=ids) or SubsetSampler(records, num_records={len(index)})"
         )
 
 

@@ -11,17 +11,19 @@ metric learning: P classes by K records                 ``PKBatchSampler(labels,
 evaluation: every record once, over any ranks           ``ExactOnceBatchSampler(n, batch_size=)``
 training from memory or fast random reads               ``BatchSampler(RandomSampler(n, seed=), …)``
 training from shards larger than memory                 ``BatchSampler(ShardShuffleSampler(…), …)``
-crops of large images: decode once, use many times      ``ReuseBatchSampler(n, reuse=, live=, …)``
+crops of large images: decode once, use many times      ``BatchSampler(ReuseSampler(…), …)``
 one image, many captions                                ``ViewSampler(order, counts, …)``
 rare records more often                                 ``WeightedSampler(weights, seed=)``
 several data sets in fixed proportion                   ``MixtureSampler(orders, weights=, …)``
-part of the data; a stable train/validation split       ``SubsetSampler(ids)``, ``split(keys, …)``
+part of the data; a stable train/validation split       ``SubsetSampler(records)``, ``split(keys)``
 stored order                                            ``BatchSampler(SequentialSampler(n), …)``
 ======================================================  ==========================================
 
 To look at a stream: ``repr``, ``sampler.explain()``, and ``diagnose(sampler, …)`` for numbers.
 """
 
+from twinfeed.samplers._cursor import Cursor
+from twinfeed.samplers._schedule import PerStep
 from twinfeed.samplers._state import StateMismatchError
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.batch import BatchSampler
@@ -36,7 +38,7 @@ from twinfeed.samplers.exact_once import ExactOnceBatchSampler
 from twinfeed.samplers.mixture import MixtureSampler
 from twinfeed.samplers.orders import Order, RandomSampler, SequentialSampler
 from twinfeed.samplers.pk import PKBatchSampler
-from twinfeed.samplers.reuse import ReuseBatchSampler
+from twinfeed.samplers.reuse import ReuseSampler
 from twinfeed.samplers.shard_shuffle import ShardShuffleSampler
 from twinfeed.samplers.subset import SubsetSampler, split
 from twinfeed.samplers.views import ViewSampler
@@ -45,14 +47,16 @@ from twinfeed.samplers.weighted import WeightedSampler
 __all__ = [
     "BatchSampler",
     "BatchStream",
+    "Cursor",
     "Diagnosis",
     "ExactOnceBatchSampler",
     "Measure",
     "MixtureSampler",
     "Order",
     "PKBatchSampler",
+    "PerStep",
     "RandomSampler",
-    "ReuseBatchSampler",
+    "ReuseSampler",
     "SequentialSampler",
     "ShardShuffleSampler",
     "StateMismatchError",

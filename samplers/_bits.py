@@ -68,3 +68,12 @@ def spread(counts: Int64) -> tuple[Int64, Int64]:
     """Return, for each of ``sum(counts)`` entries, its owner and its place within the owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def ranges(lows: Int64, highs: Int64) -> Int64:
+    """Return `[*range(lows[0], highs[0]), *range(lows[1], highs[1]), …]`."""
+    if (lows[1:] == highs[:-1]).all():
+        return np.arange(lows[0], highs[-1])
+    owner, place = spread(highs - lows)
+    made: Int64 = lows[owner] + place
+    return made

@@ -1,21 +1,24 @@
-"""The batch sampler contract: a pure function of (epoch, step), and a cursor over it."""
+"""The batch sampler contract: a pure function of (epoch, step), and passes over it."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
+from twinfeed.samplers._cursor import Cursor
 from twinfeed.samplers._explain import drawing
+from twinfeed.samplers._passes import Passes
 from twinfeed.samplers._state import STATE_VERSION, position
 
 STREAM_VERSION = 1
-_CHUNK_IDS = 1 << 15  # ids drawn in one vectorised call while iterating
+_CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
@@ -23,11 +26,18 @@ _Stream = TypeVar("_Stream", bound="BatchStream")
 class BatchStream(ABC):
     """Serve batches of sample ids: by (epoch, step), by iteration, whole or one rank's slice.
 
-    Every epoch has ``len()`` steps. ``batch(epoch, step)`` is pure; iterating moves a cursor
-    (``epoch``, ``step``) over it, yields the rest of the current epoch and leaves the cursor
-    at the start of the next. A state counts batches *drawn*: under prefetching workers use the
-    loader's state, which counts batches delivered. ``shard(rank, world_size)`` gives the same
-    stream seen by one rank: a contiguous slice of every global batch.
+    Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
+    the same stream as one rank sees it: a contiguous slice of every global batch.
+
+    Iterating is for a plain `DataLoader(batch_sampler=…)`. Nobody tells a sampler what a training
+    loop received, so a pass is an epoch from its first step:
+
+    - The last batch moves on to the next epoch. An evaluation stays in its epoch.
+    - A pass that was broken off begins the same epoch again.
+    - The first pass after `load_state_dict` is the rest of the loaded epoch.
+    - `set_epoch` says where the next pass begins. A running pass never changes.
+
+    A loader of `twinfeed.loaders` counts what the loop received, and goes on there.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
@@ -39,21 +49,21 @@ class BatchStream(ABC):
     [[0, 1], [4, 5], [8]]
     """
 
-    batch_size: int  # ids of the largest global batch; trainers read both
-    drop_last: bool
+    seed: int
 
-    def __init__(self, *, steps: int, size: int, seed: int) -> None:
-        """Start at (0, 0), unsharded; ``size`` is the most ids that an epoch has."""
+    def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
+        # size: the most ids of an epoch; batch_size: those of the largest global batch
         size = _validate.integer("samples of an epoch", size, minimum=0)
         self._epochs = _validate.LIMIT // max(1, size)
-        self._steps, self._seed = steps, seed
+        self._steps, self._largest, self.seed = steps, batch_size, seed
         self._seed_key = root_key(seed, "augmentation")
-        self._epoch = self._step = 0
-        self._rank, self._world_size = 0, 1
+        self._rank, self._world_size, self._sharded = 0, 1, False
+        self._passes: Passes | None = None
+        self._known: dict[str, Any] = {}  # the fingerprint once it was asked for; copies share it
 
     @abstractmethod
-    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
-        """Return the ids of the global batches of these steps, end to end."""
+    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        """Return ids end to end: places lows[i] to highs[i] of the global batch start + i."""
 
     @abstractmethod
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
@@ -65,12 +75,12 @@ class BatchStream(ABC):
 
     @abstractmethod
     def _parameters(self) -> dict[str, Any]:
-        """Return what the stream depends on, as JSON can hold it; arrays as ``digest``."""
+        """Return what the stream depends on beside the seed, as JSON can hold it."""
 
     @property
     @abstractmethod
     def _even(self) -> bool:
-        """Whether every global batch of every epoch has ``batch_size`` ids."""
+        """Whether every global batch of every epoch has the same number of ids."""
 
     @property
     @abstractmethod
@@ -79,65 +89,13 @@ class BatchStream(ABC):
 
     @property
     def num_ids(self) -> int:
-        """Size of the sample id space; the records', unless samples are something else."""
+        """Size of the sample id space: that of the records, unless samples are something else."""
         return self.num_records
 
-    def _check_world(self, world_size: int) -> None:
-        """Refuse world sizes that the global batch cannot be divided by; here, none."""
-        return
-
-    def __len__(self) -> int:
-        """Return the number of steps of every epoch."""
-        return self._steps
-
-    def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
-        """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
-
-        Raises IndexError outside ``[0, len(self))``.
-        """
-        epoch, step = self._position(epoch, step, self._steps)
-        return self._batches(epoch, step, step + 1)[0]
-
-    def batches(
-        self, epoch: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
-    ) -> list[Int64]:
-        """Return ``[batch(epoch, s) for s in range(start, stop)]`` in one vectorised call."""
-        epoch, start = self._position(epoch, start, self._steps + 1)
-        epoch, stop = self._position(epoch, stop, self._steps + 1)
-        if start > stop:
-            raise IndexError(f"start must be at most stop, got {start} and {stop}")
-        return self._batches(epoch, start, stop) if start < stop else []
-
-    def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
-        """Return the same for steps of an epoch, one at least."""
-        ids, sizes = self._draw(epoch, start, stop), self._sizes(epoch, start, stop)
-        begins = np.cumsum(sizes) - sizes
-        lows, highs = (begins + edge for edge in self._slices(epoch, start, sizes))
-        return [ids[a:b].copy() for a, b in zip(lows.tolist(), highs.tolist(), strict=True)]
-
     @property
-    def constant_size(self) -> int | None:
-        """Size of every batch of this rank, in any epoch; None where sizes may differ."""
-        each, over = divmod(self.batch_size, self._world_size)
-        return each if self._even and self._steps and not over else None
-
-    def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
-        """Return one augmentation seed for each id of ``batch(epoch, step)``, uint64[batch].
-
-        A hash of (seed, epoch, step, place in the global batch): whatever the ranks or workers.
-        """
-        epoch, step = self._position(epoch, step, self._steps)
-        low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
-        place = np.arange(low[0], high[0])
-        return words(derive(self._seed_key, epoch, step), place)
-
-    def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, -1 for padding, int64 as ``ids``."""
-        return np.array(ids, dtype=np.int64)
-
-    def views(self, ids: Int64) -> Int64:
-        """Return the view or use number of each sample id, int64 as ``ids``."""
-        return np.zeros(np.shape(ids), dtype=np.int64)
+    def evaluation(self) -> bool:
+        """Whether each pass is whole, and has no place to stand."""
+        return False
 
     @property
     def live(self) -> int | None:
@@ -146,7 +104,7 @@ class BatchStream(ABC):
 
     @property
     def reuse(self) -> int:
-        """How many uses in a row a record is live for; the last has the view number reuse - 1."""
+        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
         return 1
 
     @property
@@ -154,14 +112,114 @@ class BatchStream(ABC):
         """Whether batches may hold -1, for which loaders give a mask."""
         return False
 
+    @property
+    def _last_is_dropped(self) -> bool:
+        """Whether every batch is full."""
+        return True
+
+    def _check_world(self, world_size: int) -> None:
+        """Refuse world sizes that the global batch cannot be divided by; here, none."""
+        return
+
+    def __len__(self) -> int:
+        return self._steps
+
+    @property
+    def batch_size(self) -> int:
+        """Ids of the largest batch of this rank."""
+        return -(-self._largest // self._world_size)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a smaller last batch is left out: trainers ask before they shard a sampler.
+
+        Raises TypeError for a stream that is one rank's already.
+        """
+        if self._world_size > 1:
+            raise TypeError(
+                f"this sampler already is rank {self._rank} of {self._world_size}, and sharding it "
+                f"again would lose records: give the trainer the sampler without shard(), or "
+                f"iterate over a DataLoader that the trainer has not prepared"
+            )
+        return self._last_is_dropped
+
+    @property
+    def constant_size(self) -> int | None:
+        """Size of every batch of this rank, in any epoch; None where sizes may differ."""
+        each, over = divmod(self._largest, self._world_size)
+        return each if self._even and self._steps and not over else None
+
+    def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
+        """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
+
+        Raises IndexError outside `[0, len(self))`.
+        """
+        epoch, step = self._position(epoch, step, self._steps)
+        return self._batches(epoch, step, step + 1)[0]
+
+    def batches(
+        self, epoch: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
+    ) -> list[Int64]:
+        """Return `[batch(epoch, s) for s in range(start, stop)]` in one vectorised call."""
+        epoch, start = self._position(epoch, start, self._steps + 1)
+        epoch, stop = self._position(epoch, stop, self._steps + 1)
+        if start > stop:
+            raise IndexError(f"start must be at most stop, got {start} and {stop}")
+        return self._batches(epoch, start, stop) if start < stop else []
+
+    def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
+        """Return the same for one step of an epoch at least."""
+        lows, highs = self._slices(epoch, start, self._sizes(epoch, start, stop))
+        ids = self._draw(epoch, start, lows, highs)
+        # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
+        return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
+
+    def _rest(self, epoch: int, step: int) -> Iterator[Int64]:
+        """Draw chunks that grow: the first batch comes at once, later ones cheaply."""
+        chunk, most = 1, max(1, _CHUNK_IDS // self._largest)
+        while step < self._steps:
+            stop = min(step + chunk, self._steps)
+            yield from self._batches(epoch, step, stop)
+            step, chunk = stop, min(2 * chunk, most)
+
+    def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
+        """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
+
+        A seed is a hash of (seed, epoch, step, place in the global batch). Ranks and workers
+        change no seed.
+        """
+        epoch, step = self._position(epoch, step, self._steps)
+        low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
+        place = np.arange(low[0], high[0])
+        return words(derive(self._seed_key, epoch, step), place)
+
+    def records(self, ids: Int64) -> Int64:
+        """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
+        return np.array(ids, dtype=np.int64)
+
+    def views(self, ids: Int64) -> Int64:
+        """Return the view or use number of each sample id, int64 as `ids`."""
+        return np.zeros(np.shape(ids), dtype=np.int64)
+
     def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
-        """Return an epoch and a step below ``end`` as ints, which do not overflow."""
+        """Return an epoch and a step below `end` as ints, which do not overflow."""
         epoch, step = _validate.whole("epoch", epoch), _validate.whole("step", step)
         if not 0 <= epoch < self._epochs:
             raise IndexError(f"epoch must be in [0, {self._epochs}), got {epoch}")
         if not 0 <= step < end:
-            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {self._steps} steps")
+            steps = _validate.counted(self._steps, "step")
+            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {steps}")
         return epoch, step
+
+    def _settled(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the same place; the end of an epoch as the beginning of a pass."""
+        if step == self._steps > 0:
+            return (epoch if self.evaluation else epoch + 1), 0
+        return epoch, step
+
+    def _place(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
+        """Return a place between two batches, `len(self)` included."""
+        return self._settled(*self._position(epoch, step, self._steps + 1))
 
     @property
     def rank(self) -> int:
@@ -173,11 +231,16 @@ class BatchStream(ABC):
         """Number of ranks, 1 when not sharded."""
         return self._world_size
 
+    @property
+    def sharded(self) -> bool:
+        """Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all."""
+        return self._sharded
+
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
 
-        Each rank takes a contiguous slice of every global batch, sizes within one of each
-        other; the longer slices rotate, so that the totals stay within one too.
+        Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most
+        one. The longer slices rotate, so that the totals differ by at most one too.
         """
         if self._world_size != 1:
             raise ValueError(f"this sampler is already rank {self._rank} of {self._world_size}")
@@ -185,7 +248,7 @@ class BatchStream(ABC):
         rank = _validate.integer("rank", rank, minimum=0, below=world_size)
         self._check_world(world_size)
         other = copy.copy(self)
-        other._rank, other._world_size = rank, world_size
+        other._rank, other._world_size, other._sharded = rank, world_size, True
         return other
 
     def _slices(self, epoch: int, start: int, sizes: Int64) -> tuple[Int64, Int64]:
@@ -200,66 +263,65 @@ class BatchStream(ABC):
         )
         return low, high
 
+    def __copy__(self: _Stream) -> _Stream:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._passes = copy.copy(self._passes)
+        return other
+
+    @property
+    def _own(self) -> Passes:
+        """The passes of bare iteration."""
+        if self._passes is None:
+            # Of a copy: a cycle would keep large tables until the garbage collector runs.
+            self._passes = Passes(Cursor(copy.copy(self)))
+        return self._passes
+
     @property
     def epoch(self) -> int:
-        """Epoch of the next batch to be drawn."""
-        return self._epoch
+        """Epoch of the next batch that iterating draws."""
+        return self._own.cursor.epoch
 
     @property
     def step(self) -> int:
-        """Step of the next batch to be drawn, in ``[0, len(self))``."""
-        return self._step
+        """Step of the next batch that the running pass draws, in `[0, len(self))`."""
+        return self._own.cursor.step
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Move to the start of an epoch; within that epoch already, stay at the step reached.
+        """Say which epoch the next pass is; a trainer calls this before each epoch.
 
-        Trainers call this before each epoch, after a state was restored as well.
+        After a state was loaded, until the first batch, the loaded epoch keeps its step.
         """
-        epoch = _validate.integer("epoch", epoch, minimum=0, below=self._epochs)
-        if epoch != self._epoch:
-            self._epoch, self._step = epoch, 0
+        self._own.set_epoch(epoch)
+
+    def steps(self) -> Iterator[tuple[int, int, Int64]]:
+        """Iterate, and yield (epoch, step, ids) for each batch."""
+        return self._own.over(self)
 
     def __iter__(self) -> Iterator[Int64]:
-        """Yield the rest of the current epoch, then stand at the start of the next.
-
-        Raises RuntimeError at the next draw where something else has moved the cursor.
-        """
-        return self._rest(self._epoch, self._step)
-
-    def _rest(self, epoch: int, step: int) -> Iterator[Int64]:
-        """Draw chunks that grow: the first batch comes at once, later ones cheaply."""
-        chunk = 1
-        while step < self._steps:
-            stop = min(step + chunk, self._steps)
-            for batch in self._batches(epoch, step, stop):
-                if (self._epoch, self._step) != (epoch, step):
-                    raise RuntimeError(
-                        f"this pass stood at step {step} of epoch {epoch}, and another pass over "
-                        f"the same sampler, its set_epoch or load_state_dict moved it to step "
-                        f"{self._step} of epoch {self._epoch}: leave the loop first, or give each "
-                        f"loop a sampler of its own"
-                    )
-                step += 1
-                self._epoch, self._step = (epoch, step) if step < self._steps else (epoch + 1, 0)
-                yield batch
-            most = _CHUNK_IDS // max(1, len(batch) * self._world_size)
-            chunk = max(1, min(2 * chunk, most))
-        if not self._steps:
-            self._epoch = epoch + 1
+        """Yield the batches of a pass; nothing is drawn before the first `next`."""
+        for _, _, ids in self.steps():
+            yield ids
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor and what it belongs to, as JSON can hold it.
+        """Return where iteration stands, and of which stream: a small dict that JSON can hold.
 
-        It counts batches drawn. A loader that prefetches draws ahead of the training loop: save
-        the loader's state then, and give torchdata's ``StatefulDataLoader`` a ``RequestSampler``.
+        The state counts batches drawn. Workers draw ahead of the training loop: save the state of
+        a loader of `twinfeed.loaders` then.
         """
-        return self.state_at(self._epoch, self._step)
+        return self._own.cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass at a state, of any rank and world size, in constant time.
+
+        Raises StateMismatchError, with every differing field, for a state of other data,
+        parameters or version.
+        """
+        self._own.load_state_dict(state)
 
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
-        """Return the state of a sampler about to draw this step, ``len(self)`` included."""
-        epoch, step = self._position(epoch, step, self._steps + 1)
-        if step == self._steps > 0:
-            epoch, step = epoch + 1, 0
+        """Return the state before this step; `len(self)` is the end of the epoch."""
+        epoch, step = self._place(epoch, step)
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
@@ -267,34 +329,31 @@ class BatchStream(ABC):
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the cursor to a state, of any rank and world size, in constant time.
-
-        Raises StateMismatchError, with every differing field, for a state of other data,
-        parameters or version.
-        """
-        self._epoch, self._step = self.position_of(state)
-
     def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the (epoch, step) of a state of this stream; raise as ``load_state_dict``."""
+        """Return the (epoch, step) of a state of this stream; raise as `load_state_dict`."""
         return position(state, self.fingerprint, steps=self._steps, epochs=self._epochs)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the stream is a function of: class, stream version, parameters, data digests."""
-        return {
-            "sampler": type(self).__name__,
-            "stream_version": STREAM_VERSION,
-            "steps": self._steps,
-            "seed": self._seed,
-            **self._parameters(),
-        }
+        """What the stream is a function of: class, stream version, seed, parameters, digests.
+
+        Data are hashed once for a stream and all its copies.
+        """
+        if not self._known:
+            self._known |= {
+                "sampler": type(self).__name__,
+                "stream_version": STREAM_VERSION,
+                "steps": self._steps,
+                "seed": self.seed,
+                **self._parameters(),
+            }
+        return dict(self._known)
 
     def explain(self, *, steps: SupportsIndex = 4, world_size: SupportsIndex | None = None) -> str:
         """Return a drawing of the first steps of the current epoch, one column a rank.
 
-        A sample is written as its record, with its view or use number where it has one, and
-        padding as ``-``.
+        A sample is written as its record, with its view or use number where it has one.
+        Padding is written as `-`.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
         >>> print(ExactOnceBatchSampler(5, batch_size=4, final="pad").explain(world_size=2))
@@ -309,42 +368,16 @@ class BatchStream(ABC):
         whole = copy.copy(self)
         whole._rank, whole._world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]
-        return drawing(repr(self), [rank.batches(self._epoch, 0, stop) for rank in ranks], self)
+        return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
 
     @property
     def sampler(self: _Stream) -> _Stream:
-        """Itself: trainers look for ``batch_sampler.sampler`` when they set the epoch."""
+        """Itself: trainers look for `batch_sampler.sampler` when they set the epoch."""
         return self
 
 
-class FixedBatchStream(BatchStream):
-    """Cut ``size`` ids an epoch into batches of ``batch_size``, the last one smaller."""
-
-    drop_last: bool = False
-
-    def __init__(self, *, size: int, batch_size: int, seed: int) -> None:
-        """Take validated numbers."""
-        super().__init__(steps=-(-size // batch_size), size=size, seed=seed)
-        self._size = size
-        self.batch_size = batch_size
-
-    @property
-    def _even(self) -> bool:
-        return self._size % self.batch_size == 0
-
-    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        return np.minimum(self._size - np.arange(start, stop) * self.batch_size, self.batch_size)
-
-    def _given(self, epoch: int, step: int) -> int:
-        return epoch * self._size + step * self.batch_size
-
-    def _positions(self, start: int, stop: int) -> Int64:
-        """Return the positions of an epoch that these steps cover."""
-        return np.arange(start * self.batch_size, min(stop * self.batch_size, self._size))
-
-
 def _slice_start(rank: int, sizes: Int64, first: Int64, world_size: int) -> Int64:
-    """Return where slices begin when ranks ``first`` and on, cyclically, have the longer ones."""
+    """Return where slices begin when ranks `first` and on, cyclically, have the longer ones."""
     share, longer = np.divmod(sizes, world_size)
     wrapped = np.maximum(first + longer - world_size, 0)
     longer_before = np.minimum(rank, wrapped) + np.clip(rank - first, 0, longer - wrapped)

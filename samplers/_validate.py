@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers._bits import Int64
+
+T = TypeVar("T")
 
 LIMIT = 1 << 62  # of every size and sum: int64 holds it, and what is added to it
 
@@ -50,11 +52,18 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return a string out of those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+def choice(name: str, value: T, allowed: object) -> T:
+    """Return a value out of those of a `Literal`."""
+    values = get_args(allowed)
+    if value not in values:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}")
     return value
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless the number is 1."""
+    plural = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64
-from twinfeed.samplers._stream import FixedBatchStream
+from twinfeed.samplers._bits import Int64, ranges
+from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.orders import Order, check_order
 
+FinalBatch = Literal["smaller", "pad", "drop"]
 
-class BatchSampler(FixedBatchStream):
-    """Cut an order into batches of ``batch_size`` consecutive positions.
 
-    The last batch of an epoch is smaller where ``batch_size`` does not divide the order's
-    length, and left out with ``drop_last=True``: then those records are not met in that epoch.
+class BatchSampler(BatchStream):
+    """Cut an order into batches of `batch_size` consecutive positions.
+
+    `final` says what happens where `batch_size` does not divide the order's length:
+
+    - `"smaller"`: the last batch is smaller. A rank may get an empty batch, int64[0].
+    - `"pad"`: the last batch is filled with -1, and loaders give a mask.
+    - `"drop"`: the last batch is left out, and its records are not met in that epoch.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -23,27 +31,43 @@ class BatchSampler(FixedBatchStream):
         rank 0    0 1        3          6
         rank 1        2        4 5      (empty)
 
+    Raises ValueError where the order cannot be cut so: `parts` of a shuffle that do not divide
+    `batch_size`, and for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`.
+
     >>> from twinfeed.samplers import SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3)
     >>> [ids.tolist() for ids in stream.shard(1, 2)]
     [[2], [4, 5], []]
-    >>> len(BatchSampler(SequentialSampler(7), batch_size=3, drop_last=True))
+    >>> [ids.tolist() for ids in BatchSampler(SequentialSampler(4), batch_size=3, final="pad")]
+    [[0, 1, 2], [3, -1, -1]]
+    >>> len(BatchSampler(SequentialSampler(7), batch_size=3, final="drop"))
     2
     """
 
     def __init__(
-        self, order: Order, /, *, batch_size: SupportsIndex, drop_last: bool = False
+        self, order: Order, /, *, batch_size: SupportsIndex, final: FinalBatch = "smaller"
     ) -> None:
-        """Take an order, the size of the global batch and what to do with a smaller last one."""
         batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+        self._final: FinalBatch = _validate.choice("final", final, FinalBatch)
         self._order = check_order(order).for_batches(batch_size)
-        self.drop_last = _validate.flag("drop_last", drop_last)
-        dropped = len(order) % batch_size if self.drop_last else 0
-        super().__init__(size=len(order) - dropped, batch_size=batch_size, seed=order.seed)
+        if order.live is not None and final == "drop":
+            raise ValueError(
+                "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
+                "record has all its uses, got 'drop'"
+            )
+        over = len(order) % batch_size
+        more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -over}
+        self._size = len(order) + more[final]
+        steps = -(-self._size // batch_size)
+        super().__init__(steps=steps, size=self._size, batch_size=batch_size, seed=order.seed)
 
     def __repr__(self) -> str:
-        """Say what an epoch is."""
-        return f"BatchSampler({self._order!r}, {len(self):,} batches of {self.batch_size:,})"
+        final = "" if self._final == "smaller" else f", final={self._final!r}"
+        return f"{type(self).__name__}({self._order!r}, {self._told_size}{final})"
+
+    @property
+    def _told_size(self) -> str:
+        return f"{_validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     @property
     def num_records(self) -> int:
@@ -55,17 +79,63 @@ class BatchSampler(FixedBatchStream):
         """Size of the order's sample id space."""
         return self._order.num_ids
 
+    @property
+    def live(self) -> int | None:
+        """How many decoded images may be live at once, as the order says."""
+        return self._order.live
+
+    @property
+    def reuse(self) -> int:
+        """How many uses in a row a record is live for, as the order says."""
+        return self._order.reuse
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last batch may hold -1."""
+        return self._final == "pad"
+
+    @property
+    def _last_is_dropped(self) -> bool:
+        return self._final == "drop"
+
+    @property
+    def _even(self) -> bool:
+        return self._size % self._largest == 0
+
     def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, as the order says."""
-        return self._order.records(ids)
+        """Return the record id of each sample id, as the order says; -1 for padding."""
+        return _unless_padding(self._order.records, ids, -1)
 
     def views(self, ids: Int64) -> Int64:
-        """Return the view number of each sample id, as the order says."""
-        return self._order.views(ids)
+        """Return the view or use number of each sample id, as the order says; 0 for padding."""
+        return _unless_padding(self._order.views, ids, 0)
 
-    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
-        return self._order._ids(epoch, self._positions(start, stop))
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+        return np.minimum(self._size - np.arange(start, stop) * self._largest, self._largest)
+
+    def _given(self, epoch: int, step: int) -> int:
+        return epoch * self._size + step * self._largest
+
+    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        begins = (start + np.arange(len(lows))) * self._largest
+        positions = ranges(begins + lows, begins + highs)
+        real = positions[: np.searchsorted(positions, len(self._order))]
+        ids = np.full(len(positions), -1)
+        ids[: len(real)] = self._order._ids(epoch, real)
+        return ids
 
     def _parameters(self) -> dict[str, Any]:
-        own = {"batch_size": self.batch_size, "drop_last": self.drop_last}
-        return {**own, **self._order.parameters()}
+        return {
+            "batch_size": self._largest,
+            "final": self._final,
+            "order": self._order.fingerprint,
+        }
+
+
+def _unless_padding(ask: Callable[[Int64], Int64], ids: Int64, padding: int) -> Int64:
+    """Ask about the ids that are not -1."""
+    ids = np.asarray(ids, dtype=np.int64)
+    out = np.full(ids.shape, padding)
+    held = ids >= 0
+    out[held] = ask(ids[held])
+    return out

@@ -11,38 +11,35 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key
 from twinfeed.samplers._pattern import Pattern
-from twinfeed.samplers._stream import FixedBatchStream
-from twinfeed.samplers.orders import Order, check_order, nested_parameters
+from twinfeed.samplers.orders import Order, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
 
 
-class MixtureSampler(FixedBatchStream):
-    """Mix orders by integer weights, exactly so in every ``sum(weights)`` consecutive samples.
+class MixtureSampler(Order):
+    """Mix orders by integer weights, exactly so in every `sum(weights)` consecutive samples.
 
-    Weights are divided by what divides all of them: 50 and 50 are 1 and 1. Then they sum to at
-    most 2^24, the entries of a table of some bytes each.
+    Weights are divided by their common divisor: 50 and 50 are 1 and 1. Then they sum to at most
+    2^24, the entries of a table of some bytes each.
 
-    Each order goes through epochs of its own, one after the other, whatever the epoch of the
-    mixture; ``batches_per_epoch`` says how long that is. Ids are numbered order by order, the
-    second one's after the first one's, as records are in a joined index: ``records`` agrees.
+    Each order goes through epochs of its own, one after the other. An epoch of the mixture has
+    `num_samples`, and the next one goes on after them. Ids are numbered order by order, as records
+    are in a joined index: the ids of the second order begin after those of the first.
 
-    Weights 2 and 1, three records (0 1 2) and two (3 4), batches of three: two of the first and
-    one of the second each, and the first begins again after three of its own::
+    Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
+    three samples are of the first order, which begins again after three of its own::
 
-        step      0        1        2
-        global    0 3 2    1 4 1    2 4 0
+        stream    0 3 2  1 4 1  2 4 0
 
+    Raises ValueError for an empty order, and for an order that reuses records.
+
+    >>> import numpy as np
     >>> from twinfeed.samplers import RandomSampler
     >>> first, second = RandomSampler(3, seed=0), RandomSampler(2, seed=1)
-    >>> stream = MixtureSampler(
-    ...     [first, second], weights=[2, 1], batch_size=3, batches_per_epoch=3, seed=0
-    ... )
-    >>> [ids.tolist() for ids in stream]
-    [[0, 3, 2], [1, 4, 1], [2, 4, 0]]
+    >>> order = MixtureSampler([first, second], weights=[2, 1], num_samples=9, seed=0)
+    >>> order.ids(0, np.arange(9)).tolist()
+    [0, 3, 2, 1, 4, 1, 2, 4, 0]
     """
-
-    drop_last = True
 
     def __init__(
         self,
@@ -50,34 +47,39 @@ class MixtureSampler(FixedBatchStream):
         /,
         *,
         weights: ArrayLike,
-        batch_size: SupportsIndex,
-        batches_per_epoch: SupportsIndex,
+        num_samples: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        """Take the orders, none of them empty, and one weight of at least 1 for each."""
         self._orders = [check_order(order, name="each of orders") for order in orders]
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
+        reusing = [order for order in self._orders if order.live is not None]
+        if reusing:
+            raise ValueError(
+                f"orders must not reuse records, as other samples come between the uses, "
+                f"got {reusing[0]!r}"
+            )
         self._weights = _reduced(_validate.counts("weights", weights, minimum=1))
         if len(self._weights) != len(self._orders):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._orders)}, got {len(self._weights)}"
             )
-        batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        steps = _validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
-        super().__init__(size=steps * batch_size, batch_size=batch_size, seed=_validate.seed(seed))
-        self._pattern = Pattern(self._weights, root_key(self._seed, "mixture"))
+        self._samples = _validate.integer("num_samples", num_samples, minimum=1)
+        self.seed = _validate.seed(seed)
+        self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
 
+    def __len__(self) -> int:
+        return self._samples
+
     def __repr__(self) -> str:
-        """Say what an epoch is."""
         mixed = ", ".join(
             f"{weight} x {order!r}"
             for weight, order in zip(self._weights.tolist(), self._orders, strict=True)
         )
-        return f"MixtureSampler({mixed}, {len(self):,} batches of {self.batch_size:,})"
+        return f"MixtureSampler({mixed}, {_validate.counted(self._samples, 'sample')})"
 
     @property
     def num_records(self) -> int:
@@ -109,8 +111,8 @@ class MixtureSampler(FixedBatchStream):
             out[mine] = offsets[number] + answer
         return out
 
-    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
-        stream, count = self._pattern.turns(epoch * self._size + self._positions(start, stop))
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
+        stream, count = self._pattern.turns(epoch * self._samples + positions)
         out = np.empty(stream.shape, np.int64)
         for number in np.unique(stream).tolist():
             mine = stream == number
@@ -124,9 +126,9 @@ class MixtureSampler(FixedBatchStream):
 
     def _parameters(self) -> dict[str, Any]:
         return {
-            "batch_size": self.batch_size,
+            "num_samples": self._samples,
             "weights": self._weights.tolist(),
-            "orders": [nested_parameters(order) for order in self._orders],
+            "orders": [order.fingerprint for order in self._orders],
         }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
 from twinfeed.samplers._permutation import permute
+
+_Inner = TypeVar("_Inner", bound="InnerOrder")
 
 
 class Order(ABC):
@@ -42,15 +45,26 @@ class Order(ABC):
 
     @property
     def num_ids(self) -> int:
-        """Size of the sample id space; the records', unless samples are something else."""
+        """Size of the sample id space: that of the records, unless samples are something else."""
         return self.num_records
 
-    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
-        """Return the sample ids at these positions of an epoch, int64 as ``positions``.
+    @property
+    def live(self) -> int | None:
+        """How many decoded images may be live at once; None where the order sets no bound."""
+        return None
 
-        Raises IndexError outside ``[0, len(self))``.
+    @property
+    def reuse(self) -> int:
+        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
+        return 1
+
+    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
+        """Return the sample ids at these positions of an epoch, int64 as `positions`.
+
+        Raises IndexError outside `[0, len(self))`.
         """
-        epoch = _validate.integer("epoch", epoch, minimum=0)
+        limit = _validate.LIMIT // max(1, len(self))
+        epoch = _validate.integer("epoch", epoch, minimum=0, below=limit)
         places = np.asarray(positions)
         if places.size and places.dtype.kind not in "iu":
             raise TypeError(f"positions must be integers, got dtype {places.dtype}")
@@ -64,51 +78,65 @@ class Order(ABC):
         """Return the sample ids at positions within an epoch, int64[positions] both."""
 
     @abstractmethod
-    def parameters(self) -> dict[str, Any]:
-        """Return what the order is a function of, as JSON can hold it."""
+    def _parameters(self) -> dict[str, Any]:
+        """Return what the order depends on beside the seed, as JSON can hold it."""
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the order is a function of: class, seed, parameters, digests of data."""
+        return {"name": type(self).__name__, "seed": self.seed, **self._parameters()}
 
     def for_batches(self, batch_size: int) -> Order:
-        """Return the order to use for batches of this size; itself, unless it has parts."""
+        """Return the order to use for batches of this size; ValueError where there is none."""
         return self
 
     def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, int64 as ``ids``."""
+        """Return the record id of each sample id, int64 as `ids`."""
         return np.array(ids, dtype=np.int64)
 
     def views(self, ids: Int64) -> Int64:
-        """Return the view number of each sample id, int64 as ``ids``."""
+        """Return the view or use number of each sample id, int64 as `ids`."""
         return np.zeros(np.shape(ids), dtype=np.int64)
 
 
+class InnerOrder(Order):
+    """An order over the places that another order, of record ids, gives."""
+
+    _order: Order
+
+    def _check_inner(self, order: Order, places: int, what: str) -> Order:
+        """Return an order over so many places."""
+        if check_order(order).num_ids != order.num_records:
+            raise ValueError(
+                f"order must give record ids, got {order!r}: put views outermost, "
+                f"ViewSampler(SubsetSampler(…), …)"
+            )
+        if order.num_records != places:
+            raise ValueError(f"order must be over {what}, got {order!r}")
+        return order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def for_batches(self: _Inner, batch_size: int) -> _Inner:
+        """Return the same over the inner order's own answer."""
+        other = copy.copy(self)
+        other._order = self._order.for_batches(batch_size)
+        return other
+
+
 def check_order(order: Order, *, name: str = "order") -> Order:
-    """Return an order; TypeError for what is none."""
+    """Return an order; TypeError for anything else."""
     if not isinstance(order, Order):
         raise TypeError(
             f"{name} must be an Order such as RandomSampler, got a {type(order).__name__}: "
-            f"SubsetSampler(ids) makes one of ids; batches and mixtures are made of orders"
+            f"SubsetSampler(records) makes one of ids; batches and mixtures are made of orders"
         )
     return order
-
-
-def check_inner(order: Order, places: int, what: str) -> Order:
-    """Return an order over so many places of another order, which it must give as record ids."""
-    if check_order(order).num_ids != order.num_records:
-        raise ValueError(
-            f"order must give record ids, got {order!r}: put views outermost, "
-            f"ViewSampler(SubsetSampler(…), …)"
-        )
-    if order.num_records != places:
-        raise ValueError(f"order must be over {what}, got {order!r}")
-    return order
-
-
-def nested_parameters(order: Order) -> dict[str, Any]:
-    """Return the parameters of an order within another sampler, and its own seed."""
-    return {"seed": order.seed, **order.parameters()}
 
 
 class SequentialSampler(Order):
-    """Give the ids ``0 … n - 1`` in stored order, in every epoch.
+    """Give the ids `0 … n - 1` in stored order, in every epoch.
 
     >>> import numpy as np
     >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
@@ -116,16 +144,13 @@ class SequentialSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /) -> None:
-        """Take the number of records; ValueError when negative."""
         self._n = _validate.integer("n", n, minimum=0)
 
     def __len__(self) -> int:
-        """Return n."""
         return self._n
 
     def __repr__(self) -> str:
-        """Say how many records there are."""
-        return f"SequentialSampler({self._n:,} records)"
+        return f"SequentialSampler({_validate.counted(self._n, 'record')})"
 
     @property
     def num_records(self) -> int:
@@ -135,16 +160,15 @@ class SequentialSampler(Order):
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return positions.copy()
 
-    def parameters(self) -> dict[str, Any]:
-        """Return n."""
-        return {"order": "SequentialSampler", "n": self._n}
+    def _parameters(self) -> dict[str, Any]:
+        return {"n": self._n}
 
 
 class RandomSampler(Order):
-    """Give the ids ``0 … n - 1`` in a new keyed random order every epoch.
+    """Give the ids `0 … n - 1` in a new keyed random order every epoch.
 
-    Random access in constant time and memory, whatever n: nothing of length n is ever held
-    above 2^15 records.
+    Access is random, in constant time and memory for any n below 2^62. Above 2^15 records nothing
+    of length n is ever held.
 
     >>> import numpy as np
     >>> order = RandomSampler(5, seed=0)
@@ -155,18 +179,15 @@ class RandomSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        """Take the number of records, below 2^62, and the seed."""
         self._n = _validate.integer("n", n, minimum=0)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
 
     def __len__(self) -> int:
-        """Return n."""
         return self._n
 
     def __repr__(self) -> str:
-        """Say how many records there are, and the seed."""
-        return f"RandomSampler({self._n:,} records, seed={self.seed})"
+        return f"RandomSampler({_validate.counted(self._n, 'record')}, seed={self.seed})"
 
     @property
     def num_records(self) -> int:
@@ -176,6 +197,5 @@ class RandomSampler(Order):
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return permute(self._n, derive(self._key, epoch), positions)
 
-    def parameters(self) -> dict[str, Any]:
-        """Return n; the seed is the batch sampler's own field."""
-        return {"order": "RandomSampler", "n": self._n}
+    def _parameters(self) -> dict[str, Any]:
+        return {"n": self._n}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._bits import Int64, ranges
 from twinfeed.samplers._classes import Classes, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
@@ -66,10 +66,8 @@ class PKBatchSampler(BatchStream):
     >>> stream.shard(1, 2).batch(0, 1).tolist()
     [2, 4]
     >>> PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, records=[0, 1, 3, 4])
-    PKBatchSampler(4 of 7 records, 2 classes, 1 batches of p=2 x k=2, 4 ids)
+    PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
     """
-
-    drop_last = True
 
     def __init__(
         self,
@@ -80,21 +78,20 @@ class PKBatchSampler(BatchStream):
         k: PerStep | tuple[SupportsIndex, SupportsIndex],
         seed: SupportsIndex,
         batches_per_epoch: SupportsIndex | None = None,
-        small: str = "raise",
+        small: Literal["raise", "repeat", "drop"] = "raise",
         min_class_size: SupportsIndex = 1,
-        coverage: str | None = None,
+        coverage: Literal["once", "all"] | None = None,
         super_labels: ArrayLike | None = None,
-        order_within: str = "random",
+        order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
     ) -> None:
         """Take one label a record (int or str); ValueError names the numbers that do not fit."""
-        self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
+        self._small = _validate.choice("small", small, Literal["raise", "repeat", "drop"])
         self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
         seed = _validate.seed(seed)
         schedule = self._schedule = Schedule(p, k, seed)
-        self.batch_size = schedule.largest_batch
         self._coverage = coverage
-        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
+        self._within = _validate.choice("order_within", order_within, Literal["random", "stored"])
         self._classes = Classes(labels, records)
         parents = super_of_class(self._classes, super_labels)
         kept = self._kept_classes()
@@ -118,7 +115,8 @@ class PKBatchSampler(BatchStream):
                 seed=seed,
             )
             self._draws, steps = covering, covering.steps
-        super().__init__(steps=steps, size=steps * self.batch_size, seed=seed)
+        largest = schedule.largest_batch
+        super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
     def _kept_classes(self) -> NDArray[np.bool_]:
         """Apply the rules for small classes."""
@@ -149,7 +147,7 @@ class PKBatchSampler(BatchStream):
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
         """Refuse what would contradict an epoch made for coverage."""
-        coverage = _validate.choice("coverage", str(self._coverage), ("once", "all"))
+        coverage = _validate.choice("coverage", self._coverage, Literal["once", "all"])
         rules = {
             "p and k must be plain integers": self._schedule.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
@@ -169,7 +167,7 @@ class PKBatchSampler(BatchStream):
             return _validate.integer("batches_per_epoch", given, minimum=1)
         if not schedule.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
-        return max(1, int(self._classes.sizes.sum()) // self.batch_size)
+        return max(1, int(self._classes.sizes.sum()) // schedule.largest_batch)
 
     def __repr__(self) -> str:
         """Say what an epoch is."""
@@ -178,10 +176,18 @@ class PKBatchSampler(BatchStream):
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
         drawn = len(self._classes.records)
         some = "" if self._classes.records_digest is None else f"{drawn:,} of "
+        records, classes, batches = (
+            _validate.counted(number, noun)
+            for number, noun in (
+                (self.num_records, "record"),
+                (self.num_classes, "class"),
+                (len(self), "batch"),
+            )
+        )
+        ids = _validate.counted(self._largest, "id")
         return (
-            f"PKBatchSampler({some}{self.num_records:,} records, {self.num_classes:,} classes, "
-            f"{len(self):,} batches of p={schedule.p_text} x k={schedule.k_text}, "
-            f"{most}{self.batch_size:,} ids{coverage})"
+            f"PKBatchSampler({some}{records}, {classes}, {batches} of p={schedule.p_text} x "
+            f"k={schedule.k_text}, {most}{ids}{coverage})"
         )
 
     @property
@@ -213,10 +219,16 @@ class PKBatchSampler(BatchStream):
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return self._schedule.sizes(self._global_steps(epoch, start, stop))
 
-    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
+    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        stop = start + len(lows)
         if isinstance(self._draws, CoverageDraw):
-            return self._draws.ids(epoch, start, stop)
-        return self._draws.ids(self._global_steps(epoch, start, stop))
+            ids = self._draws.ids(epoch, start, stop)
+        else:
+            ids = self._draws.ids(self._global_steps(epoch, start, stop))
+        sizes = self._sizes(epoch, start, stop)
+        begins = np.cumsum(sizes) - sizes
+        drawn: Int64 = ids[ranges(begins + lows, begins + highs)]
+        return drawn
 
     def _parameters(self) -> dict[str, Any]:
         return {

@@ -10,26 +10,27 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
 from twinfeed.samplers._lanes import MAX_LANES, Lanes, equal_bounds
 from twinfeed.samplers._permutation import permute
-from twinfeed.samplers._stream import FixedBatchStream
+from twinfeed.samplers.orders import Order
 
 
-class ReuseBatchSampler(FixedBatchStream):
-    """Use every record ``reuse`` times an epoch while it is live, never twice in a batch.
+class ReuseSampler(Order):
+    """Use every record `reuse` times an epoch while it is live, never twice in a batch.
 
-    A cache that drops a record after its use number ``reuse - 1`` keeps at most ``live`` of them,
-    and decodes at most ``n + live - 1`` in an epoch: up to ``live - 1`` are met at both of its
-    ends, dropped in between. After the first ``live`` new ones come steadily, about
-    ``batch_size / reuse`` a batch. A sample id is ``record * reuse + use``: ``records`` and
-    ``views`` take it apart, and the use number makes a crop reproducible.
+    A cache that drops a record after its use number `reuse - 1` keeps at most `live` records. The
+    cache decodes at most `n + live - 1` records in an epoch: up to `live - 1` are met at both ends
+    of the epoch, and dropped in between. After the first `live`, new records come steadily, about
+    one in `reuse` samples.
 
-    ``live`` must be a multiple of ``batch_size`` and at most n; the last batch may be smaller.
+    A sample id is `record * reuse + use`. `records` and `views` take a sample id apart, and the
+    use number makes a crop reproducible. `live` is at most n, and a multiple of the size of the
+    batches that the order is cut into.
 
     Four records used twice, two live, as record.use; record 2 is met at both ends::
 
-        step     0          1          2          3
-        global   2.1 3.0    1.0 3.1    0.0 1.1    0.1 2.0
+        stream   2.1 3.0 1.0 3.1 0.0 1.1 0.1 2.0
 
-    >>> sampler = ReuseBatchSampler(4, batch_size=2, reuse=2, live=2, seed=0)
+    >>> from twinfeed.samplers import BatchSampler
+    >>> sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
     >>> [sampler.records(ids).tolist() for ids in sampler]
     [[2, 3], [1, 3], [0, 1], [0, 2]]
     >>> sampler.views(sampler.batch(0, 0)).tolist()
@@ -41,33 +42,37 @@ class ReuseBatchSampler(FixedBatchStream):
         n: SupportsIndex,
         /,
         *,
-        batch_size: SupportsIndex,
         reuse: SupportsIndex,
         live: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        """Take the number of records and the numbers above; ValueError where they do not fit."""
         self._n = _validate.integer("n", n, minimum=1)
-        batch_size = _validate.integer("batch_size", batch_size, minimum=1)
         self._reuse = _validate.integer("reuse", reuse, minimum=1)
         self._live = _validate.integer("live", live, minimum=1, below=MAX_LANES)
-        if self._live % batch_size or self._live > self._n:
-            raise ValueError(
-                f"live must be a multiple of batch_size and at most n, so that a batch holds no "
-                f"record twice: got live={self._live}, batch_size={batch_size}, n={self._n}"
-            )
-        super().__init__(
-            size=self._n * self._reuse, batch_size=batch_size, seed=_validate.seed(seed)
-        )
+        if self._live > self._n:
+            raise ValueError(f"live must be at most n, got live={self._live}, n={self._n}")
+        self._size = _validate.integer("samples of an epoch", self._n * self._reuse, minimum=1)
+        self.seed = _validate.seed(seed)
         self._bounds, self._starts = _staggered(self._n, self._reuse, self._live)
-        self._key = root_key(self._seed, "reuse")
+        self._key = root_key(self.seed, "reuse")
+
+    def __len__(self) -> int:
+        return self._size
 
     def __repr__(self) -> str:
-        """Say what an epoch is."""
         return (
-            f"ReuseBatchSampler({self._n:,} records x {self._reuse} uses, {self._live:,} live, "
-            f"{len(self):,} batches of {self.batch_size:,})"
+            f"ReuseSampler({_validate.counted(self._n, 'record')} x "
+            f"{_validate.counted(self._reuse, 'use')}, {self._live:,} live, seed={self.seed})"
         )
+
+    def for_batches(self, batch_size: int) -> Order:
+        """Return itself; ValueError where a batch could hold a record twice."""
+        if self._live % batch_size:
+            raise ValueError(
+                f"live must be a multiple of batch_size, so that a batch holds no record twice: "
+                f"got live={self._live}, batch_size={batch_size}"
+            )
+        return self
 
     @property
     def num_records(self) -> int:
@@ -77,7 +82,7 @@ class ReuseBatchSampler(FixedBatchStream):
     @property
     def num_ids(self) -> int:
         """Size of the sample id space, n * reuse."""
-        return self._n * self._reuse
+        return self._size
 
     @property
     def live(self) -> int:
@@ -97,19 +102,14 @@ class ReuseBatchSampler(FixedBatchStream):
         """Return the use numbers, ``ids % reuse``."""
         return np.asarray(ids, dtype=np.int64) % self._reuse
 
-    def _draw(self, epoch: int, start: int, stop: int) -> Int64:
+    def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
         lanes = Lanes(self._bounds, self._starts, key=derive(key, 0), renew=True)
-        turn, use = np.divmod(lanes.places(self._positions(start, stop)), self._reuse)
+        turn, use = np.divmod(lanes.places(positions), self._reuse)
         return permute(self._n, derive(key, 1), turn) * self._reuse + use
 
     def _parameters(self) -> dict[str, Any]:
-        return {
-            "n": self._n,
-            "batch_size": self.batch_size,
-            "reuse": self._reuse,
-            "live": self._live,
-        }
+        return {"n": self._n, "reuse": self._reuse, "live": self._live}
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:

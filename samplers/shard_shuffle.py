@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,14 +54,14 @@ class ShardShuffleSampler(Order):
         block: SupportsIndex = 1024,
         window: SupportsIndex = 64,
         parts: SupportsIndex = 1,
-        order_within: str = "random",
+        order_within: Literal["random", "stored"] = "random",
     ) -> None:
         """Take the records in each shard, int [shards]; block and window count records, blocks."""
         self._lengths = _validate.counts("shard_lengths", shard_lengths, minimum=0)
         self._block = _validate.integer("block", block, minimum=1)
         self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
         self._parts = _validate.integer("parts", parts, minimum=1)
-        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
+        self._within = _validate.choice("order_within", order_within, Literal["random", "stored"])
         self.seed = _validate.seed(seed)
         if self._window % self._parts:
             raise ValueError(
@@ -163,10 +163,8 @@ class ShardShuffleSampler(Order):
         bounds[1:-1] += below(words(derive(key, 0), np.arange(1, width)), jitter) - jitter // 2
         return Lanes(bounds, np.zeros(width, np.int64), key=derive(key, 1), renew=False)
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the numbers given, and a digest of the shard lengths."""
+    def _parameters(self) -> dict[str, Any]:
         return {
-            "order": "ShardShuffleSampler",
             "shard_lengths": digest(self._lengths),
             "block": self._block,
             "window": self._window,

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order, SequentialSampler, check_inner, nested_parameters
+from twinfeed.samplers.orders import InnerOrder, Order, SequentialSampler
 
 
-class SubsetSampler(Order):
+class SubsetSampler(InnerOrder):
     """Give the records of a table of ids, in the order that another order gives its places.
 
     The table is kept whole (n int64). Ids must differ from each other. ``num_records`` is the size
@@ -39,15 +39,14 @@ class SubsetSampler(Order):
 
     def __init__(
         self,
-        ids: ArrayLike,
+        records: ArrayLike,
         /,
         *,
         order: Order | None = None,
         num_records: SupportsIndex | None = None,
     ) -> None:
-        """Take the ids, an order over ``len(ids)`` places, and the size of the id space."""
-        self._table = _validate.integers("ids", ids, minimum=0)
-        values = _validate.distinct("ids", self._table)
+        self._table = _validate.integers("records", records, minimum=0)
+        values = _validate.distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
         self._num_records = (
             least
@@ -56,15 +55,10 @@ class SubsetSampler(Order):
         )
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
-        self._order = check_inner(inner, size, f"len(ids)={size} places")
+        self._order = self._check_inner(inner, size, f"len(records)={size} places")
         self.seed = self._order.seed
 
-    def __len__(self) -> int:
-        """Return the samples of an epoch of the inner order."""
-        return len(self._order)
-
     def __repr__(self) -> str:
-        """Say how many of how many, and in which order."""
         of = f"{len(self._table):,} of {self._num_records:,} records"
         return f"SubsetSampler({of}, {self._order!r})"
 
@@ -73,22 +67,14 @@ class SubsetSampler(Order):
         """Size of the record id space."""
         return self._num_records
 
-    def for_batches(self, batch_size: int) -> Order:
-        """Return the same subset over the inner order's own answer."""
-        return SubsetSampler(
-            self._table, order=self._order.for_batches(batch_size), num_records=self._num_records
-        )
-
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return self._table[self._order._ids(epoch, positions)]
 
-    def parameters(self) -> dict[str, Any]:
-        """Return a digest of the ids, and the inner order's parameters."""
+    def _parameters(self) -> dict[str, Any]:
         return {
-            "order": "SubsetSampler",
-            "subset": digest(self._table),
+            "records": digest(self._table),
             "num_records": self._num_records,
-            "inner": nested_parameters(self._order),
+            "order": self._order.fingerprint,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,10 +11,10 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key, words
 from twinfeed.samplers._permutation import permute_rows
 from twinfeed.samplers._state import digest
-from twinfeed.samplers.orders import Order, check_inner, nested_parameters
+from twinfeed.samplers.orders import InnerOrder, Order
 
 
-class ViewSampler(Order):
+class ViewSampler(InnerOrder):
     """Give samples that are (record, view) pairs, numbered record by record.
 
     ``per_epoch="one"``: the inner order is over records, and each record comes with one of its
@@ -39,26 +39,26 @@ class ViewSampler(Order):
     """
 
     def __init__(
-        self, order: Order, views: ArrayLike, /, *, per_epoch: str, seed: SupportsIndex
+        self,
+        order: Order,
+        views: ArrayLike,
+        /,
+        *,
+        per_epoch: Literal["one", "all"],
+        seed: SupportsIndex,
     ) -> None:
-        """Take the inner order, and the number of views of each record, int [records]."""
-        self._per_epoch = _validate.choice("per_epoch", per_epoch, ("one", "all"))
+        self._per_epoch = _validate.choice("per_epoch", per_epoch, Literal["one", "all"])
         one = self._per_epoch == "one"
         self._counts = _validate.counts("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
         places = len(self._counts) if one else int(self._bounds[-1])
         units = "records" if one else "(record, view) pairs"
         what = f"{places} {units} with per_epoch={per_epoch!r}"
-        self._order = check_inner(order, places, what)
+        self._order = self._check_inner(order, places, what)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "views")
 
-    def __len__(self) -> int:
-        """Return the samples of an epoch of the inner order."""
-        return len(self._order)
-
     def __repr__(self) -> str:
-        """Say how many records and views there are, and which an epoch has."""
         return (
             f"ViewSampler({len(self._counts):,} records, {self._bounds[-1]:,} views, "
             f"{self._per_epoch} per epoch, {self._order!r})"
@@ -73,11 +73,6 @@ class ViewSampler(Order):
     def num_ids(self) -> int:
         """Size of the sample id space: the number of pairs."""
         return int(self._bounds[-1])
-
-    def for_batches(self, batch_size: int) -> Order:
-        """Return the same views over the inner order's own answer."""
-        inner = self._order.for_batches(batch_size)
-        return ViewSampler(inner, self._counts, per_epoch=self._per_epoch, seed=self.seed)
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         inner = self._order._ids(epoch, positions)
@@ -98,11 +93,9 @@ class ViewSampler(Order):
         first: Int64 = self._bounds[self.records(ids)]
         return ids - first
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the numbers given, a digest of the counts, and the inner order's parameters."""
+    def _parameters(self) -> dict[str, Any]:
         return {
-            "order": "ViewSampler",
             "views": digest(self._counts),
             "per_epoch": self._per_epoch,
-            "inner": nested_parameters(self._order),
+            "order": self._order.fingerprint,
         }

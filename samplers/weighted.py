@@ -97,10 +97,8 @@ class WeightedSampler(Order):
         first: Int64 = records[np.argsort(waits, kind="stable")[: self._samples]]
         return first
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the numbers given, and a digest of the quantised weights."""
+    def _parameters(self) -> dict[str, Any]:
         return {
-            "order": "WeightedSampler",
             "weights": digest(self._weights),
             "num_samples": self._samples,
             "replacement": self._replacement,

@@ -19,7 +19,7 @@ from twinfeed.samplers import (
     Order,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
     SequentialSampler,
     ShardShuffleSampler,
     SubsetSampler,
@@ -55,19 +55,19 @@ def _shards(**options: Any) -> Callable[[], Order]:
     return lambda: ShardShuffleSampler(SHARDS, **{**defaults, **options})
 
 
-def _mixture() -> BatchStream:
+def _mixture() -> Order:
     """Return a mixture of an order, a subset and views."""
     orders = [
         RandomSampler(11, seed=0),
         SubsetSampler([1, 5, 8], order=RandomSampler(3, seed=1)),
         ViewSampler(RandomSampler(4, seed=2), [1, 2, 1, 3], per_epoch="one", seed=3),
     ]
-    return MixtureSampler(orders, weights=[3, 1, 2], batch_size=7, batches_per_epoch=9, seed=4)
+    return MixtureSampler(orders, weights=[3, 1, 2], num_samples=63, seed=4)
 
 
 CASES: list[Case] = [
     ("sequential", _plain(lambda: SequentialSampler(83))),
-    ("sequential-drop-last", _plain(lambda: SequentialSampler(83), drop_last=True)),
+    ("sequential-drop-last", _plain(lambda: SequentialSampler(83), final="drop")),
     ("random", _plain(lambda: RandomSampler(83, seed=1))),
     ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
     ("weighted", _plain(lambda: WeightedSampler([0.5, 0, 2.25, 1] * 9, num_samples=50, seed=2))),
@@ -100,13 +100,13 @@ CASES: list[Case] = [
             lambda: ViewSampler(RandomSampler(70, seed=1), [0, 2, 5] * 10, per_epoch="all", seed=8)
         ),
     ),
-    ("mixture", _mixture),
+    ("mixture", _plain(_mixture, batch_size=7)),
     ("exact-once", lambda: ExactOnceBatchSampler(83, batch_size=8)),
     ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, final="pad")),
     ("exact-once-few", lambda: ExactOnceBatchSampler(3, batch_size=8)),
     ("exact-once-none", lambda: ExactOnceBatchSampler(0, batch_size=8)),
-    ("reuse", lambda: ReuseBatchSampler(25, batch_size=4, reuse=3, live=12, seed=7)),
-    ("reuse-one-round", lambda: ReuseBatchSampler(24, batch_size=8, reuse=6, live=8, seed=7)),
+    ("reuse", _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4)),
+    ("reuse-one-round", _plain(lambda: ReuseSampler(24, reuse=6, live=8, seed=7))),
     ("pk", _pk()),
     ("pk-strings", _pk(labels=NAMES)),
     ("pk-repeat", _pk(k=6, small="repeat")),

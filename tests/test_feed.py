@@ -22,10 +22,11 @@ from twinfeed.loaders import (
     request_of,
 )
 from twinfeed.samplers import (
+    BatchSampler,
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
 )
 
 WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
@@ -190,7 +191,7 @@ def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
 ) -> None:
     n = 21
     index = pack([{"number": bytes([number])} for number in range(n)], tmp_path)["data"]
-    sampler = ReuseBatchSampler(n, batch_size=4, reuse=reuse, live=live, seed=0)
+    sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=0), batch_size=4)
     feed = Feed(index, sampler, decode=lambda sample: {"number": sample["number"][0]})
     assert feed.cache is not None
     assert feed.spec
@@ -328,7 +329,7 @@ def test_a_transform_may_change_what_it_is_given(
     """Also where a batch has a record several times, or a cache keeps it."""
     feed = Feed(index, sampler, decode=array, transform=in_place, threads=threads)
     assert feed(requested(3, 2, 3, 3))["x"][:, 0].tolist() == [4, 3, 4, 4]
-    reused = ReuseBatchSampler(6, batch_size=2, reuse=3, live=4, seed=0)
+    reused = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, reused, decode=array, transform=in_place, threads=threads)
     for step in range(len(reused)):
         batch = feed(request_of(reused, epoch=0, step=step))

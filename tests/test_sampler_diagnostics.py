@@ -12,7 +12,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
     SequentialSampler,
     ShardShuffleSampler,
     compare_shuffles,
@@ -130,7 +130,7 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     padded = diagnose(ExactOnceBatchSampler(11, batch_size=4, final="pad"))
     assert (padded.samples, padded.covered) == (11, 11)
     assert diagnose([4, 4], batch_size=1).rank_correlation == 0
-    reused = diagnose(ReuseBatchSampler(40, batch_size=4, reuse=3, live=8, seed=0))
+    reused = diagnose(BatchSampler(ReuseSampler(40, reuse=3, live=8, seed=0), batch_size=4))
     assert (reused.covered, reused.most_repeats, reused.samples) == (40, 3, 120)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from twinfeed.samplers import (
     MixtureSampler,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
     SequentialSampler,
     ShardShuffleSampler,
     StateMismatchError,
@@ -45,10 +44,10 @@ def shuffle(**options: Any) -> Callable[[], ShardShuffleSampler]:
     )
 
 
-def reuse(**options: int) -> Callable[[], ReuseBatchSampler]:
+def reuse(**options: int) -> Callable[[], ReuseSampler]:
     """Return a factory of reuse samplers with one thing wrong."""
-    defaults = {"batch_size": 2, "reuse": 3, "live": 4, "seed": 0}
-    return lambda: ReuseBatchSampler(10, **{**defaults, **options})
+    defaults = {"reuse": 3, "live": 4, "seed": 0}
+    return lambda: BatchSampler(ReuseSampler(10, **{**defaults, **options}), batch_size=2)
 
 
 def mixture(**options: Any) -> Callable[[], MixtureSampler]:
@@ -56,8 +55,7 @@ def mixture(**options: Any) -> Callable[[], MixtureSampler]:
     orders = options.pop("orders", [SequentialSampler(3), SequentialSampler(2)])
     defaults: dict[str, Any] = {
         "weights": [1, 2],
-        "batch_size": 2,
-        "batches_per_epoch": 3,
+        "num_samples": 6,
         "seed": 0,
     }
     return lambda: MixtureSampler(orders, **{**defaults, **options})
@@ -70,6 +68,11 @@ def views(counts: list[int]) -> ViewSampler:
 
 BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "n-negative": (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
+    "n-negative-random": (
+        lambda: RandomSampler(-1, seed=0),
+        ValueError,
+        "n must be at least 0, got -1",
+    ),
     "n-float": (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
     "n-bool": (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
     "n-huge": (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
@@ -90,15 +93,15 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be an Order"),
     "batch-list": (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
-    "batch-mixture": (
-        lambda: BatchSampler(mixture()(), batch_size=1),
+    "batch-batches": (
+        lambda: BatchSampler(pk()(), batch_size=1),
         TypeError,
-        "order must be an Order such as RandomSampler, got a MixtureSampler",
+        "order must be an Order such as RandomSampler, got a PKBatchSampler",
     ),
-    "drop-last": (
-        lambda: BatchSampler(SequentialSampler(3), batch_size=1, drop_last=1),
-        TypeError,
-        "drop_last must be True or False, got 1",
+    "batch-final": (
+        lambda: BatchSampler(SequentialSampler(3), batch_size=1, final=True),
+        ValueError,
+        "final must be one of 'smaller', 'pad', 'drop', got True",
     ),
     "final": (
         lambda: ExactOnceBatchSampler(3, batch_size=1, final="wrap"),
@@ -249,9 +252,18 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "shuffle-block": (shuffle(block=0), ValueError, "block must be at least 1"),
     "shuffle-within": (shuffle(order_within="sorted"), ValueError, "order_within must be one of"),
-    "reuse-batch": (reuse(live=5), ValueError, "got live=5, batch_size=2, n=10"),
-    "reuse-live": (reuse(live=12), ValueError, "got live=12, batch_size=2, n=10"),
+    "reuse-batch": (
+        reuse(live=5),
+        ValueError,
+        "a batch holds no record twice: got live=5, batch_size=2",
+    ),
+    "reuse-live": (reuse(live=12), ValueError, "live must be at most n, got live=12, n=10"),
     "reuse-huge": (reuse(reuse=2**60), ValueError, "samples of an epoch must be below"),
+    "reuse-drop": (
+        lambda: BatchSampler(ReuseSampler(4, reuse=3, live=4, seed=0), batch_size=4, final="drop"),
+        ValueError,
+        "final must be 'smaller' or 'pad' for an order that reuses records",
+    ),
     "reuse-none": (reuse(reuse=0), ValueError, "reuse must be at least 1"),
     "weights-empty": (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),
     "weights-zero": (lambda: WeightedSampler([0, 0], seed=0), ValueError, "not all be 0"),
@@ -276,13 +288,13 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "subset-order": (
         lambda: SubsetSampler([5], order=SequentialSampler(2)),
         ValueError,
-        "order must be over len(ids)=1 places",
+        "order must be over len(records)=1 places",
     ),
     "subset-list": (lambda: SubsetSampler([5], order=[0]), TypeError, "got a list"),
-    "subset-mixture": (
-        lambda: SubsetSampler(range(5), order=mixture()()),
+    "subset-batches": (
+        lambda: SubsetSampler(range(5), order=pk()()),
         TypeError,
-        "order must be an Order such as RandomSampler, got a MixtureSampler",
+        "order must be an Order such as RandomSampler, got a PKBatchSampler",
     ),
     "subset-views": (
         lambda: SubsetSampler([7, 8], order=views([1, 2])),
@@ -336,10 +348,20 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "put views outermost, ViewSampler(SubsetSampler(…), …)",
     ),
     "mixture-list": (mixture(orders=[[1], [2]]), TypeError, "each of orders must be an Order"),
-    "mixture-mixture": (
-        mixture(orders=[mixture()()], weights=[1]),
+    "mixture-batches": (
+        mixture(orders=[pk()()], weights=[1]),
         TypeError,
-        "each of orders must be an Order such as RandomSampler, got a MixtureSampler",
+        "each of orders must be an Order such as RandomSampler, got a PKBatchSampler",
+    ),
+    "mixture-reuse": (
+        mixture(orders=[ReuseSampler(4, reuse=2, live=2, seed=0)], weights=[1]),
+        ValueError,
+        "orders must not reuse records, as other samples come between the uses, got ReuseSampler(4",
+    ),
+    "mixture-samples": (
+        mixture(num_samples=0),
+        ValueError,
+        "num_samples must be at least 1, got 0",
     ),
     "mixture-huge": (
         mixture(orders=[SequentialSampler(2**61)] * 2),
@@ -405,9 +427,10 @@ def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:
     """Fields that only one of the two has are named too."""
     state = ExactOnceBatchSampler(8, batch_size=2).state_dict()
     with pytest.raises(StateMismatchError) as caught:
-        BatchSampler(RandomSampler(8, seed=0), batch_size=2).load_state_dict(state)
+        PKBatchSampler([0, 0, 1, 1], p=2, k=2, seed=0).load_state_dict(state)
     assert "sampler: the state has 'ExactOnceBatchSampler'" in str(caught.value)
     assert "final: the state has 'smaller', this sampler has 'nothing'" in str(caught.value)
+    assert "order.n: the state has 8, this sampler has 'nothing'" in str(caught.value)
 
 
 def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() -> None:
@@ -419,15 +442,17 @@ def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() 
     def plain(ids: list[int]) -> BatchSampler:
         return BatchSampler(subset(ids), batch_size=1)
 
-    def mixed(ids: list[int]) -> MixtureSampler:
+    def mixed(ids: list[int]) -> BatchSampler:
         orders = [SequentialSampler(3), subset(ids)]
-        return MixtureSampler(orders, weights=[1, 2], batch_size=1, batches_per_epoch=1, seed=0)
+        mixture = MixtureSampler(orders, weights=[1, 2], num_samples=1, seed=0)
+        return BatchSampler(mixture, batch_size=1)
 
     def viewed(ids: list[int]) -> BatchSampler:
         order = ViewSampler(subset(ids), [2] * 40, per_epoch="one", seed=0)
         return BatchSampler(order, batch_size=1)
 
-    for make, path in ((plain, "subset"), (mixed, "orders.1.subset"), (viewed, "inner.subset")):
+    paths = ("order.records", "order.orders.1.records", "order.order.records")
+    for make, path in zip((plain, mixed, viewed), paths, strict=True):
         with pytest.raises(StateMismatchError) as caught:
             make([11, 21, 31]).load_state_dict(make([10, 20, 30]).state_dict())
         (line,) = str(caught.value).splitlines()[1:]
@@ -468,48 +493,6 @@ def test_states_are_small_json_at_any_step() -> None:
     sampler.load_state_dict(state)
     assert np.array_equal(next(iter(sampler)), sampler.batch(3, 10**9))
     assert sampler.step == 10**9 + 1
-
-
-@pytest.mark.parametrize(
-    "move",
-    [
-        lambda sampler: sampler.set_epoch(5),
-        lambda sampler: sampler.load_state_dict(sampler.state_at(3, 1)),
-        lambda sampler: next(iter(sampler)),
-    ],
-)
-def test_a_pass_whose_cursor_was_moved_ends_with_an_error(
-    move: Callable[[BatchSampler], object],
-) -> None:
-    """What moved the cursor is not undone: not by the pass, nor by its end."""
-    sampler = BatchSampler(SequentialSampler(6), batch_size=2)
-    before, begun = iter(sampler), iter(sampler)
-    next(begun)
-    move(sampler)
-    reached = sampler.state_dict()
-    for running in (before, begun):
-        with pytest.raises(RuntimeError, match="leave the loop first"):
-            next(running)
-        assert list(running) == []
-        assert sampler.state_dict() == reached
-    sampler.set_epoch(9)
-    for _ in sampler:
-        if sampler.step == 0:
-            move(sampler)
-            reached = sampler.state_dict()
-    assert sampler.state_dict() == reached
-
-
-def test_a_pass_goes_on_where_its_cursor_was_set_to_what_it_is() -> None:
-    """Setting the epoch that it is in, loading its own state and copies of it move nothing."""
-    sampler = BatchSampler(SequentialSampler(6), batch_size=2)
-    drawn = 0
-    for _ in sampler:
-        drawn += 1
-        sampler.set_epoch(sampler.epoch)
-        sampler.load_state_dict(sampler.state_dict())
-        list(copy.copy(sampler))
-    assert (drawn, sampler.epoch, sampler.step) == (3, 1, 0)
 
 
 def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:

@@ -8,7 +8,7 @@ import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.samplers import BatchSampler, ReuseBatchSampler, ShardShuffleSampler
+from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler
 from twinfeed.samplers._lanes import Lanes, equal_bounds
 
 LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
@@ -147,7 +147,7 @@ def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
     """Every use once; no record twice in a batch; L live; decodes n + L - 1; no bursts."""
     live = batch * data.draw(st.integers(1, 5))
     n = data.draw(st.integers(live, 8 * live))
-    sampler = ReuseBatchSampler(n, batch_size=batch, reuse=reuse, live=live, seed=n)
+    sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=n), batch_size=batch)
     for epoch in (0, 1):
         batches = sampler.batches(epoch, 0, len(sampler))
         ids = np.concatenate(batches)
@@ -164,7 +164,7 @@ def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
 
 def test_uses_are_numbered_in_the_order_they_come() -> None:
     """Records that are not met at both ends of the epoch show use 0, 1, 2 … in turn."""
-    sampler = ReuseBatchSampler(60, batch_size=5, reuse=4, live=20, seed=0)
+    sampler = BatchSampler(ReuseSampler(60, reuse=4, live=20, seed=0), batch_size=5)
     ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
     in_order = sum(
         sampler.views(ids[sampler.records(ids) == record]).tolist() == [0, 1, 2, 3]
@@ -175,7 +175,7 @@ def test_uses_are_numbered_in_the_order_they_come() -> None:
 
 def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
     """With one use each, it is a permutation."""
-    sampler = ReuseBatchSampler(20, batch_size=4, reuse=1, live=8, seed=0)
+    sampler = BatchSampler(ReuseSampler(20, reuse=1, live=8, seed=0), batch_size=4)
     ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
     assert np.array_equal(np.sort(ids), np.arange(20))
     assert sampler.live == 8
@@ -183,7 +183,7 @@ def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
 
 def test_a_drawing_names_records_and_uses() -> None:
     """``explain`` writes record.use where a sampler has uses, and columns for ranks."""
-    sampler = ReuseBatchSampler(4, batch_size=2, reuse=2, live=2, seed=0)
+    sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
     rows = [row.split() for row in sampler.explain(steps=2, world_size=2).splitlines()[2:]]
     for step, row in enumerate(rows):
         ids = sampler.batch(0, step)

@@ -227,7 +227,8 @@ def test_a_mixture_is_exact_and_every_stream_runs_its_own_epochs(
     """Any sum(weights) consecutive samples are in proportion; each stream is its order's own."""
     weights = [data.draw(st.integers(1, 4)) for _ in lengths]
     orders = [RandomSampler(n, seed=i) for i, n in enumerate(lengths)]
-    stream = MixtureSampler(orders, weights=weights, batch_size=batch, batches_per_epoch=11, seed=0)
+    mixture = MixtureSampler(orders, weights=weights, num_samples=11 * batch, seed=0)
+    stream = BatchSampler(mixture, batch_size=batch)
     flat = np.concatenate([_flat(stream, epoch) for epoch in range(3)])
     bounds = np.cumsum([0, *lengths])
     which = np.searchsorted(bounds, flat, side="right") - 1
@@ -247,7 +248,8 @@ def test_a_mixture_is_that_of_its_reduced_weights_and_travels_small() -> None:
     orders = [RandomSampler(7, seed=0), RandomSampler(9, seed=1)]
 
     def mixed(weights: list[int]) -> MixtureSampler:
-        return MixtureSampler(orders, weights=weights, batch_size=8, batches_per_epoch=40, seed=2)
+        mixture = MixtureSampler(orders, weights=weights, num_samples=320, seed=2)
+        return BatchSampler(mixture, batch_size=8)
 
     assert np.array_equal(_flat(mixed([30, 50])), _flat(mixed([3, 5])))
     assert mixed([30, 50]).fingerprint == mixed([3, 5]).fingerprint
@@ -260,9 +262,8 @@ def test_a_mixture_is_that_of_its_reduced_weights_and_travels_small() -> None:
 def test_a_mixture_of_views_knows_records_and_views() -> None:
     """Ids, records and views are those of the joined index."""
     views = ViewSampler(SequentialSampler(2), [2, 3], per_epoch="one", seed=0)
-    stream = MixtureSampler(
-        [SequentialSampler(3), views], weights=[1, 1], batch_size=4, batches_per_epoch=5, seed=0
-    )
+    mixture = MixtureSampler([SequentialSampler(3), views], weights=[1, 1], num_samples=20, seed=0)
+    stream = BatchSampler(mixture, batch_size=4)
     ids = _flat(stream)
     assert stream.num_records == 5
     records, shown = stream.records(ids), stream.views(ids)

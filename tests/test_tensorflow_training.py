@@ -26,7 +26,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
     StateMismatchError,
 )
 
@@ -366,7 +366,7 @@ def test_a_reuse_sampler_decodes_each_image_once() -> None:
         counted.append(sample["word"])
         return numbers(sample)
 
-    stream = ReuseBatchSampler(RECORDS, batch_size=4, reuse=3, live=8, seed=1)
+    stream = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=1), batch_size=4)
     dataset = make_dataset(packed(RECORDS), stream, decode=decode)
     assert counted == [word(0)]  # the shapes are read off the first record
     counted.clear()

@@ -21,7 +21,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
-    ReuseBatchSampler,
+    ReuseSampler,
     SequentialSampler,
     ViewSampler,
 )
@@ -316,8 +316,8 @@ def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
         calls.append(len(sample["word"]))
         return lengths(sample)
 
-    def sampler() -> ReuseBatchSampler:
-        return ReuseBatchSampler(RECORDS, batch_size=4, reuse=3, live=8, seed=2)
+    def sampler() -> BatchSampler:
+        return BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
 
     counts = []
     for spec in ({"length": FieldSpec((), np.dtype(np.int32))}, None):
@@ -336,7 +336,7 @@ def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
 
 
 def test_workers_are_refused_where_decoded_images_are_reused(index: Index) -> None:
-    sampler = ReuseBatchSampler(RECORDS, batch_size=4, reuse=3, live=8, seed=2)
+    sampler = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
     with pytest.raises(ValueError, match="needs num_workers=0"):
         TorchLoader(index, sampler, num_workers=1)
 

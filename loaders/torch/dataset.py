@@ -107,13 +107,12 @@ NO_CACHE_IN_WORKERS = (
 
 
 class RequestSampler:
-    """Yield the requests of a batch sampler from its cursor on, for `DataLoader(batch_sampler=…)`.
+    """Yield the requests of a batch sampler, for `DataLoader(batch_sampler=…)`.
 
-    The cursor moves on when a pass has drawn its last batch, which workers do ahead of the training
-    loop; a pass that was broken off before starts again where it began. The state counts what was
-    drawn: `StatefulDataLoader` keeps it for each batch and resumes exactly, at the end of an epoch
-    too. `set_epoch` starts an epoch again, unless a state was just loaded in it. `TorchLoader`
-    counts what was received, with any workers.
+    A pass is an epoch from its first step, as when iterating over the sampler itself. The passes
+    are those of a copy of the sampler, which stays as it is. The state counts what was drawn.
+    torchdata's `StatefulDataLoader` keeps the state of each batch, and resumes exactly.
+    `TorchLoader` counts what was received, with any workers.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> requests = RequestSampler(ExactOnceBatchSampler(3, batch_size=2))
@@ -123,40 +122,27 @@ class RequestSampler:
 
     def __init__(self, stream: BatchStream, /) -> None:
         check_sampler(stream)
-        self.stream = stream
-        self._left: tuple[int, int] | None = None
-        self._drawn: tuple[int, int] | None = None
+        # Of its own: torchdata copies and restores it beside the stream of the feed.
+        self.stream = copy.copy(stream)
 
     def __len__(self) -> int:
         return len(self.stream)
 
     def __iter__(self) -> Iterator[Request]:
-        # On a copy: torchdata begins a pass that it throws away, where a state is an epoch's end.
-        running = copy.copy(self.stream)
-        epoch, start = running.epoch, running.step
-        self._left, self._drawn = (epoch, start), None
-        for step, ids in enumerate(running, start):
-            self._drawn = running.epoch, running.step
-            yield request_of(running, ids, epoch=epoch, step=step)
-        self._drawn = None
-        if (self.stream.epoch, self.stream.step) == (epoch, start):
-            self.stream.load_state_dict(running.state_dict())
+        for epoch, step, ids in self.stream.steps():
+            yield request_of(self.stream, ids, epoch=epoch, step=step)
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Go to the start of `epoch`; a state that was loaded in that epoch stays where it is."""
-        go_to_epoch(self.stream, epoch, left=self._left)
-        self._drawn = None
+        """Say which epoch the next pass is, as `BatchStream.set_epoch`."""
+        self.stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Say which batch is drawn next."""
-        if self._drawn is None:
-            return self.stream.state_dict()
-        return self.stream.state_at(*self._drawn)
+        return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Go to where `state` was taken."""
         self.stream.load_state_dict(state)
-        self._left = self._drawn = None
 
     @property
     def sampler(self) -> RequestSampler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -223,11 +222,14 @@ class _Ahead(RequestSampler):
 
     def __init__(self, stream: BatchStream, feed: Feed, readahead: int) -> None:
         super().__init__(stream)
+        self.stream = stream
         self._feed = feed
         self._readahead = readahead
 
     def __iter__(self) -> Iterator[Request]:
-        requests = iter(RequestSampler(copy.copy(self.stream)))
+        copied = RequestSampler(self.stream)
+        copied.load_state_dict(self.stream.state_dict())
+        requests = iter(copied)
         if not self._readahead:
             yield from requests
         told: deque[Request] = deque()

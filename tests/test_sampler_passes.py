@@ -1,0 +1,430 @@
+"""Where a pass begins, what moves on, and what a state says of it: cursors and bare iteration."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    Cursor,
+    ExactOnceBatchSampler,
+    MixtureSampler,
+    RandomSampler,
+    ReuseSampler,
+    SequentialSampler,
+    SubsetSampler,
+    WeightedSampler,
+    _state,
+)
+
+
+def training() -> BatchStream:
+    """Return a stream of five steps."""
+    return BatchSampler(RandomSampler(10, seed=0), batch_size=2)
+
+
+def evaluation() -> BatchStream:
+    """Return an evaluation of five steps."""
+    return ExactOnceBatchSampler(10, batch_size=2)
+
+
+def nothing(kind: str) -> BatchStream:
+    """Return a stream without a step."""
+    if kind == "evaluation":
+        return ExactOnceBatchSampler(0, batch_size=2)
+    return BatchSampler(SequentialSampler(0), batch_size=2)
+
+
+def loaded(stream: BatchStream, epoch: int, step: int) -> Cursor:
+    """Return a cursor that a state was loaded into."""
+    cursor = Cursor(stream)
+    cursor.load_state_dict(stream.state_at(epoch, step))
+    return cursor
+
+
+def where(place: Cursor | BatchStream) -> tuple[int, int]:
+    """Return the epoch and the step."""
+    return place.epoch, place.step
+
+
+def begins(stream: BatchStream) -> tuple[int, int]:
+    """Begin a pass, break it off, and return where it began."""
+    epoch, step, _ = next(stream.steps())
+    return epoch, step
+
+
+# Cursor
+
+
+def test_a_cursor_goes_through_epochs() -> None:
+    """After the last batch it stands at the start of the next epoch; nothing else moves it."""
+    cursor = Cursor(training())
+    places = []
+    for _ in range(11):
+        places.append(where(cursor))
+        cursor.advance()
+    assert places == [(epoch, step) for epoch in range(3) for step in range(5)][:11]
+    assert cursor.begin() == (2, 1)
+    cursor.end()
+    assert cursor.begin() == (2, 1)
+    assert cursor.begin(whole=True) == (2, 0)
+
+
+def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
+    """Each pass is whole and of the same epoch, but for the first one after a state."""
+    cursor = Cursor(evaluation())
+    for _ in range(3):
+        assert cursor.begin() == (0, 0)
+        cursor.advance()
+        assert where(cursor) == (0, 1)
+    cursor.end()
+    assert where(cursor) == (0, 0)
+    for _ in range(5):
+        cursor.advance()
+    assert where(cursor) == (0, 0)
+    cursor = loaded(evaluation(), 0, 3)
+    assert cursor.begin() == (0, 3)
+    assert cursor.begin() == (0, 0)
+
+
+def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -> None:
+    """Trainers name the epoch after they load a state; Lightning names epoch 0 before."""
+    cursor = loaded(training(), 1, 3)
+    cursor.set_epoch(0)
+    assert where(cursor) == (0, 0)
+    cursor.set_epoch(1)
+    assert where(cursor) == (1, 3)
+    assert cursor.begin(whole=True) == (1, 3)
+    cursor.set_epoch(1)
+    assert where(cursor) == (1, 3)
+    cursor.advance()
+    cursor.set_epoch(1)
+    assert where(cursor) == (1, 0)
+
+
+def test_seeking_is_an_end_of_what_was_loaded() -> None:
+    """The end of an epoch is the beginning of the next one."""
+    cursor = loaded(training(), 1, 3)
+    cursor.seek(2, 5)
+    assert where(cursor) == (3, 0)
+    cursor.set_epoch(1)
+    assert where(cursor) == (1, 0)
+    once = Cursor(evaluation())
+    once.seek(2, 5)
+    assert where(once) == (2, 0)
+    for place in ((0, 6), (0, -1), (-1, 0)):
+        with pytest.raises(IndexError):
+            cursor.seek(*place)
+
+
+def test_a_cursor_saves_and_loads() -> None:
+    """Its states are those of the stream."""
+    stream = training()
+    cursor = Cursor(stream)
+    cursor.advance()
+    assert cursor.state_dict() == stream.state_at(0, 1)
+    other = Cursor(stream.shard(0, 2))
+    other.load_state_dict(cursor.state_dict())
+    assert where(other) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_epochs_without_a_batch_move_on_when_their_pass_ends(kind: str) -> None:
+    """A loop over nothing, epoch after epoch, is not the same epoch for ever; evaluations stay."""
+    cursor, stream = Cursor(nothing(kind)), nothing(kind)
+    for epoch in range(3):
+        assert where(cursor) == where(stream) == (0 if kind == "evaluation" else epoch, 0)
+        assert cursor.begin() == where(cursor)
+        cursor.end()
+        assert list(stream) == []
+
+
+# Bare iteration
+
+
+def test_a_pass_is_an_epoch_and_its_last_batch_moves_on() -> None:
+    """Loops that take exactly len() batches, and ask for no other, get every epoch."""
+    stream = training()
+    for epoch in range(3):
+        drawn = [ids.tolist() for ids in islice(stream, len(stream))]
+        assert drawn == [ids.tolist() for ids in stream.batches(epoch, 0, 5)]
+    with_zip = [ids.tolist() for _, ids in zip(range(len(stream)), stream, strict=False)]
+    assert with_zip == [ids.tolist() for ids in stream.batches(3, 0, 5)]
+    assert where(stream) == (4, 0)
+
+
+def test_a_pass_that_was_broken_off_begins_again() -> None:
+    """A look at the first batch takes nothing away; the state in between counts what was drawn."""
+    stream = training()
+    assert begins(stream) == (0, 0)
+    assert where(stream) == (0, 1)
+    assert [step for _, step, _ in stream.steps()] == [0, 1, 2, 3, 4]
+    assert where(stream) == (1, 0)
+
+
+def test_an_evaluation_is_whole_in_every_pass() -> None:
+    """A look, a sanity check of two batches and two validations: all the records, in epoch 0."""
+    stream = ExactOnceBatchSampler(761, batch_size=64)
+    next(iter(stream))
+    assert stream.step == 0
+    list(islice(stream, 2))
+    for _ in range(2):
+        epochs, _, ids = zip(*stream.steps(), strict=True)
+        assert set(epochs) == {0}
+        assert np.array_equal(np.concatenate(ids), np.arange(761))
+    stream.set_epoch(3)
+    assert {epoch for epoch, _, _ in stream.steps()} == {3}
+    assert where(stream) == (3, 0)
+
+
+def test_ranks_of_an_evaluation_agree_on_the_epoch() -> None:
+    """Slices rotate over epochs: a rank that had a look would lose records to another one's."""
+    ranks = [ExactOnceBatchSampler(761, batch_size=64).shard(rank, 2) for rank in range(2)]
+    next(iter(ranks[0]))
+    list(ranks[0])
+    met = np.concatenate([ids for rank in ranks for ids in rank])
+    assert sorted(met) == list(range(761))
+
+
+def test_nothing_is_drawn_or_looked_up_before_the_first_next() -> None:
+    """Lightning makes the iterator, and names the epoch then."""
+    stream = training()
+    early = iter(stream)
+    stream.set_epoch(4)
+    assert next(early).tolist() == stream.batch(4, 0).tolist()
+    thrown_away = iter(stream)
+    stream.load_state_dict(stream.state_at(2, 3))
+    del thrown_away
+    assert [step for _, step, _ in stream.steps()] == [3, 4]
+    assert begins(stream) == (3, 0)
+
+
+@pytest.mark.parametrize("make", [training, evaluation])
+def test_only_the_first_pass_after_a_state_is_a_remainder(make: Any) -> None:
+    """The pass after that is whole, whether the remainder was finished or not."""
+    stream = make()
+    stream.load_state_dict(stream.state_at(2, 3))
+    assert [(epoch, step) for epoch, step, _ in stream.steps()] == [(2, 3), (2, 4)]
+    assert begins(stream) == (2 if stream.evaluation else 3, 0)
+    stream.load_state_dict(stream.state_at(2, 3))
+    assert begins(stream) == (2, 3)
+    assert begins(stream) == (2, 0)
+
+
+@pytest.mark.parametrize("make", [training, evaluation])
+@pytest.mark.parametrize(
+    ("named", "following"),
+    [((7,), (7, 0)), ((2, 7), (7, 0)), ((4, 7), (7, 0)), ((0, 2), None), ((2,), None)],
+)
+def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
+    make: Any, named: tuple[int, ...], following: tuple[int, int] | None
+) -> None:
+    """It says where the next pass begins; the running pass's own epoch changes nothing."""
+    stream = make()
+    stream.set_epoch(2)
+    drawn = []
+    for place in stream.steps():
+        drawn.append(place[:2])
+        if place[1] == 1:
+            for epoch in named:
+                stream.set_epoch(epoch)
+    assert drawn == [(2, step) for step in range(5)]
+    assert begins(stream) == (following or (2 if stream.evaluation else 3, 0))
+
+
+def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
+    """The later pass alone moves the cursor, and the end of the earlier one leaves it."""
+    stream = training()
+    early = stream.steps()
+    next(early)
+    late = stream.steps()
+    assert [next(late)[1] for _ in range(3)] == [0, 1, 2]
+    assert [step for _, step, _ in early] == [1, 2, 3, 4]
+    assert where(stream) == (0, 3)
+    stream.load_state_dict(stream.state_at(4, 1))
+    assert [step for _, step, _ in late] == [3, 4]
+    assert where(stream) == (4, 1)
+    assert begins(stream) == (4, 1)
+
+
+def test_a_state_within_a_pass_counts_what_was_drawn() -> None:
+    """It is restored to the batch that comes next."""
+    stream = training()
+    for _, step, _ in stream.steps():
+        fresh = training()
+        fresh.load_state_dict(stream.state_dict())
+        assert begins(fresh) == divmod(step + 1, 5)
+
+
+def test_copies_and_pickles_stand_where_the_stream_does_and_move_alone() -> None:
+    """The running pass stays with the stream that it was begun on."""
+    stream = training()
+    stream.load_state_dict(stream.state_at(1, 2))
+    running = stream.steps()
+    next(running)
+    pickled = pickle.loads(pickle.dumps(stream))
+    for other in (copy.copy(stream), copy.deepcopy(stream), pickled, stream.shard(0, 2)):
+        assert where(other) == (1, 3)
+        other.set_epoch(6)
+        assert begins(other) == (6, 0)
+    assert [step for _, step, _ in running] == [3, 4]
+    assert where(stream) == (2, 0)
+
+
+def test_a_copy_resumes_as_the_stream_would() -> None:
+    """A state that no pass has begun at yet is copied too."""
+    stream = training()
+    stream.load_state_dict(stream.state_at(1, 2))
+    assert begins(stream.shard(1, 2)) == begins(copy.copy(stream)) == begins(stream) == (1, 2)
+
+
+def test_a_stream_is_freed_without_the_garbage_collector() -> None:
+    """Its tables may be large: no cycle keeps them."""
+    stream = training()
+    list(stream)
+    gone = weakref.ref(stream)
+    gc.disable()
+    try:
+        del stream
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# The warning
+
+
+def looks(stream: BatchStream, times: int) -> None:
+    """Begin so many passes."""
+    for _ in range(times):
+        begins(stream)
+
+
+def test_a_third_beginning_of_an_epoch_warns_with_the_words_that_mend_it() -> None:
+    """Keras and sanity checks begin twice, which is no mistake."""
+    stream = training()
+    looks(stream, 2)
+    with pytest.warns(UserWarning, match=r"epoch 0 .* third time.*set_epoch.*twinfeed\.loaders"):
+        looks(stream, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        looks(stream, 3)
+
+
+def test_what_is_meant_to_begin_again_does_not_warn() -> None:
+    """Epochs that were finished, named or loaded, and evaluations."""
+    stream, once = training(), evaluation()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            list(stream)
+        for _ in range(5):
+            stream.set_epoch(2)
+            begins(stream)
+        for _ in range(5):
+            stream.load_state_dict(stream.state_at(2, 1))
+            begins(stream)
+        looks(once, 5)
+
+
+# Chunks, sizes and costs
+
+
+@pytest.mark.parametrize("batch", [(1 << 15) - 1, 1 << 15, (1 << 15) + 1, 1 << 16])
+def test_batches_larger_than_a_chunk_are_iterated(batch: int) -> None:
+    """Batches come whole, whatever is drawn at once."""
+    stream = BatchSampler(SequentialSampler(3 * batch), batch_size=batch)
+    assert [len(ids) for ids in islice(stream, 5)] == [batch] * 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: WeightedSampler(np.ones(1000), seed=0),
+        lambda: SubsetSampler(np.arange(1000)),
+        lambda: MixtureSampler([SubsetSampler([4, 2])] * 2, weights=[1, 2], num_samples=9, seed=0),
+    ],
+)
+def test_data_are_hashed_once_for_a_stream_its_ranks_and_copies(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are taken at every step."""
+    stream = BatchSampler(make(), batch_size=3)
+    others = [stream.shard(0, 2), copy.copy(stream)]
+    stream.state_dict()
+    monkeypatch.setattr(_state.hashlib, "blake2b", None)
+    for one in (stream, *others, stream.shard(1, 2), pickle.loads(pickle.dumps(stream))):
+        one.load_state_dict(one.state_dict())
+        assert where(one) == (0, 0)
+
+
+def test_changing_a_fingerprint_does_not_change_the_streams() -> None:
+    """Callers get a dict of their own."""
+    stream = training()
+    stream.fingerprint.clear()
+    stream.state_dict()["fingerprint"].pop("seed")
+    assert stream.fingerprint["seed"] == 0
+
+
+# What trainers read
+
+
+def test_the_batch_size_is_that_of_the_rank() -> None:
+    """The largest that it gets."""
+    stream = BatchSampler(SequentialSampler(20), batch_size=7)
+    for world in (1, 2, 3, 7, 8):
+        for rank in range(world):
+            one = stream.shard(rank, world)
+            sizes = [len(ids) for epoch in range(8) for ids in one.batches(epoch, 0, 3)]
+            assert one.batch_size == max(sizes)
+
+
+def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
+    """Trainers read it under torch's name."""
+    mixture = MixtureSampler([SequentialSampler(3)], weights=[1], num_samples=7, seed=0)
+    for final, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
+        stream = BatchSampler(mixture, batch_size=3, final=final)  # type: ignore[arg-type]
+        assert len(stream) == length
+        assert stream.drop_last is (final == "drop")
+        assert stream.padded is (final == "pad")
+
+
+def test_a_rank_cannot_be_sharded_again() -> None:
+    """Neither by shard, nor by a trainer, which asks for drop_last; shard(0, 1) is said freely."""
+    stream = training()
+    assert not stream.sharded
+    meant = stream.shard(0, 1)
+    assert meant.sharded
+    assert not meant.drop_last
+    rank = meant.shard(0, 2)
+    assert rank.sharded
+    with pytest.raises(ValueError, match="already rank 0 of 2"):
+        rank.shard(0, 1)
+    with pytest.raises(TypeError, match=r"already is rank 0 of 2.*without shard"):
+        _ = rank.drop_last
+
+
+# Padding
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_any_order_is_padded_with_minus_one(world: int) -> None:
+    """Padding is the end of the last global batch, and no record, view or use."""
+    stream = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=4, final="pad")
+    ranks = [stream.shard(rank, world).batch(0, 4) for rank in range(world)]
+    ids = np.concatenate(ranks)
+    assert (ids < 0).tolist() == [False, False, True, True]
+    assert np.array_equal(stream.records(ids)[2:], [-1, -1])
+    assert np.array_equal(stream.views(ids)[2:], [0, 0])
+    assert stream.padded
+    assert stream.constant_size == 4
