@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, TypeVar, get_args
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,11 +52,10 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def choice(name: str, value: T, allowed: object) -> T:
-    """Return a value out of those of a `Literal`."""
-    values = get_args(allowed)
-    if value not in values:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}")
+def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
+    """Return a value out of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class BatchSampler(BatchStream):
         self, order: Order, /, *, batch_size: SupportsIndex, final: FinalBatch = "smaller"
     ) -> None:
         batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        self._final: FinalBatch = _validate.choice("final", final, FinalBatch)
+        self._final: FinalBatch = _validate.choice("final", final, get_args(FinalBatch))
         self._order = check_order(order).for_batches(batch_size)
         if order.live is not None and final == "drop":
             raise ValueError(

@@ -45,7 +45,7 @@ class ExactOnceBatchSampler(BatchSampler):
         final: Literal["smaller", "pad"] = "smaller",
         seed: SupportsIndex = 0,
     ) -> None:
-        _validate.choice("final", final, Literal["smaller", "pad"])
+        _validate.choice("final", final, ("smaller", "pad"))
         order = SequentialSampler(n)
         order.seed = _validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)

@@ -86,12 +86,12 @@ class PKBatchSampler(BatchStream):
         records: ArrayLike | None = None,
     ) -> None:
         """Take one label a record (int or str); ValueError names the numbers that do not fit."""
-        self._small = _validate.choice("small", small, Literal["raise", "repeat", "drop"])
+        self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
         seed = _validate.seed(seed)
         schedule = self._schedule = Schedule(p, k, seed)
         self._coverage = coverage
-        self._within = _validate.choice("order_within", order_within, Literal["random", "stored"])
+        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         self._classes = Classes(labels, records)
         parents = super_of_class(self._classes, super_labels)
         kept = self._kept_classes()
@@ -147,7 +147,7 @@ class PKBatchSampler(BatchStream):
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
         """Refuse what would contradict an epoch made for coverage."""
-        coverage = _validate.choice("coverage", self._coverage, Literal["once", "all"])
+        coverage = _validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._schedule.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,

@@ -61,7 +61,7 @@ class ShardShuffleSampler(Order):
         self._block = _validate.integer("block", block, minimum=1)
         self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
         self._parts = _validate.integer("parts", parts, minimum=1)
-        self._within = _validate.choice("order_within", order_within, Literal["random", "stored"])
+        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         self.seed = _validate.seed(seed)
         if self._window % self._parts:
             raise ValueError(

@@ -47,7 +47,7 @@ class ViewSampler(InnerOrder):
         per_epoch: Literal["one", "all"],
         seed: SupportsIndex,
     ) -> None:
-        self._per_epoch = _validate.choice("per_epoch", per_epoch, Literal["one", "all"])
+        self._per_epoch = _validate.choice("per_epoch", per_epoch, ("one", "all"))
         one = self._per_epoch == "one"
         self._counts = _validate.counts("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])

@@ -1,0 +1,193 @@
+"""Samplers alone in torch's own DataLoader, and in the trainers that take one."""
+
+import copy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+)
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+class Numbers(Dataset[int]):
+    """Record number n is n."""
+
+    def __getitem__(self, number: int) -> int:
+        return int(number)
+
+    def __len__(self) -> int:
+        return 761
+
+
+def random() -> BatchStream:
+    """Return a stream of twelve steps, more than two workers draw ahead."""
+    return BatchSampler(RandomSampler(761, seed=5), batch_size=64)
+
+
+def evaluation() -> BatchStream:
+    """Return the classic case: a prime number of records."""
+    return ExactOnceBatchSampler(761, batch_size=64)
+
+
+def loader(sampler: BatchStream, workers: int) -> DataLoader[Any]:
+    """Return a plain DataLoader."""
+    return DataLoader(Numbers(), batch_sampler=sampler, num_workers=workers)
+
+
+def lists(batches: Any) -> list[list[int]]:
+    """Return batches as lists."""
+    return [batch.tolist() for batch in batches]
+
+
+def epochs(*numbers: int) -> list[list[int]]:
+    """Return the batches of some epochs of the random stream."""
+    return [ids for epoch in numbers for ids in lists(random().batches(epoch, 0, 12))]
+
+
+@WORKERS
+def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(workers: int) -> None:
+    """Whoever peeked, and however often: each pass is whole."""
+    dataloader = loader(evaluation(), workers)
+    next(iter(dataloader))
+    list(islice(dataloader, 2))
+    for _ in range(2):
+        assert [n for batch in lists(dataloader) for n in batch] == list(range(761))
+
+
+@WORKERS
+def test_a_look_takes_nothing_from_the_training(workers: int) -> None:
+    """The first pass after it is the whole first epoch, the second one the next."""
+    dataloader = loader(random(), workers)
+    next(iter(dataloader))
+    assert lists(dataloader) + lists(dataloader) == epochs(0, 1)
+
+
+@WORKERS
+def test_loops_that_take_exactly_len_batches_get_every_epoch(workers: int) -> None:
+    """They never ask for the batch after the last one."""
+    dataloader = loader(random(), workers)
+    got = lists(islice(dataloader, len(dataloader)))
+    got += lists(batch for _, batch in zip(range(12), dataloader, strict=False))
+    assert got + lists(dataloader) == epochs(0, 1, 2)
+
+
+@WORKERS
+def test_the_epoch_may_be_named_after_the_iterator_was_made(workers: int) -> None:
+    """Workers draw as the iterator is made: the running pass does not change, the next one does."""
+    sampler = random()
+    dataloader = loader(sampler, workers)
+    running = iter(dataloader)
+    first = [next(running).tolist()]
+    sampler.set_epoch(0)
+    sampler.set_epoch(4)
+    assert first + lists(running) == epochs(0)
+    assert lists(dataloader) + lists(dataloader) == epochs(4, 5)
+
+
+def test_workers_draw_an_epoch_of_few_steps_before_its_first_batch_is_received() -> None:
+    """What no sampler can know: then the epoch must be named before each pass."""
+    sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
+    dataloader = loader(sampler, workers=2)
+    looked_at = iter(dataloader)
+    assert (sampler.epoch, sampler.step) == (1, 0)
+    del looked_at
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        assert lists(dataloader) == lists(sampler.batches(epoch, 0, 3))
+
+
+@WORKERS
+@pytest.mark.parametrize("saved", [1, 5, 11, 12, 13])
+def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(workers: int, saved: int) -> None:
+    """In an epoch, and at its end, where torchdata begins a pass that it throws away."""
+
+    def stateful() -> Any:
+        return StatefulDataLoader(Numbers(), batch_sampler=random(), num_workers=workers)
+
+    first, got = stateful(), []
+    for batch in first:
+        got.append(batch.tolist())
+        if len(got) == saved:
+            break
+    while len(got) < saved:
+        got += lists(islice(first, saved - len(got)))
+    state = copy.deepcopy(first.state_dict())
+    again = stateful()
+    again.load_state_dict(state)
+    rest = lists(again) or lists(again)
+    rest += lists(again)
+    assert got + rest[: 36 - saved] == epochs(0, 1, 2)[: saved + len(rest[: 36 - saved])]
+    assert len(rest) >= 12
+
+
+class Notes(lightning.LightningModule):
+    """A module that notes the records it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.trained: list[list[int]] = []
+        self.validated: list[list[int]] = []
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        self.trained.append(batch.tolist())
+        return self.weight * 2
+
+    def on_validation_epoch_start(self) -> None:
+        self.validated.append([])
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        self.validated[-1] += batch.tolist()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@WORKERS
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of workers
+def test_lightning_validates_on_every_record_after_its_sanity_check(
+    tmp_path: Path, workers: int
+) -> None:
+    """761 records in plain DataLoaders, training and validation."""
+    module = Notes()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=2,
+        num_sanity_val_steps=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, loader(random(), workers), loader(evaluation(), workers))
+    assert module.trained == epochs(0, 1)
+    assert module.validated == [list(range(128)), list(range(761)), list(range(761))]
+
+
+@pytest.mark.parametrize(
+    "sampler", [random(), PKBatchSampler(np.arange(761) % 9, p=4, k=2, seed=0)], ids=["any", "pk"]
+)
+def test_accelerate_cannot_shard_the_sampler_of_one_rank(sampler: BatchStream) -> None:
+    """Every process would skip batches of its own; a whole sampler is shared out by Accelerate."""
+    given: Any = {"num_processes": 2, "process_index": 1, "put_on_device": False}
+    with pytest.raises(TypeError, match=r"already is rank 1 of 2.*without shard"):
+        prepare_data_loader(loader(sampler.shard(1, 2), 0), **given)
+    prepared = prepare_data_loader(loader(sampler.shard(0, 1), 0), **given)
+    assert lists(prepared)[:2] == lists(sampler.batches(0, 0, 4)[1::2])
