@@ -112,11 +112,6 @@ class BatchStream(ABC):
         """Whether batches may hold -1, for which loaders give a mask."""
         return False
 
-    @property
-    def _last_is_dropped(self) -> bool:
-        """Whether every batch is full."""
-        return True
-
     def _check_world(self, world_size: int) -> None:
         """Refuse world sizes that the global batch cannot be divided by; here, none."""
         return
@@ -131,9 +126,10 @@ class BatchStream(ABC):
 
     @property
     def drop_last(self) -> bool:
-        """Whether a smaller last batch is left out: trainers ask before they shard a sampler.
+        """True: every batch is full. Trainers ask before they share batches out to processes.
 
-        Raises TypeError for a stream that is one rank's already.
+        Raises TypeError for a stream that a trainer cannot share out without losing or repeating
+        records: one rank's, an evaluation, and batches of several sizes.
         """
         if self._world_size > 1:
             raise TypeError(
@@ -141,7 +137,13 @@ class BatchStream(ABC):
                 f"again would lose records: give the trainer the sampler without shard(), or "
                 f"iterate over a DataLoader that the trainer has not prepared"
             )
-        return self._last_is_dropped
+        if self.evaluation or not self._even:
+            raise TypeError(
+                f"sharing out the batches of {self!r} would lose or repeat records: give each "
+                f"process sampler.shard(rank, world_size) in a DataLoader that the trainer has not "
+                f"prepared, or for training take final='drop'"
+            )
+        return True
 
     @property
     def constant_size(self) -> int | None:

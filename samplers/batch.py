@@ -95,10 +95,6 @@ class BatchSampler(BatchStream):
         return self._final == "pad"
 
     @property
-    def _last_is_dropped(self) -> bool:
-        return self._final == "drop"
-
-    @property
     def _even(self) -> bool:
         return self._size % self._largest == 0
 

@@ -368,7 +368,11 @@ def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
     assert sampler.sampler is sampler
     assert (sampler.live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
     assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
-    assert isinstance(sampler.drop_last, bool)
+    if sampler.constant_size is None or sampler.evaluation:
+        with pytest.raises(TypeError, match="would lose or repeat records"):
+            _ = sampler.drop_last
+    else:
+        assert sampler.drop_last is True
     sampler.sampler.set_epoch(4)
     assert (sampler.epoch, sampler.step) == (4, 0)
 

@@ -390,22 +390,26 @@ def test_the_batch_size_is_that_of_the_rank() -> None:
 
 
 def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
-    """Trainers read it under torch's name."""
+    """Trainers that share batches out ask for full ones, under torch's name."""
     mixture = MixtureSampler([SequentialSampler(3)], weights=[1], num_samples=7, seed=0)
     for final, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
         stream = BatchSampler(mixture, batch_size=3, final=final)  # type: ignore[arg-type]
         assert len(stream) == length
-        assert stream.drop_last is (final == "drop")
+        if final == "smaller":
+            with pytest.raises(TypeError, match="final='drop'"):
+                _ = stream.drop_last
+        else:
+            assert stream.drop_last is True
         assert stream.padded is (final == "pad")
 
 
 def test_a_rank_cannot_be_sharded_again() -> None:
     """Neither by shard, nor by a trainer, which asks for drop_last; shard(0, 1) is said freely."""
-    stream = training()
+    stream = BatchSampler(SequentialSampler(8), batch_size=4)
     assert not stream.sharded
     meant = stream.shard(0, 1)
     assert meant.sharded
-    assert not meant.drop_last
+    assert meant.drop_last
     rank = meant.shard(0, 2)
     assert rank.sharded
     with pytest.raises(ValueError, match="already rank 0 of 2"):

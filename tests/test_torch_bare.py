@@ -21,6 +21,10 @@ from twinfeed.samplers import (
     RandomSampler,
 )
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
@@ -181,13 +185,14 @@ def test_lightning_validates_on_every_record_after_its_sanity_check(
     assert module.validated == [list(range(128)), list(range(761)), list(range(761))]
 
 
-@pytest.mark.parametrize(
-    "sampler", [random(), PKBatchSampler(np.arange(761) % 9, p=4, k=2, seed=0)], ids=["any", "pk"]
-)
-def test_accelerate_cannot_shard_the_sampler_of_one_rank(sampler: BatchStream) -> None:
-    """Every process would skip batches of its own; a whole sampler is shared out by Accelerate."""
+def test_accelerate_shares_out_full_batches_and_nothing_else() -> None:
+    """It would skip the batches of one rank, and repeat or lose records of an uneven epoch."""
     given: Any = {"num_processes": 2, "process_index": 1, "put_on_device": False}
+    full = PKBatchSampler(np.arange(761) % 9, p=4, k=2, seed=0)
+    prepared = prepare_data_loader(loader(full.shard(0, 1), 0), **given)
+    assert lists(prepared) == lists(full.batches(0, 0, len(full)))[1::2]
     with pytest.raises(TypeError, match=r"already is rank 1 of 2.*without shard"):
-        prepare_data_loader(loader(sampler.shard(1, 2), 0), **given)
-    prepared = prepare_data_loader(loader(sampler.shard(0, 1), 0), **given)
-    assert lists(prepared)[:2] == lists(sampler.batches(0, 0, 4)[1::2])
+        prepare_data_loader(loader(full.shard(1, 2), 0), **given)
+    for uneven in (random(), evaluation(), ExactOnceBatchSampler(760, batch_size=10)):
+        with pytest.raises(TypeError, match=r"lose or repeat records.*sampler\.shard\(rank"):
+            prepare_data_loader(loader(uneven, 0), **given)
