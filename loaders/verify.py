@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from twinfeed.loaders.errors import (
     REBUILD,
@@ -35,6 +39,13 @@ from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256
+_GROUPS = 256
+"""An executor is given about so many tasks: enough for its workers, few beside the shards."""
+
+_Checked = tuple[int, list[BadRecord]]
+"""The number of records of a shard, and what is bad there."""
+
+_Check = Callable[[range], Iterator[_Checked]]
 
 
 class Report(NamedTuple):
@@ -87,29 +98,52 @@ def verify(
     """
     if bad_list is not None:
         bad_list = to_write(bad_list)
-    tasks: list[tuple[Callable[..., tuple[int, list[BadRecord]]], tuple[Any, ...]]]
     if _is_index(source):
         source = load_index(source, root)
         _check_root(source)
+    check: _Check
     if isinstance(source, Index):
         _check_arrays(source)
-        tasks = [(_indexed_shard, (source, number)) for number in range(len(source.shards))]
+        check, shards = _IndexedShards(source), len(source.shards)
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
-        plan = Plan.of(found, None, None, reading)
         full = root is None and found.container != "files"
-        tasks = [(_plain_shard, (plan, job, full)) for job in found.jobs]
-    if executor is None:
-        results = [task(*args) for task, args in bar(tasks, "verifying", "shard", progress)]
-    else:
-        futures = [executor.submit(task, *args) for task, args in tasks]
-        for _ in bar(as_completed(futures), "verifying", "shard", progress, total=len(futures)):
-            pass
-        results = [future.result() for future in futures]
+        check = _PlainShards(Plan.of(found, None, None, reading), found.jobs, full)
+        shards = len(found.jobs)
+    results = list(bar(_results(check, shards, executor), "verifying", "shard", progress, shards))
     bad = [one for _, found_bad in results for one in found_bad]
     if bad_list is not None:
         write_bad_records(bad_list, [one for one in bad if one.record >= 0])
-    return Report(len(results), sum(records for records, _ in results), bad)
+    return Report(shards, sum(records for records, _ in results), bad)
+
+
+def _results(check: _Check, shards: int, executor: Executor | None) -> Iterator[_Checked]:
+    """Yield what `check` finds in each shard, in order; an executor is given groups of shards."""
+    if executor is None:
+        yield from check(range(shards))
+        return
+    sent = pickle.dumps(check)
+    size = math.ceil(shards / _GROUPS) or 1
+    groups = [range(first, min(first + size, shards)) for first in range(0, shards, size)]
+    futures = [executor.submit(_check_group, sent, group) for group in groups]
+    try:
+        for future in futures:
+            yield from future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _check_group(sent: bytes, group: range) -> list[_Checked]:
+    """Check a group of shards in another process."""
+    return list(_received(sent)(group))
+
+
+@lru_cache(maxsize=1)
+def _received(sent: bytes) -> _Check:
+    """Return what was sent, opened once in each process for all groups."""
+    check: _Check = pickle.loads(sent)
+    return check
 
 
 def _is_index(source: Index | Shards) -> TypeGuard[PathLike]:
@@ -192,26 +226,48 @@ class _Scan:
         return self.places[place][1] if place >= 0 else -1
 
 
-def _plain_shard(plan: Plan, job: Job, full: bool) -> tuple[int, list[BadRecord]]:
-    """Verify a shard by itself, named by its full path if so wanted."""
-    scan = _Scan(plan, job)
-    name = join(plan.root, job.shard) if full else job.shard
-    bad = [one._replace(shard=name) for one in scan.bad] if full else scan.bad
-    # Half a sample is not to be left out, since that would keep the other half.
-    bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
-    if not bad and job.samples not in (None, scan.records):
-        problem = f"the wids index says {job.samples} samples, the shard has {scan.records}"
-        bad = [BadRecord(name, -1, None, None, problem)]
-    return scan.records, bad
+@dataclass(frozen=True)
+class _PlainShards:
+    """Verify shards by themselves, named by their full paths if so wanted."""
+
+    plan: Plan
+    jobs: list[Job]
+    full: bool
+
+    def __call__(self, shards: range) -> Iterator[_Checked]:
+        """Yield the number of records and what is bad, for each shard."""
+        for job in self.jobs[shards.start : shards.stop]:
+            scan = _Scan(self.plan, job)
+            name = join(self.plan.root, job.shard) if self.full else job.shard
+            bad = [one._replace(shard=name) for one in scan.bad] if self.full else scan.bad
+            # Half a sample is not to be left out, since that would keep the other half.
+            bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
+            if not bad and job.samples not in (None, scan.records):
+                problem = f"the wids index says {job.samples} samples, the shard has {scan.records}"
+                bad = [BadRecord(name, -1, None, None, problem)]
+            yield scan.records, bad
 
 
-def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
-    """Verify a shard against its index."""
+@dataclass(frozen=True)
+class _IndexedShards:
+    """Verify shards against their index."""
+
+    index: Index
+
+    def __call__(self, shards: range) -> Iterator[_Checked]:
+        """Yield the number of records and what is bad, for each shard."""
+        with Reader(self.index) as reader:
+            for shard in shards:
+                yield _indexed_shard(self.index, shard, reader)
+
+
+def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
+    """Verify one shard against its index."""
     stop = int(index.shards["stop"][shard])
     start = int(index.shards["stop"][shard - 1]) if shard else 0
     name = index.shard_paths[shard]
     if index.container == "files":
-        return stop - start, [_entry(name, n, e) for n, e in _unreadable(index, start, stop)]
+        return stop - start, [_entry(name, n, e) for n, e in _unreadable(reader, start, stop)]
     plan = Plan(index.root, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
@@ -223,15 +279,16 @@ def _indexed_shard(index: Index, shard: int) -> tuple[int, list[BadRecord]]:
         for one in scan.bad
         if one.record in held or one.record < 0 or (one.rest and changed)
     }
-    for number, error in _unreadable(index, start, stop):
+    explained = bool(bad)  # what the index leaves out was no record at its build either
+    for number, error in _unreadable(reader, start, stop):
         offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
         found = scan.number_at(offset)
         entry = _entry(name, found, error)
         bad.setdefault(entry.record, entry)
-    explained = scan.bad or (bad and index.container == "tar")  # there fields count as well
-    if not explained and changed:
-        what = "headers, or members that are no fields," if index.container == "tar" else "headers"
-        problem = f"the shard has changed: its record {what} are not those that were indexed"
+    if index.container == "tar":  # there fields count as well
+        explained = bool(bad)
+    if changed and not explained:
+        problem = "the shard has changed: the checksum over its records is not that of the index"
         bad[-1] = BadRecord(name, -1, None, None, problem)
     return stop - start, list(bad.values())
 
@@ -255,16 +312,17 @@ def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
     return bad_record(shard, error)._replace(record=number)
 
 
-def _unreadable(index: Index, start: int, stop: int) -> Iterator[tuple[int, LoaderError | OSError]]:
+def _unreadable(
+    reader: Reader, start: int, stop: int
+) -> Iterator[tuple[int, LoaderError | OSError]]:
     """Yield (number within the shard, error) of each record that does not read as indexed."""
-    with Reader(index) as reader:
-        for first in range(start, stop, _BATCH):
-            ids = range(first, min(first + _BATCH, stop))
-            if _read(reader, ids) is not None:
-                for record in ids:
-                    error = _read(reader, range(record, record + 1))
-                    if error is not None:
-                        yield record - start, error
+    for first in range(start, stop, _BATCH):
+        ids = range(first, min(first + _BATCH, stop))
+        if _read(reader, ids) is not None:
+            for record in ids:
+                error = _read(reader, range(record, record + 1))
+                if error is not None:
+                    yield record - start, error
 
 
 def _read(reader: Reader, ids: range) -> LoaderError | OSError | None:

@@ -80,7 +80,9 @@ def scan(
                     raise
                 on_bad(error)
                 continue
-            yield Record(offset, HEADER + len(data) + FOOTER, None, parts, header, number)
+            length = HEADER + len(data) + FOOTER
+            # With the checksum of the data, other data of the same length are another record.
+            yield Record(offset, length, None, parts, header + footer, number)
 
 
 def framed_length(header: bytes, /) -> int | None:
