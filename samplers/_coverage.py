@@ -31,11 +31,13 @@ class CoverageDraw:
         self._pools = self._chunks * k if once else classes.sizes
         self._recent: Recent[tuple[FairGroups, Int64, Int64]] = Recent(2)
 
-    def ids(self, epoch: int, start: int, stop: int) -> Int64:
-        """Return the batches of steps of an epoch, end to end."""
+    def ids(self, epoch: int, steps: Int64, rank: int, world_size: int) -> Int64:
+        """Return one rank's slices of the batches of steps of an epoch, end to end."""
         groups, order, bounds = self._recent.get(epoch, lambda: self._table(epoch))
-        column = permute(self.steps, derive(self._key, epoch, 1), np.arange(start, stop))
-        cell = (column[:, None] + np.arange(self._p) * self.steps).reshape(-1)
+        column = permute(self.steps, derive(self._key, epoch, 1), steps)
+        share = self._p // world_size
+        place = np.arange(rank * share, (rank + 1) * share)
+        cell = (column[:, None] + place * self.steps).reshape(-1)
         turn = np.searchsorted(bounds, cell, side="right") - 1
         number = order[turn]
         member = groups.groups(number, cell - bounds[turn])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64
 from twinfeed.samplers._table_cache import TableCache
 
@@ -27,18 +28,24 @@ class FairGroups:
         self._sizes, self._m = sizes, m
         self._laps = TableCache(sizes, key)
 
-    def groups(self, population: Int64, number: Int64) -> Int64:
-        """Return the groups of these numbers, int64[rows, m], items counted from 0."""
+    def groups(
+        self, population: Int64, number: Int64, low: int = 0, high: int | None = None
+    ) -> Int64:
+        """Return places low to high of these groups, int64[rows, high - low]; items from 0.
+
+        Only those places are drawn, unless they lie where two laps meet.
+        """
         n, m = self._sizes[population], self._m
+        high = m if high is None else high
         start = number * m
         lap = start // n
         offset = start - lap * n
         cyclic = n < 2 * m - 1
-        position = offset[:, None] + np.arange(m)
+        position = offset[:, None] + np.arange(low, high)
         renewal = np.where(cyclic, lap // (m // np.gcd(n, m)), lap)
         out = self._laps.entries(population, renewal, position % n[:, None])
-        self._patch(out, ~cyclic & (offset < m) & (lap > 0), population, lap, position)
-        straddling = ~cyclic & (offset + m > n)
+        self._patch(out, ~cyclic & (offset + low < m) & (lap > 0), population, lap, position)
+        straddling = ~cyclic & (offset + high > n)
         self._patch(out, straddling, population, lap + 1, position - n[:, None])
         return out
 
@@ -62,10 +69,11 @@ class FairGroups:
         tail = self._laps.entries(population, lap - 1, last)
         first = np.broadcast_to(np.arange(m), (len(n), m))
         head = self._laps.entries(population, lap, first)
-        tail[np.arange(m - 1) >= taken[:, None]] = -1
-        free = np.ones(head.shape, bool)
-        for column in tail.T:
-            free &= head != column[:, None]
+        # One search over all rows, told apart by an offset: m * m comparisons would take seconds.
+        row = np.arange(len(n))[:, None] * int(n.max())
+        used = np.append((row + tail)[np.arange(m - 1) < taken[:, None]], _validate.LIMIT)
+        used.sort()
+        free = used[np.searchsorted(used, row + head)] != row + head
         chosen = free & (np.cumsum(free, axis=1) <= (m - taken)[:, None])
         return np.take_along_axis(head, np.argsort(~chosen, axis=1, kind="stable"), axis=1)
 
@@ -77,5 +85,5 @@ class StoredGroups:
         self._sizes, self._m = sizes, m
 
     def groups(self, population: Int64, number: Int64) -> Int64:
-        """Return the groups of these numbers, int64[rows, m], items counted from 0."""
+        """Return the groups of these numbers, int64[rows, m]; items from 0."""
         return (number[:, None] * self._m + np.arange(self._m)) % self._sizes[population][:, None]

@@ -34,20 +34,22 @@ class FairDraw:
         """Return the walks of a stretch, made if need be."""
         return self._recent.get(stretch, lambda: _Walks(stretch, self))
 
-    def ids(self, steps: Int64) -> Int64:
-        """Return the batches of consecutive global steps, end to end."""
-        return np.concatenate([self._run(s, run) for s, run in self._schedule.runs(steps)])
+    def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
+        """Return one rank's slices of the batches of consecutive global steps, end to end."""
+        runs = self._schedule.runs(steps)
+        return np.concatenate([self._run(s, run, rank, world_size) for s, run in runs])
 
-    def _run(self, stretch: Stretch, steps: Int64) -> Int64:
+    def _run(self, stretch: Stretch, steps: Int64, rank: int, world_size: int) -> Int64:
         """Draw steps of one stretch: classes, each class's draw number, then its records."""
         walks = self._walks(stretch)
-        number, lap = walks.classes(steps - stretch.p_start)
+        share = stretch.p // world_size
+        number, lap = walks.classes(steps - stretch.p_start, rank * share, (rank + 1) * share)
         draw = (lap - walks.drawn[number]).reshape(-1)
         number = number.reshape(-1)
         ids = self._classes.ids(number[:, None], walks.records.groups(number, draw))
         if not self._schedule.lowest_k:
             return ids.reshape(-1)
-        ks = np.repeat(self._schedule.ks(stretch, steps), stretch.p)
+        ks = np.repeat(self._schedule.ks(stretch, steps), share)
         return ids[np.arange(stretch.k) < ks[:, None]]
 
 
@@ -68,14 +70,15 @@ class _Walks:
         )
         self.drawn = self._drawn_before(stretch.start - stretch.p_start)
 
-    def classes(self, turn: Int64) -> tuple[Int64, Int64]:
-        """Return the class numbers of each turn and their laps, both int64[turns, p]."""
-        return self._of(*self._pattern.turns(turn))
+    def classes(self, turn: Int64, low: int, high: int) -> tuple[Int64, Int64]:
+        """Return places low to high of each turn: class numbers and laps, int64[turns, places]."""
+        return self._of(*self._pattern.turns(turn), low, high)
 
-    def _of(self, group: Int64, number: Int64) -> tuple[Int64, Int64]:
+    def _of(self, group: Int64, number: Int64, low: int, high: int) -> tuple[Int64, Int64]:
         """Return the same by super-class and its own turn."""
-        place = number[:, None] * self._p + np.arange(self._p)
-        classes = self._supers.ids(group[:, None], self._groups.groups(group, number))
+        place = number[:, None] * self._p + np.arange(low, high)
+        members = self._groups.groups(group, number, low, high)
+        classes = self._supers.ids(group[:, None], members)
         return classes, place // self._supers.sizes[group][:, None]
 
     def _drawn_before(self, turns: int) -> Int64:
@@ -89,6 +92,6 @@ class _Walks:
         drawn[self._supers.ids(owner, place)] = whole[owner]
         first = whole * sizes // self._p  # the own turn in which the unfinished lap began
         group, turn = spread(given - first)
-        classes, lap = self._of(group, first[group] + turn)
+        classes, lap = self._of(group, first[group] + turn, 0, self._p)
         drawn[classes[lap == whole[group][:, None]]] += 1
         return drawn

@@ -12,11 +12,16 @@ W consecutive outputs come from W different lanes.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 
 from twinfeed.samplers._bits import Int64, words
+from twinfeed.samplers._memo import Recent
 
 _LANE_BITS = 24
+_ORDER_WORDS = 1 << 12  # words of lane orders that are sorted at once
 MAX_LANES = 1 << _LANE_BITS
 
 
@@ -36,6 +41,7 @@ class Lanes:
         shorter = np.searchsorted(sorted_lengths, self._ends, side="right")
         sums = np.concatenate([[0], np.cumsum(sorted_lengths)])[shorter]
         width = len(self._lengths)
+        self._recent: Recent[Int64] = Recent(2)
         self._first_round = np.concatenate([[0], self._ends])
         self._first_output = np.concatenate([[0], sums + self._ends * (width - shorter)])
         self._active = np.concatenate([[width], width - shorter])
@@ -45,10 +51,25 @@ class Lanes:
         piece = np.searchsorted(self._first_output, positions, side="right") - 1
         turn, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
         turn += self._first_round[piece]
-        rounds, row = np.unique(turn, return_inverse=True)
-        lane = self._lane_order(rounds)[row, slot]
+        lane = self._lanes(turn, slot)
         offset = (turn - self._starts[lane]) % self._lengths[lane]
         return self._begins[lane] + offset
+
+    def _lanes(self, turn: Int64, slot: Int64) -> Int64:
+        """Return the lane of each slot of a round."""
+        rounds, row = np.unique(turn, return_inverse=True)
+        block = max(1, _ORDER_WORDS // len(self._lengths))
+        order = np.argsort(row, kind="stable")
+        cuts = np.searchsorted(row[order], np.arange(0, len(rounds) + block, block)).tolist()
+        lane = np.empty(turn.shape, np.int64)
+        for number, (a, b) in enumerate(pairwise(cuts)):
+            mine, first = order[a:b], number * block
+            some = rounds[first : first + block]
+            make = partial(self._lane_order, some)
+            # A long round serves many batches, each of which would sort it anew.
+            lanes = self._recent.get(int(some[0]), make) if block == 1 else make()
+            lane[mine] = lanes[row[mine] - first, slot[mine]]
+        return lane
 
     def _lane_order(self, rounds: Int64) -> Int64:
         """Return the lanes of each round in their order of emission; those used up come last."""

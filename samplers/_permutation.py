@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers._bits import Int64, UInt64, words
 
+Table = NDArray[np.uint16]
+
 SMALL = 1 << 15
 _LOW = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
 _BLOCK = 1 << 13  # ids per inner call: the temporaries of one block stay in the L2 cache
@@ -27,7 +29,7 @@ _ODD = np.uint64(0xD6E8FEB86659FD93)
 def permute(n: int, key: int, positions: Int64) -> Int64:
     """Return the entries of the permutation of ``range(n)`` under ``key`` at ``positions``."""
     if n <= SMALL:
-        entries: NDArray[np.uint16] = _small_table(n, key)[positions]
+        entries: Table = _shared_table(n, key)[positions]
         return entries.astype(np.int64)
     flat = positions.reshape(-1)
     out = np.empty(flat.shape, np.int64)
@@ -37,12 +39,15 @@ def permute(n: int, key: int, positions: Int64) -> Int64:
     return out.reshape(positions.shape)
 
 
-@lru_cache(maxsize=8)
-def _small_table(n: int, key: int) -> NDArray[np.uint16]:
-    """Keep the last few whole tables: neighbouring steps ask for the same one."""
-    table: NDArray[np.uint16] = sorted_rows(np.array([key], dtype=np.uint64), n)[0]
+def small_table(n: int, key: int) -> Table:
+    """Return the whole permutation of `range(n)` under `key`, read-only."""
+    table: Table = sorted_rows(np.array([key], dtype=np.uint64), n)[0]
     table.flags.writeable = False
     return table
+
+
+# The last few tables: neighbouring steps ask for the same one.
+_shared_table = lru_cache(maxsize=8)(small_table)
 
 
 def permute_rows(n: Int64, keys: UInt64, positions: Int64) -> Int64:

@@ -58,8 +58,9 @@ class BatchSampler(BatchStream):
         over = len(order) % batch_size
         more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -over}
         self._size = len(order) + more[final]
-        steps = -(-self._size // batch_size)
-        super().__init__(steps=steps, size=self._size, batch_size=batch_size, seed=order.seed)
+        largest = min(batch_size, self._size) or batch_size
+        steps = -(-self._size // largest)
+        super().__init__(steps=steps, size=self._size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
         final = "" if self._final == "smaller" else f", final={self._final!r}"

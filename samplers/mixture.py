@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key
 from twinfeed.samplers._pattern import Pattern
+from twinfeed.samplers._pieces import Pieces
 from twinfeed.samplers.orders import Order, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
@@ -68,6 +69,7 @@ class MixtureSampler(Order):
         self._samples = _validate.integer("num_samples", num_samples, minimum=1)
         self.seed = _validate.seed(seed)
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
+        self._pieces = Pieces(self._orders)
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
 
@@ -113,16 +115,7 @@ class MixtureSampler(Order):
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         stream, count = self._pattern.turns(epoch * self._samples + positions)
-        out = np.empty(stream.shape, np.int64)
-        for number in np.unique(stream).tolist():
-            mine = stream == number
-            lap, position = np.divmod(count[mine], len(self._orders[number]))
-            ids = np.empty(lap.shape, np.int64)
-            for own_epoch in np.unique(lap).tolist():
-                now = lap == own_epoch
-                ids[now] = self._orders[number]._ids(own_epoch, position[now])
-            out[mine] = self._id_bounds[number] + ids
-        return out
+        return self._id_bounds[stream] + self._pieces.ids(stream, count)
 
     def _parameters(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
-from twinfeed.samplers._permutation import permute
+from twinfeed.samplers._memo import Recent
+from twinfeed.samplers._permutation import SMALL, Table, permute, small_table
 
 _Inner = TypeVar("_Inner", bound="InnerOrder")
 
@@ -182,6 +183,7 @@ class RandomSampler(Order):
         self._n = _validate.integer("n", n, minimum=0)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
+        self._recent: Recent[Table] = Recent(2)
 
     def __len__(self) -> int:
         return self._n
@@ -195,7 +197,12 @@ class RandomSampler(Order):
         return self._n
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
-        return permute(self._n, derive(self._key, epoch), positions)
+        key = derive(self._key, epoch)
+        if self._n > SMALL:
+            return permute(self._n, key, positions)
+        # Tables of its own: those that permute shares are few, and a mixture has many orders.
+        table = self._recent.get(epoch, lambda: small_table(self._n, key))
+        return table[positions].astype(np.int64)
 
     def _parameters(self) -> dict[str, Any]:
         return {"n": self._n}

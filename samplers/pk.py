@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, ranges
+from twinfeed.samplers._bits import Int64
 from twinfeed.samplers._classes import Classes, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
@@ -208,27 +208,18 @@ class PKBatchSampler(BatchStream):
                     f"got world_size={world_size}, p={p}"
                 )
 
-    def _global_steps(self, epoch: int, start: int, stop: int) -> Int64:
-        """Return the training steps that these are."""
-        return epoch * self._steps + np.arange(start, stop)
-
     @property
     def _even(self) -> bool:
         return self._schedule.fixed
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        return self._schedule.sizes(self._global_steps(epoch, start, stop))
+        return self._schedule.sizes(epoch * self._steps + np.arange(start, stop))
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        stop = start + len(lows)
+        steps, ranks = start + np.arange(len(lows)), (self._rank, self._world_size)
         if isinstance(self._draws, CoverageDraw):
-            ids = self._draws.ids(epoch, start, stop)
-        else:
-            ids = self._draws.ids(self._global_steps(epoch, start, stop))
-        sizes = self._sizes(epoch, start, stop)
-        begins = np.cumsum(sizes) - sizes
-        drawn: Int64 = ids[ranges(begins + lows, begins + highs)]
-        return drawn
+            return self._draws.ids(epoch, steps, *ranks)
+        return self._draws.ids(epoch * self._steps + steps, *ranks)
 
     def _parameters(self) -> dict[str, Any]:
         return {

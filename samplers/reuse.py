@@ -9,6 +9,7 @@ import numpy as np
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
 from twinfeed.samplers._lanes import MAX_LANES, Lanes, equal_bounds
+from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import permute
 from twinfeed.samplers.orders import Order
 
@@ -55,6 +56,7 @@ class ReuseSampler(Order):
         self.seed = _validate.seed(seed)
         self._bounds, self._starts = _staggered(self._n, self._reuse, self._live)
         self._key = root_key(self.seed, "reuse")
+        self._recent: Recent[Lanes] = Recent(2)
 
     def __len__(self) -> int:
         return self._size
@@ -104,7 +106,9 @@ class ReuseSampler(Order):
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
-        lanes = Lanes(self._bounds, self._starts, key=derive(key, 0), renew=True)
+        lanes = self._recent.get(
+            epoch, lambda: Lanes(self._bounds, self._starts, key=derive(key, 0), renew=True)
+        )
         turn, use = np.divmod(lanes.places(positions), self._reuse)
         return permute(self._n, derive(key, 1), turn) * self._reuse + use
 

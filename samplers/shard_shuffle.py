@@ -121,9 +121,9 @@ class ShardShuffleSampler(Order):
         """Return the places in the permuted sequence of blocks that these outputs take."""
         part, index = self._part_positions(np.diff(table.parts), positions)
         out = np.empty_like(index)
-        for number, lanes in enumerate(table.lanes):
+        for number in np.unique(part).tolist():
             mine = part == number
-            out[mine] = table.parts[number] + lanes.places(index[mine])
+            out[mine] = table.parts[number] + table.lanes[number].places(index[mine])
         return out
 
     def _part_positions(self, sizes: Int64, positions: Int64) -> tuple[Int64, Int64]:

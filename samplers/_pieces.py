@@ -1,0 +1,55 @@
+"""Many orders at once: a piece of each is drawn ahead, as a call for each sample is too slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twinfeed.samplers._bits import Int64
+from twinfeed.samplers.orders import Order
+
+_PIECE = 64  # consecutive samples of one order
+
+
+class Pieces:
+    """Give samples of orders by their number since the start, through epochs of each order's own.
+
+    The latest piece of each order is kept. What is kept changes how fast samples come, never which.
+    """
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._orders = orders
+        self._kept: dict[int, tuple[int, Int64]] = {}  # by order: the piece's number and its ids
+
+    def __reduce__(self) -> tuple[type[Pieces], tuple[Sequence[Order]]]:
+        """Pickle without the pieces."""
+        return type(self), (self._orders,)
+
+    def ids(self, order: Int64, count: Int64) -> Int64:
+        """Return the own sample ids of orders, after each gave `count` samples; all int64[n]."""
+        if not len(order):
+            return order
+        piece, place = np.divmod(count, _PIECE)
+        sorting = np.lexsort((piece, order))
+        change = (np.diff(order[sorting]) != 0) | (np.diff(piece[sorting]) != 0)
+        first = sorting[np.append(True, change)]
+        row = np.empty(len(order), np.int64)
+        row[sorting] = np.append(0, np.cumsum(change))
+        wanted = zip(order[first].tolist(), piece[first].tolist(), strict=True)
+        return np.stack([self._piece(*pair) for pair in wanted])[row, place]
+
+    def _piece(self, order: int, piece: int) -> Int64:
+        """Return the ids of a piece, drawn if need be."""
+        kept = self._kept.get(order)
+        if kept is None or kept[0] != piece:
+            ids = self._drawn(self._orders[order], piece * _PIECE + np.arange(_PIECE))
+            kept = self._kept[order] = piece, ids
+        return kept[1]
+
+    def _drawn(self, order: Order, count: Int64) -> Int64:
+        """Draw consecutive samples of an order, epoch by epoch."""
+        lap, position = np.divmod(count, len(order))
+        cuts = np.flatnonzero(np.diff(lap)) + 1
+        runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
+        return np.concatenate([order._ids(int(laps[0]), places) for laps, places in runs])
