@@ -27,6 +27,7 @@ from twinfeed.samplers._schedule import PerStep
 from twinfeed.samplers._state import StateMismatchError
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.batch import BatchSampler
+from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.diagnostics import (
     Diagnosis,
     Measure,
@@ -47,6 +48,7 @@ from twinfeed.samplers.weighted import WeightedSampler
 __all__ = [
     "BatchSampler",
     "BatchStream",
+    "ClassOrder",
     "Cursor",
     "Diagnosis",
     "ExactOnceBatchSampler",

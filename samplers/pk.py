@@ -9,11 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64
-from twinfeed.samplers._classes import Classes, super_of_class
+from twinfeed.samplers._classes import Classes, chosen_records, order_of_some, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._schedule import PerStep, Schedule
+from twinfeed.samplers._state import digest
 from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.class_order import ClassOrder
 
 
 class PKBatchSampler(BatchStream):
@@ -71,7 +73,7 @@ class PKBatchSampler(BatchStream):
 
     def __init__(
         self,
-        labels: ArrayLike,
+        labels: ArrayLike | ClassOrder,
         /,
         *,
         p: PerStep,
@@ -92,12 +94,20 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule = Schedule(p, k, seed)
         self._coverage = coverage
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
-        self._classes = Classes(labels, records)
-        parents = super_of_class(self._classes, super_labels)
-        kept = self._kept_classes()
-        self._classes.keep(kept)
-        supers = Classes(parents[kept])
-        self._super_digest = None if super_labels is None else supers.digest
+        order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
+        self._label_digest, self._num_records = order.digest, len(order.records)
+        self._records_digest: str | None = None
+        if records is not None:
+            chosen = chosen_records(records, self._num_records)
+            self._records_digest = digest(chosen)
+            order = order_of_some(order, chosen)
+        self._drawn = len(order.records)
+        parents = super_of_class(Classes(order), super_labels, self._num_records)
+        kept = self._kept_classes(order.sizes)
+        self._classes = Classes(order, kept)
+        super_order = ClassOrder(parents[kept])
+        supers = Classes(super_order)
+        self._super_digest = None if super_labels is None else super_order.digest
         self._check_enough(supers)
         if coverage is None:
             stored = self._within == "stored"
@@ -118,9 +128,9 @@ class PKBatchSampler(BatchStream):
         largest = schedule.largest_batch
         super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
-    def _kept_classes(self) -> NDArray[np.bool_]:
+    def _kept_classes(self, sizes: Int64) -> NDArray[np.bool_]:
         """Apply the rules for small classes."""
-        sizes, k = self._classes.sizes, self._schedule.largest_k
+        k = self._schedule.largest_k
         kept, short = sizes >= self._min_size, sizes < k
         if self._small == "drop":
             return kept & ~short
@@ -174,8 +184,7 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        drawn = len(self._classes.records)
-        some = "" if self._classes.records_digest is None else f"{drawn:,} of "
+        some = "" if self._records_digest is None else f"{self._drawn:,} of "
         records, classes, batches = (
             _validate.counted(number, noun)
             for number, noun in (
@@ -193,7 +202,7 @@ class PKBatchSampler(BatchStream):
     @property
     def num_records(self) -> int:
         """Size of the record id space: the number of labels."""
-        return self._classes.num_records
+        return self._num_records
 
     @property
     def num_classes(self) -> int:
@@ -223,7 +232,7 @@ class PKBatchSampler(BatchStream):
 
     def _parameters(self) -> dict[str, Any]:
         return {
-            "labels": self._classes.digest,
+            "labels": self._label_digest,
             "super_labels": self._super_digest,
             "p": self._schedule.p_text,
             "k": self._schedule.k_text,
@@ -231,5 +240,5 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": self._coverage,
             "order_within": self._within,
-            "records": self._classes.records_digest,
+            "records": self._records_digest,
         }

@@ -1,0 +1,174 @@
+"""Records sorted by class, once, for every sampler of the same labels."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._state import digest
+
+Ids = NDArray[np.integer[Any]]
+_PIECE = 1 << 20
+
+
+class ClassOrder:
+    """Hold the ids of the records of each class side by side; immutable.
+
+    `PKBatchSampler` takes a class order in place of labels. Sorting 10^8 labels takes many seconds
+    and gigabytes. Sort once, save the arrays, and map them wherever a sampler is made:
+
+    - `records`: the ids sorted by class, and within a class in stored order, int[records];
+    - `starts`, `sizes`: where each class begins in `records`, and its length, int64[classes];
+    - `digest`: a hash of the labels, which states of samplers are compared by.
+
+    Classes are numbered by their first record. So a stream does not depend on how labels are
+    written: 3, "3" and "cat" are the same class if the same records carry them.
+
+    Arrays that are mapped from a file (`np.load(path, mmap_mode="r")`) are pickled as the path:
+    each process maps the file itself, and the memory is shared.
+
+    >>> order = ClassOrder(["b", "a", "b", "c", "a"])
+    >>> order.records.tolist(), order.starts.tolist(), order.sizes.tolist()
+    ([1, 4, 0, 2, 3], [2, 0, 4], [2, 2, 1])
+    >>> arrays = {"records": order.records, "starts": order.starts, "sizes": order.sizes}
+    >>> len(ClassOrder.from_arrays(**arrays, digest=order.digest))
+    3
+    """
+
+    def __init__(self, labels: ArrayLike, /) -> None:
+        array = _validate.labels(labels)
+        records, bounds = _grouped(compact(array))
+        starts = bounds[:-1]
+        by_first = np.argsort(records[starts])
+        self._hold(records, starts[by_first], np.diff(bounds)[by_first], digest(array))
+
+    @classmethod
+    def from_arrays(cls, *, records: Ids, starts: Int64, sizes: Int64, digest: str) -> ClassOrder:
+        """Return the class order that has these arrays, which are neither copied nor read through.
+
+        Raises TypeError and ValueError for arrays that no class order has.
+        """
+        for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
+                raise TypeError(f"{name} must be a one-dimensional array of ints, got {array!r}")
+        if len(starts) != len(sizes) or int(sizes.sum()) != len(records):
+            raise ValueError(
+                f"sizes must be as many as starts and sum to the number of records, got "
+                f"{len(sizes)} sizes of {int(sizes.sum())} records, {len(starts)} starts and "
+                f"{len(records)} records"
+            )
+        made = object.__new__(cls)
+        made._hold(records, starts, sizes, digest)
+        return made
+
+    def _hold(self, records: Ids, starts: Int64, sizes: Int64, digest: str) -> None:
+        self._records, self._starts, self._sizes = map(_locked, (records, starts, sizes))
+        self._digest = digest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = (self._records, self._starts, self._sizes)
+        return _unpickled, (*map(_reference, arrays), self._digest)
+
+    def __len__(self) -> int:
+        """Return the number of classes."""
+        return len(self._sizes)
+
+    def __repr__(self) -> str:
+        records = _validate.counted(len(self._records), "record")
+        return f"ClassOrder({records}, {_validate.counted(len(self), 'class')})"
+
+    @property
+    def records(self) -> Ids:
+        """Record ids sorted by class, int[records], read-only."""
+        return self._records
+
+    @property
+    def starts(self) -> Int64:
+        """Where each class begins in `records`, int64[classes], read-only."""
+        return self._starts
+
+    @property
+    def sizes(self) -> Int64:
+        """How many records each class has, int64[classes], read-only."""
+        return self._sizes
+
+    @property
+    def digest(self) -> str:
+        """A hash of the labels."""
+        return self._digest
+
+
+class _Mapped(NamedTuple):
+    """Where an array lies in a file."""
+
+    path: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+
+
+def _locked(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view, so that the owner may still change the array."""
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapped:
+    """Return where a mapped array lies; any other array as it is."""
+    # A part of a mapped array is one too, but has the offset of the whole: its base tells.
+    if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.filename:
+        return _Mapped(str(array.filename), array.dtype.str, array.offset, array.shape)
+    return array
+
+
+def _unpickled(*parts: Any) -> ClassOrder:
+    """Return the class order of arrays or their places in files, and a digest."""
+    records, starts, sizes = (
+        np.memmap(part.path, part.dtype, "r", part.offset, part.shape)
+        if isinstance(part, _Mapped)
+        else part
+        for part in parts[:3]
+    )
+    return ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=parts[3])
+
+
+def compact(labels: NDArray[Any]) -> Int64:
+    """Return labels as integers from 0 that sort fast."""
+    if labels.dtype.kind == "U":
+        return np.unique(labels, return_inverse=True)[1]
+    if labels.size and _bits(int(labels.max()) - int(labels.min())) + _bits(labels.size) > 63:
+        return np.unique(labels, return_inverse=True)[1]
+    return labels - labels.min() if labels.size and labels.min() else labels
+
+
+def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
+    """Return record ids sorted by (label, id) and the bounds of the labels that occur.
+
+    Label and id are packed into one integer: a plain sort then costs half a stable argsort.
+    """
+    shift = _bits(labels.size)
+    packed = labels << shift
+    for begin in range(0, labels.size, _PIECE):  # no second array of n
+        packed[begin : begin + _PIECE] |= np.arange(begin, min(begin + _PIECE, labels.size))
+    packed.sort()
+    narrow = np.int32 if labels.size < 1 << 31 else np.int64
+    records: NDArray[np.integer[Any]] = np.empty(labels.size, narrow)
+    np.bitwise_and(packed, (1 << shift) - 1, out=records, casting="same_kind")
+    packed >>= shift
+    changes = np.flatnonzero(packed[1:] != packed[:-1]) + 1
+    ends = [labels.size] if labels.size else []
+    bounds: Int64 = np.concatenate([[0], changes, ends]).astype(np.int64)
+    return records, bounds
+
+
+def _bits(value: int) -> int:
+    """Return how many bits hold ``0 … value``."""
+    return value.bit_length()
