@@ -1,15 +1,78 @@
-"""What holds for all tests."""
+"""What holds for all tests, and which of them need no framework."""
 
+import ast
 import signal
 import threading
+from functools import cache
+from pathlib import Path
 
 import pytest
 import running
+
+FRAMEWORKS = {"accelerate", "keras", "lightning", "tensorflow", "torch", "torchdata"}
+BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow")
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-frameworks",
+        action="store_true",
+        help="leave out the files that import a framework, and the tests marked `frameworks`",
+    )
 
 
 def pytest_configure() -> None:
     """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what cannot be imported; what is left and fails is to be marked `frameworks`."""
+    if config.getoption("without_frameworks") and collection_path.suffix == ".py":
+        return needs_framework(collection_path) or None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("without_frameworks"):
+        left_out = [item for item in items if item.get_closest_marker("frameworks")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if not config.getoption("without_frameworks"):
+        return []
+    names = [path.name for path in sorted(HERE.glob("test_*.py")) if needs_framework(path)]
+    return [f"files of tests left out, as they need a framework: {' '.join(names)}"]
+
+
+@cache
+def needs_framework(path: Path) -> bool:
+    """Tell whether a file is a backend's by its name, or imports a framework, itself or by a helper
+    beside it.
+    """
+    if path.name.startswith(("test_torch", "test_tensorflow")):
+        return True
+    for name in imports(ast.parse(path.read_text()).body):
+        helper = HERE / f"{name}.py"
+        if name.partition(".")[0] in FRAMEWORKS or name.startswith(BACKENDS):
+            return True
+        if helper.exists() and needs_framework(helper):
+            return True
+    return False
+
+
+def imports(body: list[ast.stmt]) -> set[str]:
+    """The modules that these statements import; a function's own imports come with its call."""
+    names = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from twinfeed.loaders.formats.records import Record
@@ -51,11 +50,15 @@ def flip(data: bytes, at: int, bits: int = 1) -> bytes:
 
 def tensorflow_records(path: Path) -> list[bytes]:
     """Return the records TensorFlow reads."""
+    import tensorflow as tf
+
     return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
 
 
 def tensorflow_values(data: bytes) -> dict[str, list[Any]]:
     """Return the values TensorFlow's own message class reads; features without a list left out."""
+    import tensorflow as tf
+
     features = tf.train.Example.FromString(data).features.feature
     return {
         name: list(getattr(feature, feature.WhichOneof("kind")).value)

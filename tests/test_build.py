@@ -105,6 +105,7 @@ def test_raw_records_have_one_field(tmp_path: Path) -> None:
     assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
 
 
+@pytest.mark.frameworks
 def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) -> None:
     import tensorflow as tf
 

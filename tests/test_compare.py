@@ -27,6 +27,7 @@ def a_bit_off(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "size": batch["size"] + 0.5 * (batch["size"] > 9)}
 
 
+@pytest.mark.frameworks
 def test_the_frameworks_receive_the_same(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(20, seed=1), batch_size=6)
     found = compare(
@@ -43,6 +44,7 @@ def test_the_frameworks_receive_the_same(index: Index) -> None:
     assert "word: the same" in str(found)
 
 
+@pytest.mark.frameworks
 def test_a_difference_is_found_and_measured(index: Index) -> None:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     maps = {"torch": a_bit_off}

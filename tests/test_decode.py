@@ -44,7 +44,7 @@ def npy(array: np.ndarray) -> bytes:
 
 def npz(**arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
-    np.savez(file, allow_pickle=True, **arrays)
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.frameworks
 def test_quickstart(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "quickstart.py", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

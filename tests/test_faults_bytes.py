@@ -174,6 +174,7 @@ def test_a07_compressed_file_is_named(
     assert "random access" in str(error.advice)
 
 
+@pytest.mark.frameworks
 def test_a07_compressed_by_tensorflow(tmp_path: Path) -> None:
     import tensorflow as tf
 

@@ -6,11 +6,14 @@ live) are in the ``test_sampler_*`` module of each.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,9 +126,11 @@ def _child(environment: dict[str, str]) -> dict[str, str]:
 
 def _vector_features() -> str:
     """Return the CPU features that numpy would use beyond its baseline."""
-    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
-
-    return " ".join(f for f in __cpu_dispatch__ if __cpu_features__.get(f))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        np.show_runtime()
+    found = re.search(r"'found': \[(.*?)\]", said.getvalue(), re.DOTALL)
+    assert found
+    return " ".join(re.findall(r"\w+", found[1]))
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "12345"])

@@ -36,6 +36,7 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
     assert third_party(loaded) <= third_party(loaded_by("numpy")) | {"google_crc32c"}
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(("backend", "other"), [("torch", "tensorflow"), ("tensorflow", "torch")])
 def test_a_backend_does_without_the_other(backend: str, other: str) -> None:
     assert other not in loaded_by(f"twinfeed.loaders.{backend}")

@@ -21,6 +21,7 @@ def photos(root: Path) -> None:
         Image.fromarray(pixels).save(path)
 
 
+@pytest.mark.frameworks
 def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)

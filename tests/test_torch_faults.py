@@ -47,7 +47,7 @@ def test_a_worker_killed_in_the_midst_of_a_message() -> None:
 def test_ctrl_c(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""
     command = [sys.executable, SCRIPT, f"interrupted {what}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0,
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
                                stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout is not None
     try:
