@@ -261,6 +261,7 @@ def test_cat_shows_lists_numbers_and_what_is_missing(
         assert line in out
 
 
+@pytest.mark.frameworks
 def test_compare_says_what_is_the_same_and_how_fast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from twinfeed.loaders import (
@@ -438,6 +437,14 @@ def test_a_first_record_that_cannot_be_decoded_tells_of_spec(
     assert Feed(index, sampler, decode=decode, spec=spec)(requested(1))["x"].tolist() == [1]
 
 
+@pytest.mark.frameworks
+def test_a_side_table_of_torch_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
+    import torch
+
+    with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
+        Feed(index, sampler, side={"w": torch.zeros(6)})  # type: ignore[dict-item]
+
+
 def test_arguments_that_are_none_are_refused_at_once(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
@@ -445,7 +452,7 @@ def test_arguments_that_are_none_are_refused_at_once(
         Feed(index, sampler, fields=["zz"])
     with pytest.raises(TypeError, match="fields must be a list of names, got 'word'"):
         Feed(index, sampler, fields="word")
-    for rows in ([1, 2], np.array(["a"] * 6), torch.zeros(6)):
+    for rows in ([1, 2], np.array(["a"] * 6)):
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
             Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]
     for rows in (np.zeros(3), np.zeros(7)):

@@ -1,5 +1,6 @@
 """The wheel and the source distribution hold what they should, and install."""
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -9,23 +10,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# What a checkout holds beside its sources.
+TRACES = (".*", "__pycache__", "*.egg-info", "PKG-INFO", "build", "dist", "*-data")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel and an sdist, built from the files that git tracks."""
-    source = tmp_path_factory.mktemp("source")
-    tracked = subprocess.run(
-        ["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True
-    )
-    for name in tracked.stdout.splitlines():
-        if (ROOT / name).is_file():
-            copy = source / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((ROOT / name).read_bytes())
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, without the traces of earlier builds."""
+    copy = tmp_path_factory.mktemp("source") / "twinfeed"
+    return Path(shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*TRACES)))
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of the sources, and the wheel that the sdist makes."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return out
 
 
@@ -42,12 +44,12 @@ def test_the_wheel_holds_exactly_the_packages(built: Path) -> None:
     assert names == sources("samplers") | sources("loaders")
 
 
-def test_the_sdist_builds_what_the_checkout_builds(built: Path) -> None:
+def test_the_sdist_holds_every_file_of_the_sources(source: Path, built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.cfg", "pyproject.toml", "LICENSE", "README.md"} <= names
-    assert {name.removeprefix("twinfeed/") for name in sources("samplers")} <= names
+    assert {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file()} <= names
+    assert not any("__pycache__" in name for name in names)
 
 
 def test_an_installed_wheel_works_from_anywhere(built: Path, tmp_path: Path) -> None:
