@@ -1,9 +1,9 @@
 """Train with Accelerate on P×K batches, and resume in mid-epoch.
 
 `prepare` leaves a TorchLoader as it is, so that the ranks are given here, once. Its state goes into
-Accelerate's checkpoints when it is registered. A plain DataLoader would be sharded by `prepare`,
-again where its sampler has a rank already. Whether the run resumed where it stopped is checked
-against the sampler, which is a pure function:
+Accelerate's checkpoints as JSON: what is registered there is pickled. A plain DataLoader would be
+sharded by `prepare`, again where its sampler has a rank already. Whether the run resumed where it
+stopped is checked against the sampler, which is a pure function:
 
     python examples/accelerate_training.py
     torchrun --nproc-per-node 2 examples/accelerate_training.py
@@ -12,7 +12,8 @@ against the sampler, which is a pure function:
 from __future__ import annotations
 
 import argparse
-import tempfile
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,16 @@ def train(index: Index, *, resume: Path | None) -> list[list[int]]:
     prepared = accelerator.prepare(model, optimiser, loader)
     assert prepared[2] is loader, "Accelerate leaves it alone"
     model, optimiser, _ = prepared
-    accelerator.register_for_checkpointing(loader)
+
+    def save(models: object, weights: object, state: str) -> None:
+        if accelerator.is_main_process:  # the state is the same on all ranks
+            (Path(state) / "loader.json").write_text(json.dumps(loader.state_dict()))
+
+    def load(models: object, state: str) -> None:
+        loader.load_state_dict(json.loads((Path(state) / "loader.json").read_text()))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
     if resume is not None:
         accelerator.load_state(str(resume))
 
@@ -86,8 +96,11 @@ def train(index: Index, *, resume: Path | None) -> list[list[int]]:
 def main() -> None:
     """Train beyond a checkpoint, start again from it, and compare what was received."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "digits")
+    parser.add_argument("--data", type=Path, default=Path("accelerate-data"))
     folder: Path = parser.parse_args().data
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():  # whose checkpoints this would load
+        raise SystemExit(f"{folder} belongs to another user: give --data a folder of your own")
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     if accelerator.is_main_process:
         prepare(folder)

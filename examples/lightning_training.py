@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import tempfile
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def fit(folder: Path, devices: int, *, steps: int, checkpoint: Path | None) -> D
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    trainer.fit(module, ckpt_path=checkpoint)
+    trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return module
 
 
@@ -120,9 +120,12 @@ def main() -> None:
     """Train beyond a checkpoint, start again from it, and compare what was received."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "digits")
+    parser.add_argument("--data", type=Path, default=Path("lightning-data"))
     arguments = parser.parse_args()
     folder: Path = arguments.data
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():  # whose checkpoints this would load
+        raise SystemExit(f"{folder} belongs to another user: give --data a folder of your own")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     # torchrun's and Lightning's other ranks run this script as well.

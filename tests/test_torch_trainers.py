@@ -1,5 +1,6 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,18 @@ def test_the_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
     assert "rank 0 of 1: resumed at step 27 with its stream" in out
     out = run_example("accelerate_training.py", tmp_path, ranks=2)
     assert out.count("of 2: resumed at step 27 with its stream") == 2
+    assert len(list(tmp_path.rglob("loader.json"))) == 1
+    assert list(tmp_path.rglob("custom_checkpoint*")) == []  # which Accelerate would unpickle
+
+
+@pytest.mark.parametrize("name", ["lightning_training.py", "accelerate_training.py"])
+def test_an_example_loads_no_checkpoint_of_another_user(name: str, tmp_path: Path) -> None:
+    theirs = Path("/usr")
+    if os.getuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 65534, -1)
+    with pytest.raises(
+        AssertionError, match="belongs to another user: give --data a folder of you"
+    ):
+        run_example(name, theirs)
