@@ -24,7 +24,7 @@ class StateMismatchError(ValueError):
     ... except StateMismatchError as error:
     ...     print(error)
     the state is of another stream:
-      n: the state has 10, this sampler has 11
+      order.n: the state has 10, this sampler has 11
     """
 
 

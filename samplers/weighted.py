@@ -11,10 +11,10 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, below, derive, root_key, words
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._state import digest
+from twinfeed.samplers._waits import Waiting
 from twinfeed.samplers.orders import Order
 
 _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
-Float64 = NDArray[np.float64]
 
 
 class WeightedSampler(Order):
@@ -61,9 +61,9 @@ class WeightedSampler(Order):
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
-        self._bounds = np.cumsum(self._weights)
+        self._bounds = np.cumsum(self._weights if self._replacement else [])
         self._key = root_key(self.seed, "weighted")
-        self._recent: Recent[Int64] = Recent(2)
+        self._recent: Recent[Waiting] = Recent(2)
 
     def __len__(self) -> int:
         """Return num_samples."""
@@ -83,19 +83,17 @@ class WeightedSampler(Order):
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         if not self._replacement:
-            drawn: Int64 = self._recent.get(epoch, lambda: self._table(epoch))[positions]
+            drawn = self._waiting(epoch).records(positions)
+            done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
+            self._waiting(epoch + 1).prepare(done)
             return drawn
         draw = below(words(derive(self._key, epoch), positions), int(self._bounds[-1]))
         return np.searchsorted(self._bounds, draw, side="right")
 
-    def _table(self, epoch: int) -> Int64:
-        """Sort the records by exponential waiting times of rate weight."""
-        records = np.flatnonzero(self._weights)
-        word = words(derive(self._key, epoch), records) >> np.uint64(11)
-        uniform = (word.astype(np.float64) + 0.5) * 2.0**-53
-        waits = -_log(uniform) / self._weights[records]
-        first: Int64 = records[np.argsort(waits, kind="stable")[: self._samples]]
-        return first
+    def _waiting(self, epoch: int) -> Waiting:
+        """Return the order of an epoch, kept while that one and the next are drawn."""
+        key = derive(self._key, epoch)
+        return self._recent.get(epoch, lambda: Waiting(self._weights, key))
 
     def _parameters(self) -> dict[str, Any]:
         return {
@@ -135,23 +133,3 @@ def _scaled(weights: NDArray[Any]) -> Int64:
     whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)
     whole[(whole == 0) & (numbers > 0)] = 1
     return whole
-
-
-def _log(x: Float64) -> Float64:
-    """Return natural logarithms by correctly rounded operations alone.
-
-    ``np.log`` differs in its last bit between CPUs. Here x = m * 2^e with m near 1, and
-    log m is the series of 2 atanh((m - 1) / (m + 1)).
-    """
-    mantissa, exponent = np.frexp(x)
-    low = mantissa < 0.7071067811865476
-    mantissa = np.where(low, mantissa * 2, mantissa)
-    exponent = exponent - low
-    s = (mantissa - 1) / (mantissa + 1)
-    square = s * s
-    series = np.zeros_like(s)
-    for odd in range(21, 0, -2):
-        series = series * square
-        series = series + 1 / odd
-    log: Float64 = exponent * 0.6931471805599453 + 2 * s * series
-    return log

@@ -23,7 +23,7 @@ from twinfeed.samplers import (
     WeightedSampler,
     split,
 )
-from twinfeed.samplers.weighted import _log
+from twinfeed.samplers._waits import log
 
 
 def _flat(sampler: BatchSampler | MixtureSampler, epoch: int = 0) -> np.ndarray:
@@ -138,7 +138,7 @@ def test_without_replacement_the_first_is_drawn_by_weight() -> None:
 @given(x=st.floats(1e-300, 1e300))
 def test_the_portable_logarithm_is_one(x: float) -> None:
     """Within a few units in the last place of the C library's."""
-    assert _log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-15, abs=4e-16)
+    assert log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-15, abs=4e-16)
 
 
 def test_a_subset_gives_its_records_in_the_inner_order() -> None:

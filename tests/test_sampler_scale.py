@@ -21,10 +21,13 @@ from twinfeed.samplers import (
     ViewSampler,
     WeightedSampler,
     _lanes,
+    _waits,
 )
+from twinfeed.samplers._bits import derive, root_key, words
 from twinfeed.samplers._fair import FairGroups
 from twinfeed.samplers._lanes import Lanes
 from twinfeed.samplers._table_cache import TableCache
+from twinfeed.samplers._waits import log
 
 
 def counting(
@@ -135,3 +138,47 @@ def test_a_round_of_many_lanes_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -
         stream.batch(0, step)
     assert sum(made) <= 2 * live + 2000
     assert len(tables) == 1
+
+
+def sorted_at_once(sampler: WeightedSampler, weights: np.ndarray, epoch: int) -> np.ndarray:
+    """Return the records of an epoch by one sort of all waits."""
+    records = np.flatnonzero(weights)
+    word = words(derive(root_key(0, "weighted"), epoch), records) >> np.uint64(11)
+    waits = -log((word + 0.5) * 2.0**-53) / weights[records]
+    return records[np.argsort(waits, kind="stable")[: len(sampler)]]
+
+
+@pytest.mark.parametrize("samples", [1, 3000, 4999])
+@pytest.mark.parametrize("piece", [64, 1000, 1 << 15])
+def test_draws_without_replacement_in_pieces_are_those_of_one_sort(
+    samples: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, and while the next epoch is prepared."""
+    monkeypatch.setattr(_waits, "_PIECE", piece)
+    monkeypatch.setattr(_waits, "_BLOCK", 128)
+    weights = np.random.default_rng(0).integers(0, 9, 6000)
+    assert np.count_nonzero(weights) > samples
+    order = WeightedSampler(weights, num_samples=samples, replacement=False, seed=0)
+    asked = np.random.default_rng(1).permutation(samples)
+    for epoch in (0, 1, 2, 1):
+        expected = sorted_at_once(order, weights, epoch)
+        for part in np.array_split(asked, 7):
+            assert np.array_equal(order.ids(epoch, part), expected[part])
+        assert np.array_equal(order.ids(epoch, np.arange(samples)), expected)
+
+
+def test_no_draw_without_replacement_sorts_or_hashes_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the first one, each draw does its share, where epochs begin too."""
+    monkeypatch.setattr(_waits, "_PIECE", 4096)
+    records, batch = 200_000, 500
+    order = WeightedSampler(np.arange(1, records + 1), replacement=False, seed=0)
+    stream = BatchSampler(order, batch_size=batch)
+    stream.batch(0, 0)
+    made = counting(monkeypatch, _waits, "words", lambda key, counter: np.size(counter))
+    for epoch in range(3):
+        for step in range(len(stream)):
+            made.clear()
+            stream.batch(epoch, step)
+            assert sum(made) <= _waits._BLOCK + 3 * 4096 + _waits._SAMPLE
