@@ -1,25 +1,26 @@
 """Decide which records make the next batch: pure, seekable numpy functions.
 
-A batch sampler gives ``batch(epoch, step)``, an array of ids, and is a torch batch sampler too:
-iterating yields the rest of the current epoch. ``BatchStream`` says what all of them share: ranks,
-state, seeds. An order gives ids by position, and ``BatchSampler`` cuts it into batches.
+A batch sampler gives `batch(epoch, step)`, an array of ids, and is a torch batch sampler too:
+iterating yields an epoch. `BatchStream` says what all batch samplers share: passes, ranks, state,
+seeds. An order gives ids by position, and `BatchSampler` cuts an order into batches. `Cursor` is a
+place between two batches.
 
 ======================================================  ==========================================
 for                                                     take
 ======================================================  ==========================================
-metric learning: P classes by K records                 ``PKBatchSampler(labels, p=, k=, seed=)``
-evaluation: every record once, over any ranks           ``ExactOnceBatchSampler(n, batch_size=)``
-training from memory or fast random reads               ``BatchSampler(RandomSampler(n, seed=), …)``
-training from shards larger than memory                 ``BatchSampler(ShardShuffleSampler(…), …)``
-crops of large images: decode once, use many times      ``BatchSampler(ReuseSampler(…), …)``
-one image, many captions                                ``ViewSampler(order, counts, …)``
-rare records more often                                 ``WeightedSampler(weights, seed=)``
-several data sets in fixed proportion                   ``MixtureSampler(orders, weights=, …)``
-part of the data; a stable train/validation split       ``SubsetSampler(records)``, ``split(keys)``
-stored order                                            ``BatchSampler(SequentialSampler(n), …)``
+metric learning: P classes by K records                 `PKBatchSampler(labels, p=, k=, seed=)`
+evaluation: every record once, over any ranks           `ExactOnceBatchSampler(n, batch_size=)`
+training from memory or fast random reads               `BatchSampler(RandomSampler(n, seed=), …)`
+training from shards larger than memory                 `BatchSampler(ShardShuffleSampler(…), …)`
+crops of large images: decode once, use many times      `BatchSampler(ReuseSampler(…), …)`
+one image, many captions                                `ViewSampler(order, counts, …)`
+rare records more often                                 `WeightedSampler(weights, seed=)`
+several data sets in fixed proportion                   `MixtureSampler(orders, weights=, …)`
+part of the data; a stable train/validation split       `SubsetSampler(records)`, `split(keys)`
+stored order                                            `BatchSampler(SequentialSampler(n), …)`
 ======================================================  ==========================================
 
-To look at a stream: ``repr``, ``sampler.explain()``, and ``diagnose(sampler, …)`` for numbers.
+To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` for numbers.
 """
 
 from twinfeed.samplers._cursor import Cursor
@@ -31,7 +32,6 @@ from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.diagnostics import (
     Diagnosis,
     Measure,
-    compare_shuffles,
     diagnose,
     simulate_shuffle_buffer,
 )
@@ -65,7 +65,6 @@ __all__ = [
     "SubsetSampler",
     "ViewSampler",
     "WeightedSampler",
-    "compare_shuffles",
     "diagnose",
     "simulate_shuffle_buffer",
     "split",

@@ -1,8 +1,8 @@
 """Keyed 64-bit words: the only source of randomness, the same on every machine and numpy.
 
-A word is splitmix64's output function over ``key + counter * golden ratio`` (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", 2014). A key is itself a word, so
-streams are derived, never offset: seed 1 epoch 2 has nothing in common with seed 2 epoch 1.
+A word is splitmix64's output function over `key + counter * golden ratio` (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", 2014). A key is a word too. So streams are
+derived, never offset: seed 1 epoch 2 has nothing in common with seed 2 epoch 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def words(key: int | UInt64, counter: Int64 | UInt64) -> UInt64:
-    """Return the word number ``counter`` of the stream of ``key``, broadcast, at least 1-d."""
+    """Return the word number `counter` of the stream of `key`, broadcast, at least 1-d."""
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
     x += np.uint64(1)
     x *= _GOLDEN
@@ -42,9 +42,9 @@ def root_key(seed: int, purpose: str) -> int:
 
 
 def derive(key: int, *parts: int) -> int:
-    """Return the key found by following ``parts`` (epoch, pass, …) down from ``key``.
+    """Return the key found by following `parts` (epoch, pass, …) down from `key`.
 
-    Each is ``words(key, part)``, in plain integers: numpy takes ten times as long for one.
+    Each step is `words(key, part)` in plain integers: numpy takes ten times as long for one word.
     """
     for part in parts:
         x = (key + (int(part) + 1) * int(_GOLDEN)) & _MASK
@@ -55,7 +55,7 @@ def derive(key: int, *parts: int) -> int:
 
 
 def below(word: UInt64, bound: int | Int64) -> Int64:
-    """Scale words to ``[0, bound)`` for any bound up to 2^63: the upper half of the product."""
+    """Scale words to `[0, bound)` for any bound up to 2^63: the upper half of the product."""
     wide = np.asarray(bound, dtype=np.uint64)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     cross = (word >> half) * (wide & low) >> half
@@ -65,7 +65,7 @@ def below(word: UInt64, bound: int | Int64) -> Int64:
 
 
 def spread(counts: Int64) -> tuple[Int64, Int64]:
-    """Return, for each of ``sum(counts)`` entries, its owner and its place within the owner."""
+    """Return, for each of `sum(counts)` entries, its owner and its place within the owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 

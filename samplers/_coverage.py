@@ -16,10 +16,10 @@ from twinfeed.samplers._permutation import permute
 class CoverageDraw:
     """Fill a grid of B batches by P places with chunks of K records, classes distinct in a batch.
 
-    Chunks are laid out class by class along the places, wrapping from one to the next, so
-    that a class with at most B chunks never comes twice in a batch (McNaughton, "Scheduling
-    with deadlines and loss functions", 1959). ``once`` takes the largest B that can be filled with
-    whole chunks; ``all`` the smallest that holds every record, remainders topped up.
+    Chunks are laid out class by class along the B batches of a place, then on along the next place.
+    So a class with at most B chunks never comes twice in a batch (McNaughton, "Scheduling with
+    deadlines and loss functions", 1959). `once` takes the largest B that whole chunks can fill,
+    `all` the smallest B that holds every record.
     """
 
     def __init__(self, classes: Classes, p: int, k: int, *, once: bool, seed: int) -> None:
@@ -82,7 +82,7 @@ def _all(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to ``most`` for which a rule that holds for 0 still holds."""
+    """Return the largest number up to `most` for which a rule that holds for 0 still holds."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

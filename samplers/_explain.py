@@ -8,7 +8,7 @@ from twinfeed.samplers._bits import Int64
 
 
 class Namer(Protocol):
-    """What says the record and the view of a sample."""
+    """Tell the record and the view of a sample."""
 
     def records(self, ids: Int64) -> Int64:
         """Return the record id of each sample id."""

@@ -1,14 +1,14 @@
 """Fair groups: m distinct items out of n, again and again, every item used equally often.
 
-An item stream is a concatenation of laps, each a permutation of the n items, and group t is
-its entries ``t * m`` to ``t * m + m``. So counts differ by at most one after any number of
-groups. What is left is to keep a group distinct where it straddles two laps:
+An item stream is a concatenation of laps. Each lap is a permutation of the n items, and group t is
+the entries `t * m` to `t * m + m`. So counts differ by at most one after any number of groups. A
+group that straddles two laps must still be distinct:
 
-* ``n >= 2m - 1``: the entries at the head of the new lap that clash with the tail of the old
-  one move, stably, behind the next entries that do not. Only the first m entries of a lap
-  can change and the last m - 1 never do, so nothing chains from lap to lap.
-* ``n < 2m - 1``: one permutation is walked cyclically for ``n / gcd(n, m)`` groups, then
-  renewed. This covers m > n too: all n items first, then again.
+* `n >= 2m - 1`: entries at the head of the new lap that also end the old lap move, stably, after
+  the next entries that do not. Only the first m entries of a lap can change, and the last m - 1
+  never do. So no change goes on from lap to lap.
+* `n < 2m - 1`: one permutation is walked cyclically for `n / gcd(n, m)` groups, then renewed. This
+  covers m > n too: all n items first, then again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FairGroups:
     def _patch(
         self, out: Int64, rows: NDArray[np.bool_], population: Int64, lap: Int64, position: Int64
     ) -> None:
-        """Overwrite what lies within the first m places of a lap by its adjusted head."""
+        """Overwrite places that lie within the first m of a lap by the lap's adjusted head."""
         if not rows.any():
             return
         head = self._head(population[rows], lap[rows])

@@ -15,9 +15,10 @@ from twinfeed.samplers._schedule import Schedule, Stretch
 class FairDraw:
     """Draw the batches of any global steps.
 
-    Each step belongs to one super-class (there is one of all classes where none are given), in
-    a periodic pattern. Its classes come in fair groups of P, numbered by the super-class's own
-    turns. A class's draw number is its lap in that stream, and numbers its fair groups of K.
+    Each step belongs to one super-class, in a periodic pattern; without super-labels all classes
+    are one super-class. The classes of a super-class come in fair groups of P, one group a turn. A
+    class's draw number is its lap in the stream of groups. The draw number numbers the class's fair
+    groups of K records.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class _Walks:
         return classes, place // self._supers.sizes[group][:, None]
 
     def _drawn_before(self, turns: int) -> Int64:
-        """Return how often each class was drawn in the first ``turns`` of its stream."""
+        """Return how often each class was drawn in the first `turns` of its stream."""
         sizes, given = self._supers.sizes, self._pattern.given(turns)
         if not turns:
             return np.zeros(int(sizes.sum()), np.int64)

@@ -1,13 +1,13 @@
 """Lanes: a sequence cut into W stretches that are emitted side by side, exact and seekable.
 
-A round emits the next entry of every lane that has one left. So at most W places of the
-sequence are open at a time, and any output is found by arithmetic over a table of W rows.
+A round emits the next entry of every lane that has one left. So at most W places of the sequence
+are open at a time, and any output is found by arithmetic over a table of W rows.
 
-A lane may begin its stretch at a later round, cyclically: then what lies at its two ends meets
-in time, and what is open when the epoch begins is the same as what is open when it ends.
+A lane may begin its stretch at a later round, cyclically. Then the two ends of the lane meet in
+time, and the places that are open when the epoch begins are those that are open when it ends.
 
-The order of lanes within a round is keyed: one for each round, or one for all of them. Then any
-W consecutive outputs come from W different lanes.
+The order of the lanes within a round is keyed, one order for each round or one for all rounds. With
+one order for all rounds, any W consecutive outputs come from W different lanes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MAX_LANES = 1 << _LANE_BITS
 
 
 class Lanes:
-    """Map output positions to places of a sequence of ``bounds[-1]`` entries."""
+    """Map output positions to places of a sequence of `bounds[-1]` entries.
+
+    `bounds` is int64[W + 1] from 0, `starts` the round in which each lane begins, int64[W]. With
+    `renew` every round has an order of its own.
+    """
 
     def __init__(self, bounds: Int64, starts: Int64, *, key: int, renew: bool) -> None:
-        """Take bounds int64[W + 1] from 0, and the round in which each lane begins, int64[W].
-
-        With ``renew`` every round has an order of its own.
-        """
         self._begins, self._lengths = bounds[:-1], np.diff(bounds)
         self._starts, self._key, self._renew = starts, key, renew
         # Rounds between two neighbouring lengths have the same lanes: one linear piece each.
@@ -47,7 +47,7 @@ class Lanes:
         self._active = np.concatenate([[width], width - shorter])
 
     def places(self, positions: Int64) -> Int64:
-        """Return the places of the sequence that these outputs take, int64 as ``positions``."""
+        """Return the places of the sequence that these outputs take, int64 as `positions`."""
         piece = np.searchsorted(self._first_output, positions, side="right") - 1
         turn, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
         turn += self._first_round[piece]
@@ -72,7 +72,7 @@ class Lanes:
         return lane
 
     def _lane_order(self, rounds: Int64) -> Int64:
-        """Return the lanes of each round in their order of emission; those used up come last."""
+        """Return the lanes of each round in their order of emission; empty lanes come last."""
         lane = np.arange(len(self._lengths))
         keys = words(self._key, rounds if self._renew else np.zeros_like(rounds))
         packed = words(keys[:, None], lane) >> np.uint64(1)

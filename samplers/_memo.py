@@ -1,4 +1,4 @@
-"""A few recent results of a pure function, which pickling leaves behind."""
+"""A few recent results of a pure function, which are not pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Keep the last ``size`` results made; a copy in another process begins empty."""
+    """Keep the last `size` results made; a copy in another process begins empty."""
 
     def __init__(self, size: int) -> None:
         self._size = size

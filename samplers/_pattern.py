@@ -9,10 +9,9 @@ from twinfeed.samplers._permutation import permute
 
 
 class Pattern:
-    """Give stream i ``weights[i]`` of every ``sum(weights)`` consecutive turns, for ever."""
+    """Give stream i `weights[i]` of every `sum(weights)` consecutive turns, for ever."""
 
     def __init__(self, weights: Int64, key: int) -> None:
-        """Take positive integers; the turns of one period are in keyed order."""
         self._weights, self._key = weights, key
         period = int(weights.sum())
         slots, places = spread(weights)
@@ -32,7 +31,7 @@ class Pattern:
         return stream, lap * self._weights[stream] + self._place[slot]
 
     def given(self, number: int) -> Int64:
-        """Return how many of the first ``number`` turns each stream has, int64[streams]."""
+        """Return how many of the first `number` turns each stream has, int64[streams]."""
         lap, rest = divmod(number, len(self._stream))
         partial = np.bincount(self._stream[:rest], minlength=len(self._weights))
         return lap * self._weights + partial

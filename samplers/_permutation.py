@@ -1,9 +1,9 @@
-"""Keyed permutations of ``range(n)``, by table for a small n and by arithmetic for any n.
+"""Keyed permutations of `range(n)`, by table for a small n and by arithmetic for any n.
 
-Up to 2^15 items a permutation is a sort of keyed words, which is uniform. Above that it is a
-Feistel network over ``a * b >= n`` cells with cycle walking (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002): any position in constant time and memory. A Feistel network
-over few cells gives even permutations only, hence the branch.
+Up to 2^15 items a permutation is a sort of keyed words, which is uniform. Above 2^15 items a
+permutation is a Feistel network over `a * b >= n` cells with cycle walking (Black and Rogaway,
+"Ciphers with arbitrary finite domains", 2002), which gives any position in constant time and
+memory. Over few cells a Feistel network would give even permutations only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ODD = np.uint64(0xD6E8FEB86659FD93)
 
 
 def permute(n: int, key: int, positions: Int64) -> Int64:
-    """Return the entries of the permutation of ``range(n)`` under ``key`` at ``positions``."""
+    """Return the entries of the permutation of `range(n)` under `key` at `positions`."""
     if n <= SMALL:
         entries: Table = _shared_table(n, key)[positions]
         return entries.astype(np.int64)
@@ -87,9 +87,9 @@ def table_widths(n: Int64) -> Int64:
 
 
 def write_tables(out: NDArray[np.uint16], base: Int64, n: Int64, keys: UInt64) -> None:
-    """Write one permutation of ``range(n)`` for each key into ``out``, from ``base`` on.
+    """Write one permutation of `range(n)` for each key into `out`, from `base` on.
 
-    A table takes ``table_widths(n)`` places; what lies past its n entries means nothing.
+    A table takes `table_widths(n)` places; the places after its n entries mean nothing.
     """
     widths = table_widths(n)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
@@ -100,10 +100,10 @@ def write_tables(out: NDArray[np.uint16], base: Int64, n: Int64, keys: UInt64) -
 
 
 def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[np.uint16]:
-    """Return one permutation a row, uint16[keys, n]; of ``range(lengths[row])`` where given.
+    """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` where given.
 
-    Each word keeps its upper 48 bits and carries its index below them, so that one plain sort
-    is a stable argsort. Columns past a row's length sort to its end.
+    Each word keeps its upper 48 bits and carries its index below them, so one plain sort is a
+    stable argsort. Columns after a row's length are sorted to the end of the row.
     """
     index = np.arange(n, dtype=np.uint64)
     packed = words(keys[:, None], index[None, :])
@@ -116,7 +116,7 @@ def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[n
 
 
 def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
-    """Return the entries at ``positions`` of the permutations for n > 2^15, all broadcast."""
+    """Return the entries at `positions` of the permutations for n > 2^15, all broadcast."""
     sizes, keys = np.asarray(n, dtype=np.int64), np.asarray(key, dtype=np.uint64)
     x = _encrypt(sizes, keys, positions)
     while (outside := x >= sizes).any():  # rare: fewer than 1 cell in sqrt(n) lies outside
@@ -127,7 +127,7 @@ def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
 
 
 def _encrypt(n: Int64, key: UInt64, positions: Int64) -> Int64:
-    """Walk once through a grid of ``a * b`` cells, each half moved by a hash of the other."""
+    """Walk once through a grid of `a * b` cells, each half moved by a hash of the other."""
     a = np.ceil(np.sqrt(n)).astype(np.int64)  # sqrt is correctly rounded on every machine
     b = -(-n // a)
     rounds = words(key[None], np.arange(_ROUNDS).reshape(-1, *[1] * key.ndim))
@@ -144,7 +144,7 @@ def _encrypt(n: Int64, key: UInt64, positions: Int64) -> Int64:
 
 
 def _hash(x: UInt64, key: UInt64, size: UInt64) -> UInt64:
-    """Hash a half of fewer than 2^32 values to ``[0, size)``."""
+    """Hash a half of fewer than 2^32 values to `[0, size)`."""
     h = x + key
     h *= _ODD
     h ^= h >> _HALF

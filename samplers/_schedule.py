@@ -57,7 +57,7 @@ class Schedule:
         return np.concatenate([s.p * self.ks(s, run) for s, run in self.runs(steps)])
 
     def ks(self, stretch: Stretch, steps: Int64) -> Int64:
-        """Return K at each of these global steps, drawn anew for each where it is a range."""
+        """Return K at each of these global steps; a range is drawn from anew at each step."""
         low = self.lowest_k or stretch.k
         return low + below(words(self._key, steps), stretch.k - low + 1)
 
@@ -78,6 +78,6 @@ def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
 
 
 def _schedule_text(values: dict[int, int]) -> str:
-    """Write a schedule on one line: ``2, 3 from step 1000``."""
+    """Write a schedule on one line: `2, 3 from step 1000`."""
     first, *later = values.items()
     return ", ".join([str(first[1]), *(f"{v} from step {step}" for step, v in later)])

@@ -1,4 +1,4 @@
-"""States: what a cursor belongs to, and the refusal of any other."""
+"""States: which stream a place belongs to, and the refusal of any other stream."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _compare(theirs: Any, ours: Mapping[str, Any]) -> None:
 
 
 def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every field with its path: ``inner.n``, ``orders.0.seed``."""
+    """Yield every field with its path: `inner.n`, `orders.0.seed`."""
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
             value = {str(place): item for place, item in enumerate(value)}

@@ -14,8 +14,8 @@ from twinfeed.samplers._permutation import SMALL, permute_rows, table_widths, wr
 class TableCache:
     """Keep the latest lap of each small population, two bytes an item.
 
-    It changes how fast entries come, never which. While another thread uses it (or did when
-    this process was forked), entries are computed without it.
+    The cache changes how fast entries come, never which entries. While another thread uses the
+    cache, or used it when this process was forked, entries are computed without the cache.
     """
 
     def __init__(self, sizes: Int64, key: int) -> None:
@@ -51,7 +51,7 @@ class TableCache:
         return words(words(self._key, population), lap)
 
     def _fill(self, population: Int64, lap: Int64) -> None:
-        """Make the latest lap asked for; the one before is asked for its tail alone."""
+        """Make the latest lap asked for; of the lap before only the tail is ever asked for."""
         held = self._laps[population]
         new = ((lap > held) | (lap < held - 1)) & (self._sizes[population] <= SMALL)
         if not new.any():

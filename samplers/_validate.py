@@ -29,7 +29,7 @@ def whole(name: str, value: SupportsIndex) -> int:
 
 
 def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
-    """Return ``value`` as an int within ``[minimum, below)``."""
+    """Return `value` as an int within `[minimum, below)`."""
     number = whole(name, value)
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
@@ -46,7 +46,7 @@ def seed(value: SupportsIndex) -> int:
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a bool that is one."""
+    """Return a bool; TypeError for anything else."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
@@ -66,7 +66,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
-    """Return a new int64[n] array of integers of at least ``minimum``."""
+    """Return a new int64[n] array of integers of at least `minimum`."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
@@ -92,7 +92,7 @@ def distinct(name: str, array: Int64) -> Int64:
 
 
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
-    """Return ``integers`` of which the sum is below the limit too."""
+    """Return `integers`, whose sum must be below the limit too."""
     array = integers(name, values, minimum=minimum)
     total = float(array.sum(dtype=np.float64))  # int64 would overflow
     if total >= LIMIT:
@@ -112,7 +112,7 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-        array = np.asarray(values, dtype=object)  # numpy has made strings of what is none
+        array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
     if array.dtype.kind in "OT":
         array = _one_kind(name, array.tolist())
     if array.dtype.kind == "U":

@@ -75,7 +75,6 @@ class ClassOrder:
         return _unpickled, (*map(_reference, arrays), self._digest)
 
     def __len__(self) -> int:
-        """Return the number of classes."""
         return len(self._sizes)
 
     def __repr__(self) -> str:
@@ -170,5 +169,5 @@ def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
 
 
 def _bits(value: int) -> int:
-    """Return how many bits hold ``0 … value``."""
+    """Return how many bits hold `0 … value`."""
     return value.bit_length()

@@ -44,18 +44,20 @@ class Measure:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hold what ``diagnose`` found about one epoch of a stream.
+    """Hold what `diagnose` found about one epoch of a stream.
 
-    ``displacement`` is the mean distance between a record's place in the stream and in storage,
-    in records; ``most_early`` the farthest that any record moved ahead. ``rank_correlation`` is
-    Spearman's, of place and record id: 1 for stored order, near 0 when uniform. ``distinct`` has
-    the mean number of distinct classes, shards or blocks in a full batch, ``fewest`` the worst
-    one. ``head_reach`` is the highest record id in the first tenth of the stream, as a share of
-    all, ``head_distinct`` the classes, shards or blocks met there.
+    - `displacement`: the mean distance between a record's place in the stream and its place in
+      storage, in records; `most_early`: the farthest that any record moved ahead.
+    - `rank_correlation`: Spearman's, of place and record id. Stored order has 1, a uniform shuffle
+      near 0.
+    - `distinct`: the mean number of distinct classes, shards or blocks in a full batch; `fewest`:
+      the number in the worst batch.
+    - `head_reach`: the highest record id in the first tenth of the stream, as a share of all ids;
+      `head_distinct`: the classes, shards or blocks in the first tenth.
 
-    ``flags`` names what is less than half of the uniform value (a correlation above one half)
-    and six standard deviations away from it: so a uniform shuffle has no flags, but for less
-    than 1 in 100, and of few records even stored order may have none.
+    `flags` names each value below half of the uniform value, and a correlation above one half, if
+    chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
+    shuffles have a flag. With few records even stored order may have no flag.
 
     >>> import numpy as np
     >>> diagnose(np.arange(100), batch_size=10).flags[0]
@@ -77,7 +79,7 @@ class Diagnosis:
 
     @property
     def flags(self) -> list[str]:
-        """What is far from a uniform shuffle, one sentence each; empty for a good stream."""
+        """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
         found = []
         if self.displacement.low:
             found.append(
@@ -100,7 +102,8 @@ class Diagnosis:
             if m.low
         ]
         if self.covered < self.records:
-            found.append(f"{self.records - self.covered:,} records do not come")
+            missing = _validate.counted(self.records - self.covered, "record")
+            found.append(f"not in the stream: {missing}")
         return found
 
     def __str__(self) -> str:
@@ -138,9 +141,14 @@ def diagnose(
 ) -> Diagnosis:
     """Measure one epoch of a sampler, or any stream of record ids, int [samples].
 
-    Give ``labels`` (one a record), ``shard_lengths`` or ``block`` (records) to count the distinct
-    ones in a batch. An array needs ``batch_size``; its ``num_records`` is by default the highest
-    id and one. Padding (-1) is left out. ValueError for a stream without a record.
+    - `stream`: a batch sampler, or ids. Padding (-1) is left out.
+    - `epoch`: the epoch of a sampler.
+    - `batch_size`: needed with ids.
+    - `num_records`: of ids; by default the highest id plus one.
+    - `labels` (one a record), `shard_lengths` (records), `block` (records): what to count the
+      distinct classes, shards and blocks of a batch by.
+
+    Raises ValueError for a stream without a record, and for sizes that do not agree.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> import numpy as np
@@ -249,7 +257,7 @@ def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[flo
     """Return the distinct groups of batches of a uniform shuffle, mean and standard deviation.
 
     A group of s of the n records is missed with probability C(n - s, size) / C(n, size). Groups
-    take places from each other, so that the deviation is at most that of independent ones.
+    take places from each other, so the deviation is at most the deviation of independent groups.
     """
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
@@ -259,7 +267,7 @@ def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[flo
 
 
 def _missed(n: int, s: int, size: int) -> float:
-    """Return the probability that ``size`` of n records hold none of a group of s."""
+    """Return the probability that `size` of n records hold none of a group of s."""
     if s + size > n:
         return 0.0
     return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))
@@ -278,12 +286,13 @@ def _correlation(place: Int64, ids: Int64) -> float:
 def simulate_shuffle_buffer(
     n: SupportsIndex, /, *, buffer_size: SupportsIndex, seed: SupportsIndex
 ) -> Int64:
-    """Return the order in which ``shuffle(buffer_size)`` sends n stored records, int64[n].
+    """Return the order in which `shuffle(buffer_size)` sends n stored records, int64[n].
 
-    The buffer is filled, then each step takes one of its records at random and puts the next
-    one in its place; at the end it is drained at random. This is what tf.data and webdataset do.
+    The buffer is filled. Then each step takes a random record of the buffer and puts the next
+    stored record in its place. At the end the buffer is drained at random. tf.data and webdataset
+    shuffle so.
 
-    No record leaves more than ``buffer_size - 1`` places early:
+    No record leaves more than `buffer_size - 1` places early:
 
     >>> simulate_shuffle_buffer(10, buffer_size=3, seed=0).tolist()
     [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]
@@ -302,36 +311,3 @@ def simulate_shuffle_buffer(
             held[pick] = held[-1]
             held.pop()
     return out
-
-
-def compare_shuffles(diagnoses: Mapping[str, Diagnosis], /) -> str:
-    """Return a table of diagnoses by name: each measure as a share of a uniform shuffle's.
-
-    >>> import numpy as np
-    >>> stored = diagnose(np.arange(1000), batch_size=50)
-    >>> buffered = diagnose(simulate_shuffle_buffer(1000, buffer_size=100, seed=0), batch_size=50)
-    >>> print(compare_shuffles({"stored": stored, "buffer of 100": buffered}))
-                   displacement  rank correlation  first tenth reaches
-    stored         0%            1.00              10%
-    buffer of 100  21%           0.95              18%
-    """
-    names = list(dict.fromkeys(name for d in diagnoses.values() for name in d.distinct))
-    rows = [["", "displacement", "rank correlation", "first tenth reaches", *names]]
-    for title, found in diagnoses.items():
-        shares = [
-            f"{found.distinct[name].ratio:.0%}" if name in found.distinct else "" for name in names
-        ]
-        rows.append(
-            [
-                title,
-                f"{found.displacement.ratio:.0%}",
-                f"{found.rank_correlation:.2f}",
-                f"{found.head_reach:.0%}",
-                *shares,
-            ]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )

@@ -21,37 +21,35 @@ from twinfeed.samplers.class_order import ClassOrder
 class PKBatchSampler(BatchStream):
     """Draw P distinct classes and K records of each, every class and record equally often.
 
-    A batch holds P blocks of K records of one class. Classes are drawn in fair groups: after
-    any step their counts differ by at most one, and so do the counts of the records of a class.
-    No record comes twice in a batch while its class has K.
+    A batch holds P blocks of K records of one class. After any step the counts of the classes
+    differ by at most one, and so do the counts of the records of a class. No record comes twice in
+    a batch while its class has K records. Ranks take whole classes: world_size must divide P.
 
-    ``k`` and ``p`` may change at given global steps (``epoch * len + step``):
-    ``k={0: 2, 1000: 3}``; then ``batches_per_epoch`` must be given. A change of k restarts the
-    walks over records, not the class stream; a change of p restarts both. Fairness holds
-    between changes. ``k=(2, 5)`` draws K anew for each batch; record counts are then not fair.
+    - `labels`: one a record (int or str), or a `ClassOrder`.
+    - `p`, `k`: numbers, or schedules by training step (`epoch * len + step`) such as
+      `k={0: 2, 1000: 3}`. A change of k restarts the walks over records. A change of p restarts the
+      walks over classes too. Counts are fair between two changes. `k=(2, 5)` draws K anew for each
+      batch; then the counts of records are not fair.
+    - `seed`: the only source of chance.
+    - `batches_per_epoch`: by default `max(1, records // (P * K))`. It must be given with schedules.
+      `ceil(classes / P)` meets every class in any two epochs in a row, and in every epoch where P
+      divides the number of classes (with one P throughout, and no super-classes).
+    - `small`: what to do with classes of fewer than K records. `"raise"`; `"repeat"` (all their
+      records, then again); `"drop"`.
+    - `min_class_size`: smaller classes are left out before that.
+    - `coverage`: `"once"` makes epochs in which no record comes twice, in as many batches as chunks
+      of K records can fill; what is left out rotates over epochs. `"all"` makes epochs with every
+      record at least once, in the fewest batches; a class's last chunk is filled up from the class.
+      Both set the number of batches, and do not keep the counts of classes fair.
+    - `super_labels`: one a record. The P classes of a batch are of one super-class. Super-classes
+      take turns in proportion to their classes, and classes are fair within each.
+    - `order_within`: `"stored"` walks the records of a class in a circle in stored order, for
+      sources that are read from front to back.
+    - `records`: ids of the records to draw from (int64, in any order), such as one side of `split`.
+      Labels are given for all records; the other records are never drawn.
 
-    ``coverage="once"``: an epoch in which no record comes twice, in as many batches as chunks of
-    K can fill; what is left out rotates over epochs. ``"all"``: every record at least once, in the
-    fewest batches, remainders topped up from their own class. Both set ``batches_per_epoch``,
-    make a table of the classes for each epoch, and do not keep classes fair.
-
-    ``super_labels`` (one a record) puts the P classes of a batch into one super-class; these
-    take turns in proportion to their classes, and classes are fair within each.
-
-    ``order_within="stored"`` walks the records of a class in a circle in stored order, for
-    sources that are read from front to back.
-
-    ``records`` are the ids of the records to draw from (int64, in any order), such as those of one
-    side of ``split``; the others, whose labels are given all the same, are never drawn.
-
-    Classes with fewer than K records: ``small="raise"``, ``"repeat"`` (all its records, then
-    again) or ``"drop"``; those below ``min_class_size`` are left out before. Ranks take whole
-    classes: world_size must divide P.
-
-    The default ``batches_per_epoch`` is ``max(1, records // (P * K))``. ``ceil(classes / P)`` meets
-    every class in the first epoch, and in every epoch where P divides the classes; elsewhere in
-    any two epochs in a row (with one P throughout, and no super-classes). ``coverage="all"`` meets
-    every class in every epoch.
+    Raises ValueError, with the numbers, for what does not fit: too few classes or records, options
+    that contradict each other.
 
     Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
     steps, and record 4 comes again once 2 was used::
@@ -87,7 +85,6 @@ class PKBatchSampler(BatchStream):
         order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
     ) -> None:
-        """Take one label a record (int or str); ValueError names the numbers that do not fit."""
         self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
         seed = _validate.seed(seed)
@@ -180,7 +177,6 @@ class PKBatchSampler(BatchStream):
         return max(1, int(self._classes.sizes.sum()) // schedule.largest_batch)
 
     def __repr__(self) -> str:
-        """Say what an epoch is."""
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""

@@ -97,11 +97,11 @@ class ReuseSampler(Order):
         return self._reuse
 
     def records(self, ids: Int64) -> Int64:
-        """Return ``ids // reuse``."""
+        """Return `ids // reuse`."""
         return np.asarray(ids, dtype=np.int64) // self._reuse
 
     def views(self, ids: Int64) -> Int64:
-        """Return the use numbers, ``ids % reuse``."""
+        """Return the use numbers, `ids % reuse`."""
         return np.asarray(ids, dtype=np.int64) % self._reuse
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
@@ -119,10 +119,10 @@ class ReuseSampler(Order):
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
     """Return lane bounds and starts such that records are replaced one after another.
 
-    Bounds that fall between two records divide the lanes into chains. The lanes of a chain
-    change records in rounds evenly spaced, all chains in the same ones: so each chain begins a
-    little after the one before. A record cut by a bound within a chain stays live as it passes
-    from lane to lane.
+    Some bounds fall between two records. These bounds divide the lanes into chains. The lanes of a
+    chain change records in rounds that are evenly spaced. All chains would change records in the
+    same rounds, so each chain begins a little after the chain before. A bound within a chain cuts a
+    record, which stays live while it goes on from lane to lane.
     """
     bounds = equal_bounds(n * reuse, live)
     heads = np.flatnonzero(bounds[:-1] % reuse == 0)

@@ -19,18 +19,24 @@ from twinfeed.samplers.orders import Order
 
 
 class ShardShuffleSampler(Order):
-    """Shuffle blocks of consecutive records over all shards, ``window`` of them open at once.
+    """Shuffle blocks of consecutive records over all shards, `window` of them open at once.
 
-    The blocks of an epoch are permuted, the records of a block are permuted within it, and the
-    sequence is cut into ``window`` lanes that are emitted side by side. Every record comes exactly
-    once; a block is read once, except at most ``window - 1`` that a lane boundary cuts. From
-    sequential (``block`` as long as the data) to uniform (``block=1``) by one knob. An epoch's
-    table takes memory in proportion to the number of blocks.
+    The blocks of an epoch are permuted. The records of a block are permuted within the block. This
+    sequence is cut into `window` lanes, which are emitted side by side. Every record comes exactly
+    once. A block is read once, except the `window - 1` blocks at most that a lane boundary cuts.
 
-    ``order_within="stored"`` keeps the records of a block in stored order. With ``parts=G`` a
-    batch is the concatenation of G such shuffles of disjoint blocks with ``window / G`` lanes each,
-    so that where world_size divides G no two ranks read the same block; only what is left when
-    the shortest part runs out (two blocks a part at most) is dealt out without that promise.
+    - `shard_lengths`: the records of each shard, int[shards].
+    - `seed`: the only source of chance.
+    - `block`: records of a block. As long as the data it makes the order sequential, 1 uniform. An
+      epoch's table takes memory in proportion to the number of blocks.
+    - `window`: blocks that are open at once.
+    - `parts`: with G parts a batch is the concatenation of G shuffles of disjoint blocks, each with
+      `window / G` lanes. Where world_size divides G, no two ranks read the same block. Only the end
+      of an epoch, when the shortest part has run out, is dealt out without this promise: that is at
+      most two blocks a part.
+    - `order_within`: `"stored"` keeps the records of a block in stored order.
+
+    Raises ValueError where `parts` does not divide `window`, or there are fewer blocks than parts.
 
     Shards of 6 and 4 records, blocks of 2, two lanes; block 8 9 is cut by the lane boundary::
 
@@ -56,7 +62,6 @@ class ShardShuffleSampler(Order):
         parts: SupportsIndex = 1,
         order_within: Literal["random", "stored"] = "random",
     ) -> None:
-        """Take the records in each shard, int [shards]; block and window count records, blocks."""
         self._lengths = _validate.counts("shard_lengths", shard_lengths, minimum=0)
         self._block = _validate.integer("block", block, minimum=1)
         self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
@@ -79,11 +84,9 @@ class ShardShuffleSampler(Order):
         self._recent: Recent[_Table] = Recent(2)
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return self._n
 
     def __repr__(self) -> str:
-        """Say what is shuffled, and how far."""
         return (
             f"ShardShuffleSampler({self._n:,} records in {len(self._lengths):,} shards, "
             f"{len(self._sizes):,} blocks of {self._block:,}, window={self._window:,}, "

@@ -17,11 +17,11 @@ from twinfeed.samplers.orders import InnerOrder, Order, SequentialSampler
 
 
 class SubsetSampler(InnerOrder):
-    """Give the records of a table of ids, in the order that another order gives its places.
+    """Give some records, in the order that another order gives the places of a table.
 
-    The table is kept whole (n int64). Ids must differ from each other. ``num_records`` is the size
-    of the whole that they are of (``len(index)``), which loaders compare; by default the table's
-    last id is the last there is.
+    `records` are distinct ids, int[n], kept whole; by default they come as given. `order` is an
+    order over `len(records)` places. `num_records` is the number of records in the index, which
+    loaders compare; by default the last record of the table is the last in the index.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -87,9 +87,9 @@ def split(
 ) -> tuple[Int64, Int64]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
-    ``records`` is their number, or one key each: by keys, a record stays on its side wherever
-    it is stored. Each record falls into validation with probability ``fraction``, so the
-    sizes are near, not equal to, the fraction. Returns two sorted int64 arrays of ids.
+    `records` is their number, or one key each. With keys a record stays on its side wherever it is
+    stored. Each record falls into validation with probability `fraction`, so the sizes are near the
+    fraction, not equal to it. Returns two sorted int64 arrays of ids.
 
     Adding records moves none of those before:
 

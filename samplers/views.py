@@ -17,10 +17,13 @@ from twinfeed.samplers.orders import InnerOrder, Order
 class ViewSampler(InnerOrder):
     """Give samples that are (record, view) pairs, numbered record by record.
 
-    ``per_epoch="one"``: the inner order is over records, and each record comes with one of its
-    views, in turn: after V epochs a record of V views has shown each of them. ``"all"``: the inner
-    order is over the pairs, and an epoch has them all. ``records`` and ``views`` take a sample
-    id apart; a side table (captions) is joined by sample id.
+    `views` is the number of views of each record, int[records]. `per_epoch` says what an epoch has:
+
+    - `"one"`: each record with one of its views. The inner order is over records. After V epochs a
+      record of V views has shown each of them.
+    - `"all"`: every pair. The inner order is over pairs.
+
+    `records` and `views` take a sample id apart. A side table (captions) is joined by sample id.
 
     Two captions of record 0, none of record 1 (only with "all"), three of record 2::
 

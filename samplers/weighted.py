@@ -18,13 +18,17 @@ _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers
 
 
 class WeightedSampler(Order):
-    """Draw ``num_samples`` records an epoch, each in proportion to its weight.
+    """Draw `num_samples` records an epoch, each in proportion to its weight.
 
-    Weights are used as they are where they are integers; others are scaled so that the largest
-    becomes 2^32 and rounded, a weight above zero never to zero. With replacement, draws are
-    independent and in constant time. Without, ``num_samples`` different records come, the first
-    ones likelier to be heavy, from a table of n numbers made for each epoch (Efraimidis and
-    Spirakis, "Weighted random sampling with a reservoir", 2006).
+    Weights that are integers are used as they are. Other weights are scaled so that the largest
+    becomes 2^32, and rounded; a weight above zero is never rounded to zero.
+
+    With replacement draws are independent, in constant time, and as many as the weights by default.
+    Without replacement all records of an epoch differ. The first ones are likelier to be heavy, and
+    by default every record with a weight above zero comes.
+
+    Raises ValueError for weights that are not finite, below zero or all zero, and where there are
+    too few to draw `num_samples` without replacement.
 
     Weights 0, 1 and 3 over 4,000 draws: never, about 1,000 times, about 3,000 times.
 
@@ -45,10 +49,6 @@ class WeightedSampler(Order):
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        """Take one weight a record, at least 0, and the samples of an epoch.
-
-        These are by default as many as the weights; without replacement, as those above 0.
-        """
         self._weights = _quantised(weights)
         self.seed = _validate.seed(seed)
         self._replacement = _validate.flag("replacement", replacement)
@@ -66,11 +66,9 @@ class WeightedSampler(Order):
         self._recent: Recent[Waiting] = Recent(2)
 
     def __len__(self) -> int:
-        """Return num_samples."""
         return self._samples
 
     def __repr__(self) -> str:
-        """Say how much is drawn from how many."""
         return (
             f"WeightedSampler({self._samples:,} of {self.num_records:,} records, "
             f"replacement={self._replacement}, seed={self.seed})"

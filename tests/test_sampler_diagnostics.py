@@ -15,7 +15,6 @@ from twinfeed.samplers import (
     ReuseSampler,
     SequentialSampler,
     ShardShuffleSampler,
-    compare_shuffles,
     diagnose,
     simulate_shuffle_buffer,
 )
@@ -117,8 +116,6 @@ def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:
     buffered = diagnose(ids, batch_size=64, labels=labels)
     assert lanes.displacement.ratio > 5 * buffered.displacement.ratio
     assert lanes.distinct["classes"].value > 1.3 * buffered.distinct["classes"].value
-    table = compare_shuffles({"buffer": buffered, "lanes": lanes}).splitlines()
-    assert [row.split()[0] for row in table] == ["displacement", "buffer", "lanes"]
 
 
 def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
@@ -140,5 +137,5 @@ def test_class_batches_show_their_classes_and_what_does_not_come() -> None:
     sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)
     found = diagnose(sampler, labels=labels)
     assert found.distinct["classes"].value == found.fewest["classes"] == 4
-    assert found.flags[-1] == f"{60 - found.covered} records do not come"
+    assert found.flags[-1] == f"not in the stream: {60 - found.covered} records"
     assert str(found).splitlines()[-1] == f"! {found.flags[-1]}"
