@@ -34,8 +34,7 @@ from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.options import IndexOptions, Reading
-from twinfeed.loaders.packing.pack import pack
-from twinfeed.loaders.packing.samples import ImageFolder, LooseFiles
+from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.request import Request, request_of

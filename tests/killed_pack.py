@@ -12,7 +12,7 @@ import shutil
 import sys
 from typing import Any
 
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 
 CHANGES = {"os.rename", "os.remove"}
 KILLED = 9

@@ -35,7 +35,7 @@ from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.options import IndexOptions, Reading
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 

@@ -42,7 +42,7 @@ from twinfeed.loaders.index._store import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromTable
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 

@@ -18,8 +18,7 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing import shard_writer
-from twinfeed.loaders.packing.pack import ImageFolder, LooseFiles, pack
+from twinfeed.loaders.packing import ImageFolder, LooseFiles, _shard_writer, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 
@@ -110,11 +109,6 @@ def test_shards_are_as_many_and_as_large_as_asked(tmp_path: Path) -> None:
     again = pack(index, tmp_path / "again", shard_bytes=25_000)["data"]
     assert again.shard_lengths.tolist() == [20] * 5
     assert again.shard_paths[3] == "data-00003-of-00005.tfrecord"
-
-
-def test_numbered_names_suit_brace_patterns(tmp_path: Path) -> None:
-    index = pack(numbered(0, 4), tmp_path, container="tar", shards=2, names="numbered")["data"]
-    assert index.shard_paths.tolist() == ["data-000000.tar", "data-000001.tar"]
 
 
 def test_fractions_are_rounded_to_whole_records(tmp_path: Path) -> None:
@@ -217,7 +211,6 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     samples = numbered(0, 10)
     bad: list[tuple[Any, dict[str, Any], str]] = [
         (samples, {"container": "zip"}, "container must be"),
-        (samples, {"names": "other"}, "names must be"),
         (samples, {"shards": 0}, "shards must be at least 1, got 0"),
         (samples, {"shards": 11}, "10 records of 'data' cannot fill shards=11"),
         (samples, {"split": {"a": 10}}, "needs a seed="),
@@ -239,8 +232,8 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="'pair' must hold bytes, str or numbers in a tar"):
         pack([{"pair": [b"a", b"b"]}], tmp_path / "out", container="tar")
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (None, {}, "an iterable of samples, not None"),
-        ({"a": 1}, {}, "an iterable of samples, not {'a': 1}"),
+        (None, {}, "an iterable of samples, got None"),
+        ({"a": 1}, {}, "an iterable of samples, got {'a': 1}"),
         (samples, {"shard_bytes": "1M"}, "shard_bytes must be an integer, got '1M'"),
         (samples, {"shards": True}, "shards must be an integer, got True"),
         (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, not \['a'\]"),
@@ -427,7 +420,7 @@ def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> Non
 def test_records_that_are_not_read_back_are_never_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_writer, "_check_key", lambda *_: None)
+    monkeypatch.setattr(_shard_writer, "_check_key", lambda *_: None)
     samples = [{"__key__": "k", "x": 1}, {"__key__": "k", "y": 2}]
     with pytest.raises(LoaderError, match="2 records of 'data' were written, and 1 are read back"):
         pack(samples, tmp_path, container="tar")
@@ -446,11 +439,45 @@ def test_class_names_that_differ_in_space_are_not_merged(tmp_path: Path, contain
     for name in ("cat ", "\tcat", b"cat\n"):
         with pytest.raises(ValueError, match=r"record 1: label '.*' has space around .* 'cat'"):
             pack([{"label": "cat"}, {"label": name}], tmp_path, container=container)
-    for name in ("c", " c "):  # a folder's labels are packed as numbers
+    for name in ("c", " c "):
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "1.png").write_bytes(b"...")
-    index = pack(tmp_path / "images", tmp_path / "out", container=container)["data"]
-    assert index.classes == (" c ", "c")
+    with pytest.raises(ValueError, match="label ' c ' has space around it"):
+        pack(tmp_path / "images", tmp_path / "out", container=container)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_class_names_are_what_the_shards_hold(tmp_path: Path, images: Path, container: Any) -> None:
+    """In the order that an index has given them; numbers that look like names stay numbers."""
+    folder = pack(images, tmp_path / "folder", container=container, shards=2)["data"]
+    shards = [folder.path.parent / name for name in folder.shard_paths.tolist()]
+    label = "cls" if container == "tar" else "label"
+    names = list(map(str, range(10, -1, -1)))
+    custom = build_index(
+        shards,
+        folder.path.parent / "x.index",
+        label=label,
+        classes=names,
+        fields=["jpg", "png"] if container == "tar" else ["image"],
+        reading=Reading(missing="empty"),
+    )
+    for index in (folder, custom):
+        again = pack(index, tmp_path / f"{index.path.name}-again", container=container)["data"]
+        assert again.classes == index.classes
+        assert again.labels is not None
+        assert index.labels is not None
+        assert again.labels.tolist() == index.labels.tolist()
+    assert custom.classes == tuple(names)
+    plain = pack([{"label": 10, "x": 1}, {"label": 2, "x": 1}], tmp_path / "n", container=container)
+    assert plain["data"].classes == ()
+
+
+def test_the_path_of_an_index_is_packed_and_that_of_a_shard_is_refused(tmp_path: Path) -> None:
+    index = pack(numbered(0, 4), tmp_path / "a")["data"]
+    assert len(pack(index.path, tmp_path / "b", container="tar")["data"]) == 4
+    shard = tmp_path / "b" / "data-00000-of-00001.tar"
+    with pytest.raises(LoaderError, match=f"index the shard, .* twinfeed index {shard} --out"):
+        pack(shard, tmp_path / "c")
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

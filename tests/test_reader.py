@@ -30,7 +30,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.index import Index, _arrays, open_index
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading import _fetch
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)

@@ -11,7 +11,7 @@ import pytest
 
 from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.packing.pack import pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.request import request_of
 from twinfeed.samplers import ExactOnceBatchSampler

@@ -1,7 +1,7 @@
-"""The command `twinfeed`: parser.py reads arguments, commands.py runs, workers.py shares the work
-among processes, preview.py shows records, wording.py has the library's messages name options.
+"""The command `twinfeed`: _parser.py reads arguments, _commands.py runs, _workers.py shares the
+work among processes, _preview.py shows records, _wording.py prints.
 """
 
-from twinfeed.loaders.command_line.parser import main
+from twinfeed.loaders.command_line._parser import main
 
 __all__ = ["main"]

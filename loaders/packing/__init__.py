@@ -1,3 +1,22 @@
-"""Writing shards: pack.py divides samples (samples.py) over them, check.py refuses what is no
-sample, shard_writer.py writes.
+"""Writing shards: `pack` divides samples over them, and indexes them.
+
+_samples.py says what can be packed, _check.py refuses what is no sample, _split.py divides,
+_shard_writer.py writes, _place.py puts in place.
 """
+
+from twinfeed.loaders.packing._pack import SHARD_BYTES, Source, pack
+from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles, Sample, Samples
+from twinfeed.loaders.packing._shard_writer import ShardContainer
+from twinfeed.loaders.packing._split import Split
+
+__all__ = [
+    "SHARD_BYTES",
+    "ImageFolder",
+    "LooseFiles",
+    "Sample",
+    "Samples",
+    "ShardContainer",
+    "Source",
+    "Split",
+    "pack",
+]

@@ -15,7 +15,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import PLACING
 from twinfeed.loaders.index._store import read_manifest
-from twinfeed.loaders.packing.shard_writer import Container
+from twinfeed.loaders.packing._shard_writer import ShardContainer
 
 _WORK = "packing"
 _OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
@@ -86,15 +86,12 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def named(
-    work: Path, name: str, files: Sequence[Path], container: Container, names: str, /
-) -> list[Path]:
+def named(work: Path, name: str, files: Sequence[Path], container: ShardContainer, /) -> list[Path]:
     """Give the shards their names, now that their number is known."""
-    out = []
-    for number, file in enumerate(files):
-        place = f"{number:05d}-of-{len(files):05d}" if names == "of" else f"{number:06d}"
-        out.append(file.rename(work / f"{name}-{place}.{container}"))
-    return out
+    return [
+        file.rename(work / f"{name}-{number:05d}-of-{len(files):05d}.{container}")
+        for number, file in enumerate(files)
+    ]
 
 
 def put_in_place(work: Path, folder: Path, /) -> None:

@@ -18,7 +18,7 @@ _HEX = 24
 
 
 def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
-    """Yield a line for each column and field; control characters are escaped, data may be anything.
+    """Yield a line for each column and field.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -59,10 +59,10 @@ def _bytes(data: bytes) -> str:
     except UnicodeDecodeError:
         return f"begins with {data[:_HEX].hex(' ')}"
     if text[:1] in ("{", "["):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text), ensure_ascii=False)
     shown = text if len(text) <= _TEXT else text[:_TEXT] + "..."
-    return f"text: {shown if shown.isprintable() else repr(shown)}"
+    return f"text: {shown}"
 
 
 def _image(data: bytes) -> str | None:

@@ -13,21 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.command_line.preview import preview
-from twinfeed.loaders.command_line.wording import built_with, explain, in_options
-from twinfeed.loaders.command_line.workers import workers
+from twinfeed.loaders.command_line._preview import preview
+from twinfeed.loaders.command_line._wording import built_with, explain, number_of, one_line, say
+from twinfeed.loaders.command_line._workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
-from twinfeed.loaders.errors import LoaderError, WorkerDiedError
-from twinfeed.loaders.formats._sniff import MANIFEST, is_index
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index._store import read_manifest
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
+from twinfeed.loaders.index.opened import load_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing.pack import pack
-from twinfeed.loaders.packing.samples import ImageFolder
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
@@ -48,22 +47,23 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 def run_pack(options: argparse.Namespace) -> int:
     """Run `pack`."""
-    indexed = Path(options.source, MANIFEST).exists()
+    indexed = is_index(Path(options.source))
+    if options.root is not None and not indexed:
+        raise ValueError("--root is the root of an index, and the source is none")
     packed = pack(
-        open_index(options.source) if indexed else ImageFolder(options.source),
+        open_index(options.source, root=options.root) if indexed else options.source,
         options.out,
         container=options.container,
         split=dict(options.split) if options.split else None,
         seed=options.seed,
         shards=options.shards,
-        shard_bytes=options.shard_size,
+        shard_bytes=options.shard_bytes,
         shard_records=options.shard_records,
-        names=options.names,
         overwrite=options.overwrite,
         progress=not options.quiet,
     )
     for index in packed.values():
-        print(f"{index.path}: {_summary(index)}")
+        say(f"{index.path}: {_summary(index)}")
     return 0
 
 
@@ -89,13 +89,13 @@ def run_index(options: argparse.Namespace) -> int:
             executor=executor,
             progress=not options.quiet,
         )
-    print(f"{index.path}: {_summary(index)}")
+    say(f"{index.path}: {_summary(index)}")
     return 0
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run `verify`: each index by itself, the shards together, all of them whatever is bad."""
-    indexes = [path for path in options.target if Path(path, MANIFEST).exists()]
+    indexes = [path for path in options.target if is_index(Path(path))]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
@@ -103,9 +103,9 @@ def run_verify(options: argparse.Namespace) -> int:
     with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # no parts apart
-        print(_RESTORE)
+        say(_RESTORE)
     if any(one and one.record >= 0 for one in bad):
-        print(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
+        say(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
     return 1 if bad else 0
 
 
@@ -124,20 +124,21 @@ def _verify(
             executor=executor,
             progress=not options.quiet,
         )
-    except (BrokenPipeError, WorkerDiedError):
+    except BrokenPipeError:
         raise
     except (LoaderError, OSError) as error:
-        print(f"twinfeed: error: {explain(error)}", file=sys.stderr)
+        say(f"twinfeed: error: {explain(error)}", error=True)
         return [None]
     for bad in report.bad[:_SHOWN]:
         where = "" if bad.record < 0 else f", record {bad.record}"
-        where += " and all behind it" if bad.rest else ""
-        print(f"{bad.shard}{where}: {in_options(bad.problem)}")
+        where += " and all after it" if bad.rest else ""
+        say(f"{bad.shard}{where}: {one_line(bad.problem)}")
     if len(report.bad) > _SHOWN:
-        print(f"... and {len(report.bad) - _SHOWN} more")
+        say(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     result = "all is well" if report.ok else f"{len(report.bad)} bad"
-    print(f"{what}{report.records} records in {report.shards} shards: {result}")
+    found = f"{number_of(report.records, 'record')} in {number_of(report.shards, 'shard')}"
+    say(f"{what}{found}: {result}")
     return [*report.bad]
 
 
@@ -154,20 +155,20 @@ def _reading(options: argparse.Namespace, **more: Any) -> Reading:
 
 def run_info(options: argparse.Namespace) -> int:
     """Run `info`; the options are told even where the shards no longer fit."""
-    built = dict(read_manifest(Path(options.index).absolute())["options"])
-    left_out, broken = built.pop("left_out", 0), built.pop("broken", 0)
+    built = load_index(options.index, options.root).options
     facts: dict[str, Any] = {}
     try:
-        facts = _facts(open_index(options.index, root=options.root)) | {"left out": left_out}
-        if broken:
-            facts["shards that break off"] = broken
+        facts = _facts(open_index(options.index, root=options.root)) | {"left out": built.left_out}
+        if built.broken:
+            facts["shards that break off"] = built.broken
     finally:
-        facts["built with"] = built if options.json else built_with(built, options.index)
+        facts["built with"] = built.facts() if options.json else built_with(built, options.index)
         if options.json:
-            print(json.dumps(facts, indent=1))
+            for line in json.dumps(facts, indent=1).splitlines():
+                say(line)
         else:
             for name, value in facts.items():
-                print(f"{name}: {_shown(value)}")
+                say(f"{name}: {_shown(value)}")
     return 0
 
 
@@ -210,9 +211,9 @@ def run_cat(options: argparse.Namespace) -> int:
                 )
                 sys.stdout.buffer.flush()
                 continue
-            print(index.describe(record))
+            say(index.describe(record))
             for line in preview(index, reader, record):
-                print(f"  {line}")
+                say(f"  {line}")
     return 0
 
 
@@ -229,7 +230,8 @@ def run_compare(options: argparse.Namespace) -> int:
     decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
     batches = min(options.batches, len(sampler))
     found = compare(index, sampler, backends=options.backends, batches=batches, decode=decode)
-    print(found)
+    for line in str(found).splitlines():
+        say(line)
     return 0 if found.equal else 1
 
 
@@ -283,18 +285,18 @@ def _classes(path: str | None) -> list[str] | None:
     if path is None:
         return None
     if is_index(Path(path)):
-        names: list[str] = read_manifest(Path(path))["classes"]
-        return names
+        return list(load_index(path, None).classes)
     return Path(path).read_text(encoding="utf-8").splitlines()
 
 
 def _summary(index: Index) -> str:
     """Return one line on an index."""
-    classes = f", {len(index.classes)} classes" if index.classes else ""
+    classes = f", {number_of(len(index.classes), 'class')}" if index.classes else ""
     left_out, broken = index.options.left_out, index.options.broken
     without = f", {left_out} left out" if left_out else ""
-    without += f", and the rest of {broken} shards that break off" if broken else ""
-    return f"{len(index)} records, {len(index.shards)} shards{classes}{without}"
+    without += f", and the rest of {number_of(broken, 'broken shard')}" if broken else ""
+    found = f"{number_of(len(index), 'record')}, {number_of(len(index.shards), 'shard')}"
+    return f"{found}{classes}{without}"
 
 
 def _shown(value: Any) -> str:

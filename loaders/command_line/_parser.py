@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from twinfeed.loaders.command_line.commands import (
+from twinfeed.loaders.command_line._commands import (
     run_cat,
     run_compare,
     run_index,
@@ -19,10 +19,10 @@ from twinfeed.loaders.command_line.commands import (
     run_pack,
     run_verify,
 )
-from twinfeed.loaders.command_line.wording import explain, show_warning
+from twinfeed.loaders.command_line._wording import explain, say, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
-from twinfeed.loaders.packing.pack import SHARD_BYTES
+from twinfeed.loaders.packing import SHARD_BYTES
 
 _INTERRUPTED: dict[Any, str] = {
     run_pack: "; nothing was written",
@@ -37,6 +37,9 @@ examples:
   twinfeed info data/train.index
   twinfeed cat data/train.index 0 17
   twinfeed verify data/train.index --jobs 4
+
+Messages name the arguments of the library: "missing='skip'" is --missing skip, "overwrite=True" is
+--overwrite, "fields={'text': 'label'}" is --field text=label, "example=False" is --raw.
 
 exit status: 0 all is well, 1 data are bad, missing or changed, 2 wrong usage, 130 interrupted
 """
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
             warnings.showwarning = show_warning
             return run(options)
     except KeyboardInterrupt:
-        print(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", file=sys.stderr)
+        say(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 
 def _fail(error: Exception, status: int) -> int:
     """Say in one line what is wrong and what to do."""
-    print(f"twinfeed: error: {explain(error)}", file=sys.stderr)
+    say(f"twinfeed: error: {explain(error)}", error=True)
     return status
 
 
@@ -116,7 +119,7 @@ def _add_pack(commands: Any) -> None:
         run_pack,
         "Write a folder of images, or the records of an index, to shards and index them.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
-        "pack images/ data/ --container tar --shard-size 100M",
+        "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
     )
     parser.add_argument("source", help="a folder of images, a folder for each class, or an index")
@@ -137,19 +140,14 @@ def _add_pack(commands: Any) -> None:
     parser.add_argument("--seed", type=int, help="shuffle the records by this seed")
     parser.add_argument("--shards", type=int, default=1, help="at least so many a split; default 1")
     parser.add_argument(
-        "--shard-size",
+        "--shard-bytes",
         type=_size,
         default=SHARD_BYTES,
         metavar="BYTES",
         help="such as 100M; default 200M",
     )
     parser.add_argument("--shard-records", type=int, help="at most so many records in a shard")
-    parser.add_argument(
-        "--names",
-        choices=("of", "numbered"),
-        default="of",
-        help="train-00000-of-00010 (default), or train-000000",
-    )
+    parser.add_argument("--root", help="the folder of an index's shards, if it is not its own")
     parser.add_argument("--overwrite", action="store_true", help="replace files of the same names")
     _add_quiet(parser)
 

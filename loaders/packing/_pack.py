@@ -8,34 +8,33 @@ import os
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from twinfeed.loaders._checks import choice, count
 from twinfeed.loaders.atomic import locked, room_for
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index._paths import to_write
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
-from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing.place import check_free, named, put_in_place, workplace
-from twinfeed.loaders.packing.samples import (
+from twinfeed.loaders.index.options import Missing, Reading
+from twinfeed.loaders.packing._place import check_free, named, put_in_place, workplace
+from twinfeed.loaders.packing._samples import (
     ImageFolder,
     IndexSamples,
-    LooseFiles,
     Sample,
     Samples,
     SequenceSamples,
 )
-from twinfeed.loaders.packing.shard_writer import Container, Kinds, Written, write_shards
-from twinfeed.loaders.packing.split import Split, check_split, counts_of
+from twinfeed.loaders.packing._shard_writer import Kinds, ShardContainer, Written, write_shards
+from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute
-
-__all__ = ["ImageFolder", "LooseFiles", "pack"]
 
 Source = Samples | Index | Iterable[Sample]
 
@@ -59,37 +58,46 @@ def pack(
     out: str | os.PathLike[str],
     /,
     *,
-    container: Container = "tfrecord",
+    container: ShardContainer = "tfrecord",
     split: Split | None = None,
     seed: int | None = None,
     shards: int = 1,
     shard_bytes: int = SHARD_BYTES,
     shard_records: int | None = None,
-    names: Literal["of", "numbered"] = "of",
     overwrite: bool = False,
     progress: bool = False,
 ) -> dict[str, Index]:
     """Write `source` to shards in the folder `out`, index them, and return the index of each split.
 
-    `source` is an `ImageFolder` or its path, `LooseFiles`, an `Index`, or an iterable of dicts
-    (bytes, str, numbers, arrays by field name; `__key__` is the key, a str, and `label` the class,
-    an int or a str). An index's fields and columns are packed as they are, whatever it was made
-    of. `container` is "tfrecord" or "tar" (webdataset). A TFRecord's numbers are int64 and
-    float32, since an Example has no others: floats are rounded to float32 (bytes, such as an
-    array's `tobytes()`, are kept as they are); a field's values are of one kind in all records. In
-    a tar, numbers are text, in full, the label is the member `cls`, and a record has some field and
-    a key that no other of its shard has. `split` maps names to numbers of records that add up to
-    all, or to fractions that add up to 1; by default there is one, "data". `seed` shuffles the
-    records, and a split needs one. Each split has at least `shards` shards, of about `shard_bytes`
-    bytes and `shard_records` records at most. `names` is "of" (`train-00000-of-00010.tfrecord`) or
-    "numbered" (`train-000000.tar`, for brace patterns).
+    - `source`: an `ImageFolder`, `LooseFiles`, an `Index`, the path of an image folder or of an
+      index, or an iterable of dicts. A dict has bytes, str, numbers or arrays by field name,
+      `__key__` (a str) for the key, and `label` (an int or a str) for the class. The fields and
+      columns of an index are packed as they are, whatever the index was made of.
+    - `out`: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
+      (`train.index`).
+    - `container`: "tfrecord", or "tar" (webdataset).
+    - `split`: the name of each split, with its number of records, or its fraction of them. Numbers
+      add up to all records, fractions to 1. By default there is one split, "data".
+    - `seed`: shuffles the records; None keeps their order. A split needs a seed.
+    - `shards`: each split has so many shards at least.
+    - `shard_bytes`: about so many bytes in a shard.
+    - `shard_records`: so many records in a shard at most.
+    - `overwrite`: whether to replace what was packed under the same names.
+    - `progress`: whether to show a progress bar.
 
-    Everything is written to a hidden folder in `out` and moved into place at the end, the index
-    last. Files of the same names are only replaced with `overwrite`. An iterable that is to be
-    shuffled or split is first written as it comes, then again.
+    A TFRecord holds integers as int64 and floats as float32, since an Example has no others. The
+    values of a field are of one kind in all records. A tar holds numbers as text, and the label as
+    the member `cls`. A record of a tar has some field, and a key that no other record of its shard
+    has. Bytes, such as an array's `tobytes()`, are kept as they are.
+
+    Everything is written to a hidden folder in `out`, and put in place at the end by one switch for
+    all splits. After a kill `out` has the old files, or the new ones, or is refused by everything
+    but the next `pack`, which finishes the work. Files that no packer named are never deleted. An
+    iterable that is to be shuffled or split is first written as it comes, then again.
 
     Raises TypeError and ValueError for arguments or samples that do not fit (the record is named),
-    FileExistsError, OSError where the disk is full.
+    FileExistsError for files of the same names, TimeoutError where another process holds the lock
+    of `out`, OSError where the disk is full.
 
     >>> import tempfile
     >>> words = [{"word": word, "label": word[0]} for word in ("to", "be", "or", "not", "to", "be")]
@@ -98,10 +106,8 @@ def pack(
     (4, ('b', 'n', 'o', 't'))
     """
     seed = None if seed is None else _validate.seed(seed)
-    _check(container, split, seed, shards, shard_bytes, shard_records, names)
-    if isinstance(source, (str, os.PathLike)):
-        source = ImageFolder(source)
-    _check_source(source)
+    _check(container, split, seed, shards, shard_bytes, shard_records)
+    source = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
         if not overwrite:
@@ -128,7 +134,7 @@ def pack(
                 )
             classes = _classes(samples, written.values())
             for name, done in written.items():
-                files = named(work, name, done.files, container, names)
+                files = named(work, name, done.files, container)
                 _index(work, name, files, done, container, classes, progress)
         with locked(folder):
             if not overwrite:  # another packer may have been here meanwhile
@@ -145,30 +151,39 @@ def _check(
     shards: int,
     shard_bytes: int,
     shard_records: int | None,
-    names: str,
 ) -> None:
     """Check the arguments of `pack`."""
-    if container not in ("tfrecord", "tar"):
-        raise ValueError(f"container must be 'tfrecord' or 'tar', not {container!r}")
-    if names not in ("of", "numbered"):
-        raise ValueError(f"names must be 'of' or 'numbered', not {names!r}")
-    _validate.integer("shards", shards, minimum=1)
-    _validate.integer("shard_bytes", shard_bytes, minimum=1)
+    choice("container", container, get_args(ShardContainer))
+    count("shards", shards)
+    count("shard_bytes", shard_bytes)
     if shard_records is not None:
-        _validate.integer("shard_records", shard_records, minimum=1)
+        count("shard_records", shard_records)
     if split is not None:
         check_split(split)
         if seed is None:
             raise ValueError("split= needs a seed=: which records go where is drawn at random")
 
 
-def _check_source(source: object) -> None:
-    """Check that there may be samples in `source`."""
+def _opened(source: object) -> Source:
+    """Return what may hold samples; a path is that of an index or of a folder of images."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if is_index(path):
+            return open_index(path)
+        if path.exists() and not path.is_dir():
+            raise LoaderError(
+                "a file, which is neither a folder of images nor an index",
+                path=path,
+                advice=f"index the shard, then pack the index: twinfeed index {path} --out "
+                f"{path.with_suffix('.index')}",
+            )
+        return ImageFolder(path)
     if isinstance(source, Mapping) or not isinstance(source, (Samples, Index, Iterable)):
         raise TypeError(
-            "pack takes a folder of images, LooseFiles, an Index or an iterable of samples, not "
-            f"{reprlib.repr(source)}"
+            "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
+            f"got {reprlib.repr(source)}"
         )
+    return source
 
 
 def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
@@ -196,7 +211,7 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
         most_records=None,
         kinds={},
     )
-    files = named(spool, "data", done.files, "tfrecord", "of")
+    files = named(spool, "data", done.files, "tfrecord")
     _index(spool, "data", files, done, "tfrecord", tuple(sorted(done.named)), progress=False)
     return IndexSamples(open_index(spool / "data.index"))
 
@@ -216,16 +231,16 @@ def _pieces(
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)
     pieces, start = [], 0
-    for name, count in counts_of(split or {"data": n}, n).items():
-        share = (samples.nbytes or 0) * count / max(n, 1)
+    for name, records in counts_of(split or {"data": n}, n).items():
+        share = (samples.nbytes or 0) * records / max(n, 1)
         number = max(shards, math.ceil(share / shard_bytes))
-        if count < shards:
-            raise ValueError(f"{count} records of {name!r} cannot fill shards={shards}")
-        number = min(number, count)
-        stops = [count * (shard + 1) // number for shard in range(number)]
-        chosen = order[start : start + count]
-        pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), count, stops))
-        start += count
+        if records < shards:
+            raise ValueError(f"{records} records of {name!r} cannot fill shards={shards}")
+        number = min(number, records)
+        stops = [records * (shard + 1) // number for shard in range(number)]
+        chosen = order[start : start + records]
+        pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), records, stops))
+        start += records
     return pieces
 
 
@@ -240,14 +255,14 @@ def _nbytes(samples: Samples | Iterable[Sample]) -> int | None:
 
 
 def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) -> tuple[str, ...]:
-    """Return the class names of all splits together."""
+    """Return the class names of all splits together; those of an index keep their order."""
     if len({bool(done.named) for done in written if done.labelled}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
     named: set[str] = set()
     for done in written:
         named |= done.named
     known = samples.classes if isinstance(samples, Samples) else ()
-    return tuple(sorted(named)) or known
+    return known if known else tuple(sorted(named))
 
 
 def _index(
@@ -255,7 +270,7 @@ def _index(
     name: str,
     files: Sequence[Path],
     written: Written,
-    container: Container,
+    container: ShardContainer,
     classes: tuple[str, ...],
     progress: bool,
 ) -> None:
@@ -270,29 +285,23 @@ def _index(
         raise ValueError(
             f"{written.labelled} of {written.records} samples have a label: give all one, or none"
         )
-    named = bool(written.named)
-    path = work / f"{name}.index"
-    missing: Literal["empty", "error"] = "empty" if written.optional else "error"
-    if container == "tar":
-        cls: LabelSource = "cls" if named else FromJson("cls")  # a number, whatever the names
-        index = build_index(
-            files,
-            path,
-            fields={field: ";".join(ext) for field, ext in written.fields.items()},
-            label=cls if written.labelled else None,
-            classes=classes if written.labelled else None,
-            reading=Reading(missing=missing),
-            progress=progress,
-        )
-    else:
-        index = build_index(
-            files,
-            path,
-            label="label" if written.labelled else None,
-            classes=classes if written.labelled and classes else None,
-            reading=Reading(missing=missing, key="key" if written.keyed else None),
-            progress=progress,
-        )
+    fields = {field: ";".join(ext) for field, ext in written.fields.items()}
+    label: LabelSource | None = None
+    if written.labelled and container == "tar":
+        label = "cls" if written.named else FromJson("cls")  # a number, not text
+    elif written.labelled:
+        label = "label"
+    missing: Missing = "empty" if written.optional else "error"
+    key = "key" if written.keyed and container == "tfrecord" else None
+    index = build_index(
+        files,
+        work / f"{name}.index",
+        label=label,
+        classes=classes if written.named else None,
+        fields=fields if container == "tar" else None,
+        reading=Reading(missing=missing, key=key),
+        progress=progress,
+    )
     if len(index) != written.records:
         raise LoaderError(
             f"{written.records} records of {name!r} were written, and {len(index)} are read back",

@@ -17,10 +17,10 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.labels import Label
-from twinfeed.loaders.packing.check import checked, kind_of, told_of
-from twinfeed.loaders.packing.samples import Sample
+from twinfeed.loaders.packing._check import checked, kind_of, told_of
+from twinfeed.loaders.packing._samples import Sample
 
-Container = Literal["tfrecord", "tar"]
+ShardContainer = Literal["tfrecord", "tar"]
 Kinds = dict[str, tuple[str, int]]
 """What values each field has, and the number of the record that showed it."""
 
@@ -53,7 +53,7 @@ def write_shards(
     name: str,
     *,
     numbers: Iterable[int],
-    container: Container,
+    container: ShardContainer,
     stops: Sequence[int],
     most_bytes: int,
     most_records: int | None,
@@ -95,7 +95,7 @@ def write_shards(
     return written
 
 
-def _writer(container: Container, path: Path) -> TFRecordWriter | TarWriter:
+def _writer(container: ShardContainer, path: Path) -> TFRecordWriter | TarWriter:
     """Open a shard."""
     return TarWriter(path) if container == "tar" else TFRecordWriter(path)
 

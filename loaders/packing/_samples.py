@@ -28,19 +28,29 @@ _BATCH = 64
 
 
 class LooseFiles:
-    """Take samples from loose files, a list of `files.Entry` below `root`: image and annotation
-    pairs, say.
+    """Take samples from loose files below `root`: images with their annotations, say.
 
-    Labels that entries have are numbered in sorted order. Keys that would be the same in a tar get
-    their extension added.
+    - `root`: the folder that the paths of the files are relative to.
+    - `entries`: an `Entry` for each sample: its key, its files by field name, and its label.
+
+    Dots in the name of a key become "_", since in a tar a key ends at the first dot. Keys that are
+    then the same get the extension of their file added.
+
+    Raises ValueError for keys that stay the same, FileNotFoundError for a file that is not there.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (root / "a.png").write_bytes(b"..."), (root / "a.txt").write_text("a cat")
-    >>> pairs = LooseFiles(root, [Entry("a", {"image": "a.png", "caption": "a.txt"})])
-    >>> pairs[0]  # doctest: +NORMALIZE_WHITESPACE
-    {'__key__': 'a', '__ext__': {'image': 'png', 'caption': 'txt'},
-     'image': b'...', 'caption': b'a cat'}
+    >>> for name in ("a.jpg", "a.xml", "b.jpg", "b.xml"):
+    ...     _ = (root / name).write_bytes(name.encode())
+    >>> images = sorted(path.name for path in root.glob("*.jpg"))
+    >>> entries = [
+    ...     Entry(image, {"image": image, "annotation": image.replace(".jpg", ".xml")})
+    ...     for image in images
+    ... ]
+    >>> pairs = LooseFiles(root, entries)
+    >>> pairs[1]  # doctest: +NORMALIZE_WHITESPACE
+    {'__key__': 'b_jpg', '__ext__': {'image': 'jpg', 'annotation': 'xml'},
+     'image': b'b.jpg', 'annotation': b'b.xml'}
     """
 
     def __init__(self, root: str | os.PathLike[str], entries: Sequence[Entry], /) -> None:
@@ -52,7 +62,6 @@ class LooseFiles:
             for entry in self.entries
             for path in entry.paths.values()
         )
-        self._number = {name: number for number, name in enumerate(self.classes)}
         self._keys = _distinct([_tar_key(entry.key) for entry in self.entries], self.entries)
 
     def __len__(self) -> int:
@@ -73,7 +82,7 @@ class LooseFiles:
         if self.classes:
             if entry.label is None:
                 raise ValueError(f"{entry.key} has no label while others have one")
-            sample["label"] = self._number[entry.label]
+            sample["label"] = entry.label
         return sample
 
     def at(self, numbers: Int64s, /) -> Iterator[Sample]:
@@ -95,7 +104,7 @@ class ImageFolder(LooseFiles):
     >>> _ = (root / "cat" / "1.png").write_bytes(b"...")
     >>> source = ImageFolder(root)
     >>> source.classes, source[0]
-    (('cat',), {'__key__': 'cat/1', '__ext__': {'image': 'png'}, 'image': b'...', 'label': 0})
+    (('cat',), {'__key__': 'cat/1', '__ext__': {'image': 'png'}, 'image': b'...', 'label': 'cat'})
     """
 
     def __init__(
@@ -145,7 +154,10 @@ class IndexSamples:
             for place, value in zip(held.tolist(), values, strict=True):
                 samples[place][name] = value
         for name, column in self.index.columns.items():
-            for sample, row in zip(samples, column[ids], strict=True):
+            rows: Iterable[Any] = column[ids]
+            if name == "label" and self.classes:
+                rows = [self.classes[label] for label in column[ids].tolist()]
+            for sample, row in zip(samples, rows, strict=True):
                 sample[name] = row
         return samples
 
@@ -155,7 +167,7 @@ class SequenceSamples:
 
     def __init__(self, samples: Sequence[Sample], /) -> None:
         self.samples = samples
-        self.classes: tuple[str, ...] = tuple(getattr(samples, "classes", ()))
+        self.classes: tuple[str, ...] = ()
         self.nbytes: int | None = None
 
     def __len__(self) -> int:

@@ -1,0 +1,93 @@
+"""What the command line prints: one thing a line, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.index.options import IndexOptions
+
+_LABELS: dict[str | None, tuple[str, ...]] = {
+    "field": ("--label",),
+    "folder": ("--label-folder",),
+    "json": ("--label-json",),
+    "table": ("--label-table", "CSV"),
+}
+
+
+def say(line: str, /, *, error: bool = False) -> None:
+    """Print a line, on standard error if so wanted. This is the only place that prints what comes
+    from data: names, keys, classes and texts may hold the commands of a terminal.
+    """
+    print(escaped(line), file=sys.stderr if error else sys.stdout)
+
+
+def escaped(line: str, /) -> str:
+    r"""Return a line with everything escaped that is not printable.
+
+    >>> escaped("a\x1b[31m\u202eb\nc") == r"a\x1b[31m\u202eb\nc"
+    True
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def number_of(count: int, noun: str, /) -> str:
+    """Return a number of things, in words.
+
+    >>> number_of(1, "shard"), number_of(2, "class")
+    ('1 shard', '2 classes')
+    """
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"
+
+
+def built_with(options: IndexOptions, index: str = "INDEX", /) -> str:
+    """Return the options of `twinfeed index` that build an index again, the usual ones left out.
+    Class names that were listed are taken from the index itself.
+
+    >>> built_with(IndexOptions(container="tar", fields={"image": "jpg;png"}, label_from="folder"))
+    "--container tar --field 'image=jpg;png' --label-folder"
+    """
+    words = ["--raw"] * (not options.example) + ["--join"] * options.join
+    given = {
+        "--background": (options.background, None),
+        "--container": (options.container, None),
+        "--key": (options.key, None),
+        "--max-record-bytes": (options.max_record_bytes, MAX_RECORD_BYTES),
+        "--missing": (options.missing, "error"),
+    }
+    for option, (value, usual) in given.items():
+        words += [] if value == usual else [option, str(value)]
+    for name, aliases in (options.fields or {}).items():
+        words += ["--field", name if name == aliases else f"{name}={aliases}"]
+    for name in options.lists:
+        words += ["--list", name]
+    words += _LABELS.get(options.label_from, ())
+    words += [] if options.label is None else [options.label]
+    words += ["--classes", index] if options.classes_given else []
+    note = "(and labels by a function, which build_index takes)"
+    return shlex.join(words) + (f" {note}" if options.label_from == "function" else "")
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning in one line."""
+    say(f"twinfeed: warning: {one_line(message)}", error=True)
+
+
+def explain(error: Exception) -> str:
+    """Return what an error says in one line.
+
+    >>> explain(FileNotFoundError(2, "No such file or directory", "a.tar"))
+    'a.tar: No such file or directory'
+    """
+    text = error.args[0] if isinstance(error, KeyError) else error
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return one_line(text)
+
+
+def one_line(message: object) -> str:
+    """Return a message in one line."""
+    return "; ".join(part.strip() for part in str(message).splitlines())

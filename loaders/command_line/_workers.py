@@ -1,0 +1,101 @@
+"""The processes that share the work of a command.
+
+Ctrl-C reaches every process of a terminal. A worker would print where it was interrupted, often in
+an import. So workers are started while interrupts are blocked, which they inherit, and the command
+ends them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGKILL, SIGTERM, Signals, pthread_sigmask
+from typing import Any, ParamSpec, TypeVar
+
+from twinfeed.loaders.command_line._wording import show_warning
+from twinfeed.loaders.errors import WorkerDiedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[Executor | None]:
+    """Give a pool of processes, if there is to be more than one. An interrupt ends them at once.
+
+    Raises WorkerDiedError where one of them dies.
+
+    >>> with workers(1) as executor:
+    ...     print(executor)
+    None
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if jobs == 1:
+        yield None
+        return
+    context = _Context()
+    pool = _Pool(jobs, mp_context=context, initializer=_start)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        context.end()  # one that starts just now would be left behind by the pool
+        pool.shutdown()
+        raise _why(context.started) from error
+    except KeyboardInterrupt:  # nobody waits for the rest
+        context.end()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Context(SpawnContext):
+    """Remember the processes that are started, even those that die at once."""
+
+    def __init__(self) -> None:
+        self.started: list[SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override] # noqa: N802
+        """Return a new process."""
+        self.started.append(SpawnProcess(*args, **kwargs))
+        return self.started[-1]
+
+    def end(self) -> None:
+        """End all processes that are there."""
+        for process in self.started:
+            process.terminate()
+
+
+class _Pool(ProcessPoolExecutor):
+    """Start processes that never hear of interrupts."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a process call a function; all of it must be picklable."""
+        before = pthread_sigmask(SIG_BLOCK, {SIGINT})
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            pthread_sigmask(SIG_SETMASK, before)
+
+
+def _start() -> None:
+    """Warn as the command does."""
+    warnings.showwarning = show_warning
+
+
+def _why(processes: Sequence[SpawnProcess]) -> WorkerDiedError:
+    """Say how the first process ended; the pool terminates the others."""
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    code = next((code for code in codes if code not in (None, 0, -SIGTERM)), -SIGTERM) or 0
+    if code == -SIGKILL:
+        advice = "the system may have run out of memory (see dmesg): lower --jobs"
+    else:
+        advice = "run with --jobs 1 to see where it happens"
+    how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    return WorkerDiedError(f"a worker process {how}", advice=advice)
