@@ -731,3 +731,65 @@ def interrupted(running: subprocess.Popen[bytes]) -> str:
     error = running.communicate(timeout=60)[1].decode()
     assert running.returncode == 130
     return error
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\n"
+
+
+def test_no_command_sends_what_a_terminal_would_obey(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of shards, fields and classes, keys, texts, and the errors that tell of them."""
+    monkeypatch.chdir(tmp_path)
+    name, field = f"a{HOSTILE}.tfrecord", f"f{HOSTILE}"
+    write_tfrecord(Path(name), [{field: HOSTILE.encode(), "cls": f"c{HOSTILE}x", "key": HOSTILE}])
+    index = build_index(name, "x.index", label="cls", reading=Reading(key="key")).path
+    Path(f"table{HOSTILE}.csv").write_text(f"k,\0{HOSTILE}")
+    printed = ""
+    for command in (
+        ["info", index],
+        ["info", index, "--json"],
+        ["cat", index, "0"],
+        ["cat", index, "--key", HOSTILE],
+        ["cat", index, HOSTILE * 2],
+        ["cat", index, "0", "--field", HOSTILE],
+        ["verify", index, name, "-q"],
+        ["pack", index, "out", "-q"],
+        ["pack", name, "out2", "-q"],
+        ["index", name, "--out", f"y{HOSTILE}.index", "--label", HOSTILE, "-q"],
+        ["index", name, "--out", "z.index", "--label-table", f"table{HOSTILE}.csv", "-q"],
+        ["info", f"none{HOSTILE}"],
+    ):
+        assert main([str(word) for word in command]) in (0, 1, 2), command
+        out, error = capsys.readouterr()
+        assert out or error, command
+        printed += out + error
+    flip(Path(name), 30)
+    assert main(["verify", str(index), name, "-q"]) == 1
+    out, error = capsys.readouterr()
+    printed += out + error
+    bad = {char for char in printed if not char.isprintable() and char != "\n"}
+    assert not bad
+    assert r"c\x1b]0;owned\x07\x1b[2J\u202e\nx" in printed
+
+
+def test_the_root_of_an_index_is_told_to_pack_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "far").mkdir()
+    build_index(tars(tmp_path / "far"), tmp_path / "x.index", root=tmp_path / "far")
+    root = ["--root", str(tmp_path / "far")]
+    words = ["pack", str(tmp_path / "x.index"), str(tmp_path / "out"), "-q"]
+    assert main([*words, *root]) == 0
+    assert capsys.readouterr().out.endswith("data.index: 30 records, 1 shard\n")
+    assert main(["pack", str(tmp_path), str(tmp_path / "out"), *root]) == 2
+    assert "--root is the root of an index" in capsys.readouterr().err
+
+
+def test_a_shard_in_place_of_a_source_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shard,) = tars(tmp_path, shards=1)
+    assert main(["pack", str(shard), str(tmp_path / "out")]) == 1
+    assert f"then pack the index: twinfeed index {shard} --out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

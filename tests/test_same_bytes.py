@@ -151,9 +151,9 @@ def test_tensorflow_reads_what_is_packed(tmp_path: Path, samples: list[dict[str,
 
 @leaking
 def test_webdataset_reads_what_is_packed(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
-    index = pack(samples, tmp_path, container="tar", shards=3, names="numbered")["data"]
+    index = pack(samples, tmp_path, container="tar", shards=3)["data"]
     assert len(index.shards) == 3
-    dataset = wds.WebDataset(f"{tmp_path}/data-{{000000..000002}}.tar", shardshuffle=False)
+    dataset = wds.WebDataset(f"{tmp_path}/data-{{00000..00002}}-of-00003.tar", shardshuffle=False)
     for got, want in zip(dataset, samples, strict=True):
         assert got["__key__"] == want["__key__"]
         assert got["png"] == want["image"]
