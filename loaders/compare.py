@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders._system import peak_memory
 from twinfeed.loaders.collate import Collate, Ragged
-from twinfeed.loaders.errors import LoaderError, WorkerDiedError
+from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
@@ -30,10 +30,6 @@ from twinfeed.loaders.request import request_of
 from twinfeed.samplers import BatchStream
 
 BACKENDS = ("plain", "torch", "tensorflow")
-_IMPORTABLE = (
-    "define decode, transform and maps in a module that can be imported (not in a notebook, nor as "
-    "a lambda), and guard the start of a script with if __name__ == '__main__'"
-)
 KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -178,13 +174,13 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
         pickle.dumps(arguments)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise LoaderError(
-            f"a backend's process cannot be told: {error}", advice=_IMPORTABLE
+            f"a backend's process cannot be told: {error}", advice=IMPORTABLE
         ) from error
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool as error:
-        raise WorkerDiedError(f"a backend's process ended: {error}", advice=_IMPORTABLE) from error
+        raise WorkerDiedError(f"a backend's process ended: {error}", advice=IMPORTABLE) from error
 
 
 def _run(job: _Job) -> Run:

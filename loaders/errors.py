@@ -15,6 +15,12 @@ REBUILD = (
 )
 """What to do about an index that no longer fits."""
 
+IMPORTABLE = (
+    "define the functions that you pass in a module that can be imported (not in a notebook, nor "
+    "as a lambda), and guard the start of a script with if __name__ == '__main__'"
+)
+"""What to do where a new process, which imports the script, ended as it began."""
+
 
 class LoaderError(Exception):
     """Say what went wrong, with the place in the data and one line of advice.

@@ -69,7 +69,7 @@ def test_other_backends_are_refused(index: Index, backends: list[str]) -> None:
 
 def test_callables_that_another_process_cannot_have_are_refused(index: Index) -> None:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
-    with pytest.raises(LoaderError, match="define decode, transform and maps in a module"):
+    with pytest.raises(LoaderError, match="define the functions that you pass in a module"):
         compare(index, sampler, backends=["plain", "plain"], decode=lambda sample: sample)
     code = f"""if True:
         from twinfeed.loaders import compare, open_index
@@ -83,7 +83,7 @@ def test_callables_that_another_process_cannot_have_are_refused(index: Index) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "WorkerDiedError: a backend's process ended" in done.stderr
-    assert "what to do: define decode, transform and maps in a module" in done.stderr
+    assert "what to do: define the functions that you pass in a module" in done.stderr
 
 
 def test_what_a_backend_raises_is_raised(index: Index, tmp_path: Path) -> None:

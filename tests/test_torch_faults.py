@@ -43,6 +43,24 @@ def test_a_worker_killed_in_the_midst_of_a_message() -> None:
     assert "was killed by SIGKILL" in done.stdout, done.stderr
 
 
+def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> None:
+    """A spawned worker imports the script, which starts a worker of its own, and ends."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch_faults\ntorch_faults.spawned()\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    said = done.stderr[done.stderr.rindex("WorkerDiedError") :]
+    assert "ended with exit code 1" in said
+    assert "guard the start of a script with if __name__ == '__main__'" in said
+    assert "num_workers=0" not in said
+
+
 @pytest.mark.parametrize("what", ["threads", "workers"])
 def test_ctrl_c(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""

@@ -59,6 +59,12 @@ def die(decode: Any) -> None:
             print(count, error)
 
 
+def spawned() -> None:
+    """Start a worker that imports the script anew."""
+    with TorchLoader(words(), sampler(), num_workers=1, multiprocessing_context="spawn") as loader:
+        list(loader)
+
+
 def die_while_sending() -> None:
     """Kill a worker that waits in the midst of a message which the pipe cannot hold."""
     samples = [{"data": bytes(4_000_000)} for _ in range(24)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import signal
 import traceback
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
-from twinfeed.loaders.errors import LoaderError, WorkerDiedError
+from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Batch
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
@@ -105,7 +106,7 @@ class WorkerBatches(Iterator[Batch]):
             if worker.exitcode not in (None, 0, -signal.SIGTERM):
                 for other in workers:
                     other.terminate()
-                raise died(number, len(workers), worker.pid, worker.exitcode)
+                raise _died(number, workers)
 
     def release(self) -> None:
         """Where a worker has ended, end them all, and with them the wait for a batch of theirs.
@@ -132,13 +133,22 @@ class WorkerBatches(Iterator[Batch]):
             for number, worker in enumerate(workers):
                 worker.join(0 if said else _PATIENCE / len(workers))
                 if worker.exitcode is not None:
-                    raise died(number, len(workers), worker.pid, worker.exitcode) from error
+                    raise _died(number, workers) from error
 
 
-def died(number: int, workers: int, pid: int | None, exitcode: int) -> WorkerDiedError:
+def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
+    """Say how one of the workers ended."""
+    worker = workers[number]
+    method = worker._start_method or multiprocessing.get_start_method()
+    return died(number, len(workers), worker.pid, worker.exitcode, forked=method == "fork")
+
+
+def died(
+    number: int, workers: int, pid: int | None, exitcode: int, *, forked: bool
+) -> WorkerDiedError:
     """Say how a worker ended, and what most often ends workers so.
 
-    >>> print(died(1, 4, 321, -9))
+    >>> print(died(1, 4, 321, -9, forked=True))
     worker 1 of 4 (process 321) was killed by SIGKILL
       what to do: the system may have run out of memory (see `dmesg`): ...
     """
@@ -146,11 +156,11 @@ def died(number: int, workers: int, pid: int | None, exitcode: int) -> WorkerDie
     if exitcode < 0:
         how = f"was killed by {signal.Signals(-exitcode).name}"
     return WorkerDiedError(
-        f"worker {number} of {workers} (process {pid}) {how}", advice=_advice(-exitcode)
+        f"worker {number} of {workers} (process {pid}) {how}", advice=_advice(-exitcode, forked)
     )
 
 
-def _advice(number: int) -> str:
+def _advice(number: int, forked: bool) -> str:
     fewer = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
     if number == signal.SIGKILL:
         return f"the system may have run out of memory (see `dmesg`): {fewer}"
@@ -159,4 +169,6 @@ def _advice(number: int) -> str:
             f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
             f"enlarge it (in a container `--shm-size`), {fewer}"
         )
+    if not forked and number < 0:  # an exit code: it may have ended before it began to work
+        return IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"
