@@ -35,10 +35,10 @@ class Classes:
 
 
 def chosen_records(records: ArrayLike, num_records: int) -> Int64:
-    """Return ids of records, sorted, which must be some of those that have labels."""
+    """Return distinct ids of some records, sorted."""
     ids = _validate.distinct("records", _validate.integers("records", records, minimum=0))
     if len(ids) and ids[-1] >= num_records:
-        raise ValueError(f"records must be below the {num_records} that have labels, got {ids[-1]}")
+        raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
     return ids
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, SupportsIndex
 
+from numpy.typing import ArrayLike
+
 from twinfeed.samplers import _validate
+from twinfeed.samplers._classes import chosen_records
 from twinfeed.samplers.batch import BatchSampler
-from twinfeed.samplers.orders import SequentialSampler
+from twinfeed.samplers.orders import Order, SequentialSampler
+from twinfeed.samplers.subset import SubsetSampler
 
 
 class ExactOnceBatchSampler(BatchSampler):
@@ -21,7 +25,10 @@ class ExactOnceBatchSampler(BatchSampler):
     - `"pad"`: the last batch is filled with -1, and loaders give a mask.
 
     Each pass is whole, on every route, except the first pass after a state was loaded. Each pass is
-    epoch 0, unless `set_epoch` says otherwise. `seed` is for augmentation seeds alone.
+    epoch 0, unless `set_epoch` says otherwise.
+
+    `records` are the ids of some of the n records (int64, in any order), such as one side of
+    `split`: then only these come. `seed` is for augmentation seeds alone.
 
     Five records, batches of four, two ranks::
 
@@ -34,6 +41,8 @@ class ExactOnceBatchSampler(BatchSampler):
     [[2, 3], []]
     >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=4, final="pad")]
     [[0, 1, 2, 3], [4, -1, -1, -1]]
+    >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2, records=[4, 1, 2])]
+    [[1, 2], [4]]
     """
 
     def __init__(
@@ -43,15 +52,19 @@ class ExactOnceBatchSampler(BatchSampler):
         *,
         batch_size: SupportsIndex,
         final: Literal["smaller", "pad"] = "smaller",
+        records: ArrayLike | None = None,
         seed: SupportsIndex = 0,
     ) -> None:
         _validate.choice("final", final, ("smaller", "pad"))
-        order = SequentialSampler(n)
+        order: Order = SequentialSampler(n)
+        if records is not None:
+            order = SubsetSampler(chosen_records(records, len(order)), num_records=n)
         order.seed = _validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)
 
     def __repr__(self) -> str:
-        records = _validate.counted(self.num_records, "record")
+        some = "" if len(self._order) == self.num_records else f"{len(self._order):,} of "
+        records = some + _validate.counted(self.num_records, "record")
         return f"ExactOnceBatchSampler({records} once, {self._told_size}, final={self._final!r})"
 
     @property

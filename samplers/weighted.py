@@ -63,7 +63,7 @@ class WeightedSampler(Order):
             )
         self._bounds = np.cumsum(self._weights if self._replacement else [])
         self._key = root_key(self.seed, "weighted")
-        self._recent: Recent[Waiting] = Recent(2)
+        self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
 
     def __len__(self) -> int:
         return self._samples

@@ -69,6 +69,8 @@ CASES: list[Case] = [
     ("sequential", _plain(lambda: SequentialSampler(83))),
     ("sequential-drop-last", _plain(lambda: SequentialSampler(83), final="drop")),
     ("random", _plain(lambda: RandomSampler(83, seed=1))),
+    ("random-pad", _plain(lambda: RandomSampler(83, seed=1), final="pad")),
+    ("sequential-none", _plain(lambda: SequentialSampler(0))),
     ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
     ("weighted", _plain(lambda: WeightedSampler([0.5, 0, 2.25, 1] * 9, num_samples=50, seed=2))),
     (
@@ -104,8 +106,16 @@ CASES: list[Case] = [
     ("exact-once", lambda: ExactOnceBatchSampler(83, batch_size=8)),
     ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, final="pad")),
     ("exact-once-few", lambda: ExactOnceBatchSampler(3, batch_size=8)),
+    (
+        "exact-once-records",
+        lambda: ExactOnceBatchSampler(100, batch_size=8, records=np.arange(99, 0, -3)),
+    ),
     ("exact-once-none", lambda: ExactOnceBatchSampler(0, batch_size=8)),
     ("reuse", _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4)),
+    (
+        "reuse-pad",
+        _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4, final="pad"),
+    ),
     ("reuse-one-round", _plain(lambda: ReuseSampler(24, reuse=6, live=8, seed=7))),
     ("pk", _pk()),
     ("pk-strings", _pk(labels=NAMES)),

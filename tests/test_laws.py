@@ -249,7 +249,7 @@ def test_epochs_have_len_batches_and_resumed_ones_the_rest(sampler: BatchStream)
     for epoch in range(3):
         assert (sampler.epoch, sampler.step) == (0 if sampler.evaluation else epoch, 0)
         assert len(list(sampler)) == len(sampler) == steps
-    after = 5 if sampler.evaluation else 6
+    after = 5 if sampler.evaluation or not steps else 6
     assert sampler.state_at(5, steps) == sampler.state_at(after, 0)
     for step in {0, 1, steps // 2, steps - 1} & set(range(steps)):
         sampler.load_state_dict(sampler.state_at(5, step))
@@ -376,7 +376,7 @@ def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
     assert sampler.sampler is sampler
     assert (sampler.live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
     assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
-    if sampler.constant_size is None or sampler.evaluation:
+    if sampler.evaluation or (sampler.constant_size is None and len(sampler)):
         with pytest.raises(TypeError, match="would lose or repeat records"):
             _ = sampler.drop_last
     else:
@@ -387,7 +387,7 @@ def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from([n for n in NAMES if n != "exact-once-none"]),
+    name=st.sampled_from([n for n in NAMES if not n.endswith("-none")]),
     epoch=st.integers(0, 10**6),
     place=st.floats(0, 1, exclude_max=True),
     world_size=st.sampled_from(WORLDS),

@@ -186,7 +186,7 @@ def test_some_records_are_drawn_from_as_if_there_were_no_others(options: dict[st
 @pytest.mark.parametrize(
     ("records", "told"),
     [
-        ([0, 300], "records must be below the 300 that have labels, got 300"),
+        ([0, 300], "records must be below 300, their number, got 300"),
         ([0, 5, 0], "records must differ from each other, got 0 more than once"),
         ([-1], "records must be at least 0, got -1 at 0"),
         ([], "p must be at most the number of classes in the data, 0 of those kept"),

@@ -182,3 +182,7 @@ def test_no_draw_without_replacement_sorts_or_hashes_an_epoch(
             made.clear()
             stream.batch(epoch, step)
             assert sum(made) <= _waits._BLOCK + 3 * 4096 + _waits._SAMPLE
+    stream.batch(3, 0)
+    made.clear()
+    stream.batches(2, len(stream) - 2, len(stream))
+    assert sum(made) <= 3 * 4096
