@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinfeed.loaders import DecodeArray, Index, open_index, pack
-from twinfeed.loaders.prefetch import Prefetcher
+from twinfeed.loaders import DecodeArray, Feed, Index, open_index, pack
+from twinfeed.loaders._prefetch import Prefetcher
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch.device import copier_for
 from twinfeed.samplers import BatchSampler, RandomSampler
@@ -110,7 +110,7 @@ def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: i
     def loader() -> TorchLoader:
         sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=batch_size)
         decode = DecodeArray("image", dtype="u1", shape=(SIDE, SIDE, 3))
-        return TorchLoader(index, sampler, decode=decode, device=device, prefetch=3)
+        return TorchLoader(Feed(index, sampler, decode=decode), device=device, prefetch=3)
 
     def loading(times: int) -> Steps:
         with loader() as batches:

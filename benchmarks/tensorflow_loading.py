@@ -25,10 +25,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders import DecodeImage, Index, build_index, pack
+from twinfeed.loaders import DecodeImage, Feed, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import make_dataset
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -43,6 +43,13 @@ FEATURES = {
     "label": tf.io.FixedLenFeature([], tf.int64),
 }
 Make = Callable[[], Iterable[Any]]
+
+
+def dataset(
+    index: Index, sampler: Any, *, engine: Any = "gather", threads: int | None = None, **feed: Any
+) -> tf.data.Dataset:
+    """Make the dataset of a loader."""
+    return TensorFlowLoader(Feed(index, sampler, **feed), engine=engine, threads=threads).dataset
 
 
 def shards(index: Index) -> list[str]:
@@ -119,7 +126,7 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
             return BatchSampler(order, batch_size=BATCH, final="drop")
 
         def make(sampler: Any, index: Index = index, **more: Any) -> Make:
-            return lambda: make_dataset(index, sampler(), **more)
+            return lambda: dataset(index, sampler(), **more)
 
         def uniform(count: int = count) -> BatchSampler:
             return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, final="drop")
@@ -127,7 +134,7 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
         def once(count: int = count) -> ExactOnceBatchSampler:
             return ExactOnceBatchSampler(count, batch_size=BATCH)
 
-        files: dict[str, Any] = {"engine": "choose_from_datasets", "sources": "files"}
+        files: dict[str, Any] = {"engine": "choose_from_datasets"}
         compare(
             f"records of {size:,} bytes, {count:,} of them",
             {
@@ -177,20 +184,20 @@ def classes(options: argparse.Namespace, folder: Path) -> None:
 
     def gather() -> tf.data.Dataset:
         sampler = PKBatchSampler(index.labels, p=32, k=4, seed=0, batches_per_epoch=100_000)
-        return make_dataset(index, sampler)
+        return dataset(index, sampler)
 
     figures = {}
     for way, make in {"classic": lambda: classic(index, 32, 4), "gather": gather}.items():
         start = time.perf_counter()
-        dataset = make()
+        made = make()
         built = time.perf_counter()
-        iterator = iter(dataset)
+        iterator = iter(made)
         next(iterator)
         first = time.perf_counter()
         count = sum(1 for _ in itertools.islice(iterator, 60))
         each = count * BATCH / (time.perf_counter() - first)
         figures[way] = built - start, first - built, each
-        del iterator, dataset
+        del iterator, made
         print(
             f"  {way:<10} built in {figures[way][0]:7.3f} s, first batch after "
             f"{figures[way][1]:7.3f} s, {each:9,.0f} records/s",
@@ -226,7 +233,7 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
         return tf.ensure_shape(tf.io.decode_jpeg(data, channels=3), spec.shape)
 
     def in_operations() -> tf.data.Dataset:
-        return make_dataset(index, sampler()).map(
+        return dataset(index, sampler()).map(
             lambda batch: {
                 **batch,
                 "image": tf.map_fn(one, batch["image"], fn_output_signature=spec),
@@ -236,7 +243,7 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
 
     def unbatched() -> tf.data.Dataset:
         decoded = (
-            make_dataset(index, sampler())
+            dataset(index, sampler())
             .unbatch()
             .map(lambda b: {**b, "image": one(b["image"])}, num_parallel_calls=2)
         )
@@ -252,7 +259,7 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
             "decode_jpeg alone": decoding_alone,
             "gather, decode_jpeg by map_fn": in_operations,
             "gather, decode_jpeg unbatched": unbatched,
-            "gather, DecodeImage (simplejpeg)": lambda: make_dataset(
+            "gather, DecodeImage (simplejpeg)": lambda: dataset(
                 index, sampler(), decode=DecodeImage(), threads=2
             ),
         },

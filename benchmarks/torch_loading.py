@@ -114,14 +114,14 @@ def floor_pread(folder: Path) -> Batches:
             yield [os.pread(files[row[2]], row[1], row[0]) for row in rows[first : first + BATCH]]
 
 
-def loader(folder: Path, **options: Any) -> Batches:
-    from twinfeed.loaders import open_index
+def loader(folder: Path, verify: bool = True, **options: Any) -> Batches:
+    from twinfeed.loaders import Feed, open_index
     from twinfeed.loaders.torch import TorchLoader
     from twinfeed.samplers import BatchSampler, RandomSampler
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
-    loader = TorchLoader(index, sampler, **options)
+    loader = TorchLoader(Feed(index, sampler, verify=verify), **options)
     while True:
         for batch in loader:
             yield batch["data"]
@@ -136,8 +136,9 @@ def plain_dataloader(folder: Path, workers: int) -> Batches:
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
-    dataset = RecordDataset(Feed(index, sampler, verify=False))
-    given: Any = {"batch_sampler": RequestSampler(sampler), "collate_fn": as_tensors}
+    feed = Feed(index, sampler, verify=False)
+    dataset = RecordDataset(feed)
+    given: Any = {"batch_sampler": RequestSampler(feed), "collate_fn": as_tensors}
     loader = DataLoader(dataset, **given, num_workers=workers, persistent_workers=workers > 0)
     while True:
         for batch in loader:
@@ -231,14 +232,14 @@ def decode_only(folder: Path, threads: int) -> Batches:
     yield
 
 
-def image_loader(folder: Path, **options: Any) -> Batches:
-    from twinfeed.loaders import DecodeImage, open_index
+def image_loader(folder: Path, verify: bool = True, **options: Any) -> Batches:
+    from twinfeed.loaders import DecodeImage, Feed, open_index
     from twinfeed.loaders.torch import TorchLoader
     from twinfeed.samplers import BatchSampler, RandomSampler
 
     index = open_index(folder / "images.index")
     sampler = BatchSampler(RandomSampler(IMAGES, seed=0), batch_size=BATCH)
-    loader = TorchLoader(index, sampler, decode=DecodeImage(), **options)
+    loader = TorchLoader(Feed(index, sampler, decode=DecodeImage(), verify=verify), **options)
     while True:
         for batch in loader:
             yield batch["image"]

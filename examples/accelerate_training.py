@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders import Feed, Index, open_index, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import PKBatchSampler
 
@@ -60,7 +60,7 @@ def train(index: Index, *, resume: Path | None) -> list[list[int]]:
     model = torch.nn.Linear(64, 10)
     optimiser = torch.optim.SGD(model.parameters(), 0.5)
     sampler = sampler_of(index, accelerator)
-    loader = TorchLoader(index, sampler, decode=decode, device=accelerator.device)
+    loader = TorchLoader(Feed(index, sampler, decode=decode), device=accelerator.device)
     prepared = accelerator.prepare(model, optimiser, loader)
     assert prepared[2] is loader, "Accelerate leaves it alone"
     model, optimiser, _ = prepared

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders import Feed, Index, open_index, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
@@ -50,7 +50,7 @@ def train(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> N
     """Take 60 steps on 10 classes with 4 images each; every rank has whole classes."""
     sampler = PKBatchSampler(index.labels, p=10, k=4, batches_per_epoch=60, seed=SEED)
     optimiser = torch.optim.SGD(model.parameters(), 0.5)
-    with TorchLoader(index, sampler.shard(rank, world_size), decode=decode) as loader:
+    with TorchLoader(Feed(index, sampler.shard(rank, world_size), decode=decode)) as loader:
         for batch in loader:
             classes, images = batch["label"].unique(return_counts=True)
             assert len(classes) == 10 // world_size
@@ -71,7 +71,7 @@ def evaluate(model: torch.nn.Module, index: Index, rank: int, world_size: int) -
     seen = torch.zeros(len(index), dtype=torch.int64, device=device)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     sampler = ExactOnceBatchSampler(len(index), batch_size=64).shard(rank, world_size)
-    with TorchLoader(index, sampler, decode=decode) as loader:
+    with TorchLoader(Feed(index, sampler, decode=decode)) as loader:
         for batch in loader:
             logits, labels = model(batch["pixels"]), batch["label"]
             loss = cross_entropy(logits, labels, reduction="sum")

@@ -18,8 +18,9 @@ import tensorflow as tf
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from twinfeed.loaders import Index, open_index, pack
-from twinfeed.loaders.tensorflow import ResumeCallback, make_dataset, prefetch_to_device
+from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders.keras import ResumeCallback
+from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 EPOCHS, STEPS, SEED = 3, 20, 7
@@ -55,10 +56,9 @@ def inputs_and_targets(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tenso
     return tf.map_fn(decode_png, batch["image"], fn_output_signature=spec), batch["label"]
 
 
-def batches(index: Index, sampler: Any) -> tf.data.Dataset:
+def batches(loader: TensorFlowLoader) -> tf.data.Dataset:
     """Make the dataset: decoding in the map's threads, and the device prefetch last."""
-    decoded = make_dataset(index, sampler).map(inputs_and_targets, num_parallel_calls=2)
-    return prefetch_to_device(decoded)
+    return prefetch_to_device(loader.dataset.map(inputs_and_targets, num_parallel_calls=2))
 
 
 class StopAfter(keras.callbacks.Callback):
@@ -96,28 +96,24 @@ def main() -> None:
     model.compile("adam", loss, metrics=["accuracy"])
 
     sampler = PKBatchSampler(train.labels, p=8, k=4, batches_per_epoch=STEPS, seed=SEED)
-    resume = ResumeCallback(sampler, options.out / "saved", every=5)
+    loader = TensorFlowLoader(Feed(train, sampler))
+    resume = ResumeCallback(loader, options.out / "saved", every=5)
     if resume.restore(model):
-        print(f"resuming at epoch {sampler.epoch}, step {sampler.step}")
-    callbacks = [resume, StopAfter(options.stop_after)]
+        print(f"resuming at epoch {loader.epoch}, step {loader.step}")
     try:
-        # What is left of an interrupted epoch is a dataset, and a call of fit, of its own.
-        while sampler.epoch < EPOCHS:
-            stop = sampler.epoch + 1 if sampler.step else EPOCHS
-            model.fit(
-                batches(train, sampler),
-                initial_epoch=sampler.epoch,
-                epochs=stop,
-                shuffle=False,
-                callbacks=callbacks,
-            )
+        model.fit(
+            batches(loader),
+            initial_epoch=loader.epoch,
+            epochs=EPOCHS,
+            shuffle=False,
+            callbacks=[resume, StopAfter(options.stop_after)],
+        )
     except KeyboardInterrupt:
-        at = resume.position()
-        print(f"stopped at epoch {at['epoch']}, step {at['step']}")
+        print(f"stopped at epoch {loader.epoch}, step {loader.step}")
         return
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
-    accuracy = model.evaluate(batches(evaluation, once))[1]
+    accuracy = model.evaluate(batches(TensorFlowLoader(Feed(evaluation, once))))[1]
     print(f"evaluated {len(evaluation)} images, each once: accuracy {accuracy:.1%}")
 
 

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Index, open_index, pack
+from twinfeed.loaders import Feed, Index, open_index, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
@@ -65,7 +65,7 @@ class Digits(lightning.LightningModule):
     def _loader(self, name: str, sampler: Any) -> TorchLoader:
         """Take this rank's slice of every batch: Lightning does not shard a TorchLoader."""
         mine = sampler.shard(self.trainer.global_rank, self.trainer.world_size)
-        return TorchLoader(self.indexes[name], mine, decode=decode, device=self.device)
+        return TorchLoader(Feed(self.indexes[name], mine, decode=decode), device=self.device)
 
     def train_dataloader(self) -> TorchLoader:
         return self._loader("train", training_sampler(self.indexes["train"]))

@@ -23,7 +23,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from twinfeed.loaders import DecodeImage, ImageFolder, Index, pack
+from twinfeed.loaders import DecodeImage, Feed, ImageFolder, Index, Loader, pack
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 SEED = 7
@@ -52,10 +52,16 @@ def decode(sample: dict[str, Any]) -> dict[str, Any]:
     return {"image": pixels.ravel(), "encoded": sample["image"]}
 
 
-def training_sampler(index: Index) -> PKBatchSampler:
+def training_feed(index: Index) -> Feed:
     """Draw 8 classes with 2 images each, with 3 images each from step 200 on."""
     k = {0: PER_CLASS, GROWS: LATER}
-    return PKBatchSampler(index.labels, p=CLASSES, k=k, batches_per_epoch=STEPS, seed=SEED)
+    sampler = PKBatchSampler(index.labels, p=CLASSES, k=k, batches_per_epoch=STEPS, seed=SEED)
+    return Feed(index, sampler, decode=decode)
+
+
+def evaluation_feed(index: Index) -> Feed:
+    """Meet each image exactly once."""
+    return Feed(index, ExactOnceBatchSampler(len(index), batch_size=128), decode=decode)
 
 
 def noted(log: Log, ids: Any, encoded: list[bytes]) -> None:
@@ -70,7 +76,7 @@ def train_torch(train: Index, evaluation: Index) -> tuple[Log, dict[str, np.ndar
     from twinfeed.loaders.torch import TorchLoader
 
     torch.manual_seed(SEED)
-    loader = TorchLoader(train, training_sampler(train), decode=decode)
+    loader = TorchLoader(training_feed(train))
     network = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, EMBEDDING)
     ).to(loader.device)
@@ -93,12 +99,7 @@ def train_torch(train: Index, evaluation: Index) -> tuple[Log, dict[str, np.ndar
     loader.close()
 
     def embed(index: Index) -> np.ndarray:
-        with (
-            torch.no_grad(),
-            TorchLoader(
-                index, ExactOnceBatchSampler(len(index), batch_size=128), decode=decode
-            ) as batches,
-        ):
+        with torch.no_grad(), TorchLoader(evaluation_feed(index)) as batches:
             parts = [torch.nn.functional.normalize(network(batch["image"])) for batch in batches]
             return torch.cat(parts).cpu().numpy()
 
@@ -111,10 +112,10 @@ def train_tensorflow(train: Index, evaluation: Index) -> tuple[Log, dict[str, np
     import keras
     import tensorflow as tf
 
-    from twinfeed.loaders.tensorflow import make_dataset
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
 
     keras.utils.set_random_seed(SEED)
-    dataset = make_dataset(train, training_sampler(train), decode=decode)
+    loader = TensorFlowLoader(training_feed(train))
     network = keras.Sequential(
         [
             keras.Input([64]),
@@ -138,41 +139,28 @@ def train_tensorflow(train: Index, evaluation: Index) -> tuple[Log, dict[str, np
         return loss
 
     log: Log = []
-    with tqdm(total=EPOCHS * len(dataset), desc="TensorFlow", unit="batch") as bar:
+    with tqdm(total=EPOCHS * len(loader), desc="TensorFlow", unit="batch") as bar:
         for _ in range(EPOCHS):
-            for batch in dataset:
+            for batch in loader:
                 noted(log, batch["id"], batch["encoded"].numpy().tolist())
                 loss = step(batch["image"], batch["label"])
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
                 bar.update()
 
     def embed(index: Index) -> np.ndarray:
-        sampler = ExactOnceBatchSampler(len(index), batch_size=128)
-        batches = make_dataset(index, sampler, decode=decode)
+        batches = TensorFlowLoader(evaluation_feed(index))
         return np.concatenate([network(batch["image"]).numpy() for batch in batches])
 
     return log, {"train": embed(train), "eval": embed(evaluation)}
 
 
-def receive_torch(index: Index) -> Log:
-    """Take the training batches from PyTorch without training."""
-    from twinfeed.loaders.torch import TorchLoader
-
+def receive(loader: Loader) -> Log:
+    """Take the training batches from a loader without training."""
     log: Log = []
-    with TorchLoader(index, training_sampler(index), decode=decode) as loader:
+    with loader:
         for _ in range(EPOCHS):
             for batch in loader:
-                noted(log, batch["id"].cpu(), batch["encoded"])
-    return log
-
-
-def receive_tensorflow(index: Index) -> Log:
-    """Take the training batches from TensorFlow without training."""
-    from twinfeed.loaders.tensorflow import make_dataset
-
-    log: Log = []
-    for batch in make_dataset(index, training_sampler(index), decode=decode).repeat(EPOCHS):
-        noted(log, batch["id"], batch["encoded"].numpy().tolist())
+                noted(log, batch["id"], list(np.asarray(batch["encoded"])))
     return log
 
 
@@ -193,7 +181,7 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
 
     from twinfeed.loaders import Reader
 
-    ids = training_sampler(train).batch(EPOCHS - 1, 0)
+    ids = training_feed(train).sampler.batch(EPOCHS - 1, 0)
     with Reader(train) as reader:
         pixels = [
             _decode({"image": data})["image"] for data in reader.read(ids, ["image"])["image"]
@@ -240,7 +228,7 @@ def main() -> int:
         for container in ("tfrecord", "tar")
     }
     train, evaluation = packed["tfrecord"]["train"], packed["tfrecord"]["eval"]
-    print(f"{train}\n{evaluation}\n{training_sampler(train)}")
+    print(f"{train}\n{evaluation}\n{training_feed(train).sampler}")
 
     results = {
         "PyTorch": train_torch(train, evaluation),
@@ -254,8 +242,12 @@ def main() -> int:
         )
     print("The data were the same; floating point and the initial weights were not.")
     logs = {f"{name}, TFRecord, while training": log for name, (log, _) in results.items()}
-    logs["PyTorch, tar"] = receive_torch(packed["tar"]["train"])
-    logs["TensorFlow, tar"] = receive_tensorflow(packed["tar"]["train"])
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed.loaders.torch import TorchLoader
+
+    tar = training_feed(packed["tar"]["train"])
+    logs["PyTorch, tar"] = receive(TorchLoader(tar, device="cpu"))
+    logs["TensorFlow, tar"] = receive(TensorFlowLoader(tar))
     same = True
     for name, log in logs.items():
         equal = log == results["PyTorch"][0]

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders import Index, open_index, pack
-from twinfeed.loaders.tensorflow import Position, make_dataset
+from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 CLASSES, SIZE, EVALUATED = 12, 8, 761
@@ -57,15 +57,12 @@ def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> 
     """Train two epochs in a loop of its own; return what the replicas of this process received."""
     sampler = PKBatchSampler(index.labels, p=6, k=4, batches_per_epoch=15, seed=0)
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
-    position = Position(sampler)
+    loader = TensorFlowLoader(Feed(index, sampler, decode=decode))
+    evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
 
     # Each replica gets its slice of every global batch: no class is ever cut.
-    training = strategy.distribute_datasets_from_function(
-        lambda context: make_dataset(index, sampler, context=context, decode=decode)
-    )
-    evaluating = strategy.distribute_datasets_from_function(
-        lambda context: make_dataset(evaluation, once, context=context, decode=decode)
-    )
+    training = strategy.distribute_datasets_from_function(loader.dataset_for)
+    evaluating = strategy.distribute_datasets_from_function(evaluator.dataset_for)
     with strategy.scope():
         weights = tf.Variable(tf.zeros([SIZE, CLASSES]))
 
@@ -95,7 +92,7 @@ def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> 
 
     labels: list[list[list[int]]] = []
     for _ in range(2):
-        for batch in position.counted(training):
+        for batch in loader.counted(training):
             parts = strategy.experimental_local_results(step(batch))
             labels.append([part.numpy().tolist() for part in parts])
     seen: list[int] = []

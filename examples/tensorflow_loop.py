@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from twinfeed.loaders import Index, open_index, pack
-from twinfeed.loaders.tensorflow import Position, make_dataset, prefetch_to_device
+from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, ShardShuffleSampler
 
 EPOCHS, BATCH, SEED = 3, 51, 7
@@ -40,9 +39,9 @@ def scaled(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {**batch, "pixels": tf.cast(pixels, tf.float32) / 16}
 
 
-def batches(index: Index, sampler: Any) -> tf.data.Dataset:
+def batches(loader: TensorFlowLoader) -> tf.data.Dataset:
     """Make the dataset: the device prefetch last, which leaves strings on the host."""
-    return prefetch_to_device(make_dataset(index, sampler).map(scaled))
+    return prefetch_to_device(loader.dataset.map(scaled))
 
 
 def main() -> None:
@@ -58,12 +57,11 @@ def main() -> None:
     optimizer = keras.optimizers.Adam(1e-2)
     optimizer.build(model.trainable_variables)
     shuffle = ShardShuffleSampler(train.shard_lengths, block=64, window=8, seed=SEED)
-    sampler = BatchSampler(shuffle, batch_size=BATCH, final="drop")
-    position = Position(sampler)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, position=position)
+    loader = TensorFlowLoader(Feed(train, BatchSampler(shuffle, batch_size=BATCH, final="drop")))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=loader)
     manager = tf.train.CheckpointManager(checkpoint, str(options.out / "saved"), max_to_keep=1)
     if manager.restore_or_initialize():
-        print(f"resuming at epoch {position.epoch}, step {position.step}")
+        print(f"resuming at epoch {loader.epoch}, step {loader.step}")
 
     @tf.function(reduce_retracing=True)
     def step(batch: dict[str, tf.Tensor]) -> None:
@@ -80,20 +78,19 @@ def main() -> None:
         return tf.reduce_sum(tf.cast(found == batch["label"], tf.int32))
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
-    validation = batches(evaluation, once)
+    training, validation = batches(loader), batches(TensorFlowLoader(Feed(evaluation, once)))
     received = 0
-    while sampler.epoch < EPOCHS:
-        # A new dataset for each epoch: of its remainder, where the run was stopped in the midst.
-        for batch in position.counted(batches(train, sampler)):
+    while loader.epoch < EPOCHS:
+        for batch in loader.counted(training):
             step(batch)
             received += 1
             if received == options.stop_after:
                 manager.save()
-                print(f"stopped at epoch {position.epoch}, step {position.step}")
+                print(f"stopped at epoch {loader.epoch}, step {loader.step}")
                 return
         manager.save()
         right = sum(int(correct(batch)) for batch in validation)
-        print(f"epoch {sampler.epoch}: accuracy on {len(evaluation)} {right / len(evaluation):.1%}")
+        print(f"epoch {loader.epoch}: accuracy on {len(evaluation)} {right / len(evaluation):.1%}")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` and `open_
 where each record and field lies, in TFRecord files, webdataset tar files or loose files (formats/);
 `Reader` (reading/) reads records by id, `SideTable` rows; `verify` (verify.py) reads every byte.
 
-Batches: a `Request` (request.py) is what a sampler asks for; `Feed` (feed.py) reads, decodes,
-transforms and collates it; `DecodeImage` and the other batteries (decode.py, extensions.py) decode;
-`compare` (compare.py) runs both frameworks and tells what differs. The backends are packages of
-their own, which import their framework: `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`.
+Batches: a `Feed` (feed.py) says what a training is fed. `NumpyLoader` (numpy_loader.py) carries the
+feed to a loop, and so do the loaders of the backends, which import their framework:
+`twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. `twinfeed.loaders.keras` resumes `fit`.
+`DecodeImage` and other batteries (decode.py, extensions.py) decode, `Seeded` (seeded.py) makes
+transforms repeatable. `compare` (compare.py) runs several frameworks and tells what differs.
 The command `twinfeed` is command_line/.
 """
 
 import twinfeed.loaders._system  # noqa: F401 - first, since on Windows the message is there
+from twinfeed.loaders._batcher import Batch
+from twinfeed.loaders._loader import Loader
+from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import FieldSpec, Ragged
 from twinfeed.loaders.compare import Comparison, compare
 from twinfeed.loaders.decode import DecodeArray, DecodeExample, DecodeImage
@@ -27,24 +31,28 @@ from twinfeed.loaders.errors import (
     WorkerDiedError,
 )
 from twinfeed.loaders.extensions import DecodeExtensions
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Field, Index, open_index
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.options import IndexOptions, Reading
+from twinfeed.loaders.numpy_loader import NumpyLoader
 from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
-from twinfeed.loaders.request import Request, request_of
+from twinfeed.loaders.request import Request
+from twinfeed.loaders.seeded import Seeded
 from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [
     "BadRecord",
+    "Batch",
     "Comparison",
     "DataCorruptionError",
+    "Decode",
     "DecodeArray",
     "DecodeError",
     "DecodeExample",
@@ -61,13 +69,17 @@ __all__ = [
     "Index",
     "IndexFormatError",
     "IndexOptions",
+    "Loader",
     "LoaderError",
     "LooseFiles",
+    "NumpyLoader",
     "Ragged",
     "Reader",
     "Reading",
     "Report",
     "Request",
+    "Sample",
+    "Seeded",
     "ShardWarning",
     "SideTable",
     "StaleIndexError",
@@ -81,6 +93,5 @@ __all__ = [
     "merge_parts",
     "open_index",
     "pack",
-    "request_of",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Run one sampler through both frameworks: what differs, how fast each is, what it costs.
+"""Run one feed through several frameworks: what differs, how fast each is, what it costs.
 
 Each backend runs in a process of its own, so that times and memory are its own. What they
 received is compared batch by batch through checksums; only where these differ are the arrays
@@ -13,23 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from itertools import islice, zip_longest
-from typing import Any, NamedTuple
+from itertools import chain, islice, zip_longest
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._system import peak_memory
-from twinfeed.loaders.collate import Collate, Ragged
+from twinfeed.loaders import _checks, _system
+from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
-from twinfeed.loaders.feed import Decode, Feed
+from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.request import request_of
-from twinfeed.samplers import BatchStream
+from twinfeed.loaders.numpy_loader import NumpyLoader
 
-BACKENDS = ("plain", "torch", "tensorflow")
+Backend = Literal["numpy", "torch", "tensorflow"]
+BACKENDS = ("numpy", "torch", "tensorflow")
 KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -90,60 +88,41 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    index: Index,
-    sampler: BatchStream,
+    feed: Feed,
     /,
     *,
-    backends: Sequence[str] = ("torch", "tensorflow"),
+    backends: Sequence[Backend] = ("torch", "tensorflow"),
     batches: int | None = None,
-    fields: Sequence[str] | None = None,
-    decode: Decode | None = None,
-    transform: Decode | None = None,
-    collate: Collate = "stack",
-    side: Mapping[str, npt.NDArray[Any]] | None = None,
     maps: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Comparison:
-    """Run `sampler` over `index` through each backend and compare what arrives.
+    """Run a feed through each backend from epoch 0 on, and compare what arrives.
 
-    `backends` are at least two of "plain" (a loop in numpy), "torch" and "tensorflow"; `batches`
-    (default: an epoch) counts from the start of the sampler's epoch. `maps` gives a backend a
-    function that its batches go through last: `Dataset.map` in TensorFlow, a call elsewhere, so
-    that decoders of the frameworks' own can be compared. The other options are those of `Feed`;
-    all callables must pickle, and a script must guard its start (`if __name__ == "__main__"`),
-    since each backend runs in a process of its own. Raises ValueError for other backends, and
-    what the backends raise.
+    - `backends`: at least two of "numpy", "torch" and "tensorflow".
+    - `batches`: how many batches. Default: an epoch.
+    - `maps`: a function for a backend, which its batches go through last: `Dataset.map` in
+      TensorFlow, a call elsewhere. So decoders of the frameworks' own can be compared.
+
+    Each backend runs in a process of its own. So all callables must pickle, and a script must guard
+    its start (`if __name__ == "__main__"`). Raises ValueError for other backends, and what the
+    backends raise.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
-    >>> found = compare(index, ExactOnceBatchSampler(3, batch_size=2), backends=["plain", "plain"])
+    >>> feed = Feed(index, ExactOnceBatchSampler(3, batch_size=2))
+    >>> found = compare(feed, backends=["numpy", "numpy"])
     >>> found.equal, found.runs[0].records
     (True, 3)
     """
+    if not isinstance(feed, Feed):
+        raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
     if len(backends) < 2 or not set(backends) <= set(BACKENDS):
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
     if maps is not None and not maps.keys() <= set(backends):
         raise ValueError(f"maps must name backends that run, {list(backends)}, got {list(maps)}")
-    if batches is not None and batches < 1:
-        raise ValueError(f"batches must be at least 1, got {batches}")
-    jobs = [
-        _Job(
-            name,
-            index,
-            sampler,
-            len(sampler) if batches is None else batches,
-            {
-                "fields": fields,
-                "decode": decode,
-                "transform": transform,
-                "collate": collate,
-                "side": side,
-            },
-            (maps or {}).get(name),
-        )
-        for name in backends
-    ]
+    most = len(feed) if batches is None else _checks.count("batches", batches)
+    jobs = [_Job(name, feed, most, (maps or {}).get(name)) for name in backends]
     runs = [_alone(_run, job) for job in jobs]
     places = _differing([run.sums for run in runs])
     wanted = sorted({place for found in places.values() for place in found[:KEPT]})
@@ -156,15 +135,12 @@ def compare(
     return Comparison(tuple(runs), counts, worst)
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """All that a process needs to run one backend."""
 
     backend: str
-    index: Index
-    sampler: BatchStream
+    feed: Feed
     batches: int
-    options: Mapping[str, Any]
     last: Callable[[Any], Any] | None
 
 
@@ -191,7 +167,7 @@ def _run(job: _Job) -> Run:
     first = time.perf_counter()
     rest = sum(len(_leading(batch)) for batch in stream)
     seconds = time.perf_counter() - first
-    memory = peak_memory()
+    memory = _system.peak_memory()
     sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
     rate = rest / seconds if rest else 0.0
     return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
@@ -204,37 +180,37 @@ def _keep(job: _Job, wanted: Sequence[int]) -> dict[int, dict[str, npt.NDArray[A
 
 def _deliver(job: _Job) -> Iterator[Any]:
     """Give the batches as the backend delivers them."""
-    sampler = pickle.loads(pickle.dumps(job.sampler))  # a cursor of its own
-    sampler.load_state_dict(sampler.state_at(sampler.epoch, 0))
-    passes = -(-job.batches // max(1, len(sampler)))
-    return islice(_BACKENDS[job.backend](job, sampler, passes), job.batches)
+    with _LOADERS[job.backend](job.feed) as loader:
+        passes = -(-job.batches // max(1, len(loader)))
+        each = (_one_pass(loader, job.last) for _ in range(passes))
+        yield from islice(chain.from_iterable(each), job.batches)
 
 
-def _plain(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
-    feed = Feed(job.index, sampler, **job.options)
-    for epoch in range(sampler.epoch, sampler.epoch + passes):
-        for step in range(len(sampler)):
-            batch = feed(request_of(sampler, epoch=epoch, step=step))
-            yield batch if job.last is None else job.last(batch)
+def _one_pass(loader: Any, last: Callable[[Any], Any] | None) -> Iterator[Any]:
+    if last is None:
+        return iter(loader)
+    if hasattr(loader, "dataset"):
+        return iter(loader.counted(loader.dataset.map(last)))
+    return map(last, loader)
 
 
-def _torch(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
+def _numpy(feed: Feed) -> Any:
+    return NumpyLoader(feed)
+
+
+def _torch(feed: Feed) -> Any:
     from twinfeed.loaders.torch import TorchLoader
 
-    with TorchLoader(job.index, sampler, device="cpu", **job.options) as loader:
-        for _ in range(passes):
-            for batch in loader:
-                yield batch if job.last is None else job.last(batch)
+    return TorchLoader(feed, device="cpu")
 
 
-def _tensorflow(job: _Job, sampler: BatchStream, passes: int) -> Iterator[Any]:
-    from twinfeed.loaders.tensorflow import make_dataset
+def _tensorflow(feed: Feed) -> Any:
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
 
-    dataset = make_dataset(job.index, sampler, **job.options)
-    yield from (dataset if job.last is None else dataset.map(job.last)).repeat(passes)
+    return TensorFlowLoader(feed, device="/CPU:0")
 
 
-_BACKENDS = {"plain": _plain, "torch": _torch, "tensorflow": _tensorflow}
+_LOADERS = {"numpy": _numpy, "torch": _torch, "tensorflow": _tensorflow}
 
 
 def _leading(batch: Mapping[str, Any]) -> Any:

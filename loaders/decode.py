@@ -14,13 +14,18 @@ from twinfeed.loaders.formats.example import parse
 
 _this_thread = threading.local()
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
+"""What Pillow may open: no format that runs a program, as EPS does, and none that few ever need."""
+
+_KEPT = 1 << 26  # bytes of a buffer that a thread keeps for its next image
+
 
 class DecodeImage:
     """Decode a JPEG or PNG field of a record to uint8[height, width, 3].
 
     `mode` is "RGB" or "L" (then the array is uint8[height, width]); `size` (height, width)
     resizes with Pillow's bilinear filter, the same in both frameworks. JPEG goes through
-    simplejpeg, anything else through Pillow, whose limit against decompression bombs holds.
+    simplejpeg, any other of `FORMATS` through Pillow, whose limit against bombs holds.
     Needs the extra `images`. Raises ValueError for another mode, and Pillow's and simplejpeg's
     own errors for bytes that are no image, which the loaders turn into DecodeError with the
     record's place.
@@ -89,7 +94,7 @@ class DecodeImage:
                 return array
             image = Image.fromarray(array)
         else:
-            image = Image.open(io.BytesIO(data)).convert(self.mode)
+            image = Image.open(io.BytesIO(data), formats=FORMATS).convert(self.mode)
         if self.size is not None and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         return np.asarray(image)
@@ -131,7 +136,9 @@ def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:
     """This thread's buffer: one that is mapped anew for each image costs as much as decoding it."""
     held: npt.NDArray[np.uint8] | None = getattr(_this_thread, "buffer", None)
     if held is None or len(held) < nbytes:
-        held = _this_thread.buffer = np.empty(nbytes, np.uint8)
+        held = np.empty(nbytes, np.uint8)
+        if nbytes <= _KEPT:  # a single huge image must not stay for the rest of the run
+            _this_thread.buffer = held
     return held
 
 

@@ -108,6 +108,11 @@ class BatchStream(ABC):
         return 1
 
     @property
+    def repeats(self) -> bool:
+        """Whether a batch may hold a record several times."""
+        return False
+
+    @property
     def padded(self) -> bool:
         """Whether batches may hold -1, for which loaders give a mask."""
         return False

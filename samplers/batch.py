@@ -71,6 +71,11 @@ class BatchSampler(BatchStream):
         return f"{_validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     @property
+    def repeats(self) -> bool:
+        """Whether a batch may hold a record several times."""
+        return self._order.repeats
+
+    @property
     def num_records(self) -> int:
         """Size of the order's record id space."""
         return self._order.num_records

@@ -84,6 +84,11 @@ class MixtureSampler(Order):
         return f"MixtureSampler({mixed}, {_validate.counted(self._samples, 'sample')})"
 
     @property
+    def repeats(self) -> bool:
+        """Whether neighbouring positions may hold a record several times."""
+        return True
+
+    @property
     def num_records(self) -> int:
         """Size of the record id space: the sum over the orders."""
         return int(self._record_bounds[-1])

@@ -50,6 +50,11 @@ class Order(ABC):
         return self.num_records
 
     @property
+    def repeats(self) -> bool:
+        """Whether neighbouring positions may hold a record several times."""
+        return False
+
+    @property
     def live(self) -> int | None:
         """How many decoded images may be live at once; None where the order sets no bound."""
         return None

@@ -196,6 +196,11 @@ class PKBatchSampler(BatchStream):
         )
 
     @property
+    def repeats(self) -> bool:
+        """Whether a batch may hold a record several times."""
+        return self._small == "repeat"
+
+    @property
     def num_records(self) -> int:
         """Size of the record id space: the number of labels."""
         return self._num_records

@@ -75,6 +75,11 @@ class WeightedSampler(Order):
         )
 
     @property
+    def repeats(self) -> bool:
+        """Whether neighbouring positions may hold a record several times."""
+        return self._replacement
+
+    @property
     def num_records(self) -> int:
         """Size of the record id space: the number of weights."""
         return len(self._weights)

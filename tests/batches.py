@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, Index, Ragged, request_of
+from twinfeed.loaders import Feed, Index, Ragged
 from twinfeed.samplers import BatchStream
 
 Noted = dict[str, Any]
@@ -19,13 +19,9 @@ def noted(batch: dict[str, Any]) -> Noted:
 def expected(
     index: Index, sampler: BatchStream, epochs: Iterable[int] = (0,), **options: Any
 ) -> list[Noted]:
-    """The batches of whole epochs by a plain loop over the pure functions."""
+    """The batches of whole epochs by the feed's plain loop."""
     feed = Feed(index, sampler, **options)
-    return [
-        noted(feed(request_of(sampler, epoch=epoch, step=step)))
-        for epoch in epochs
-        for step in range(len(sampler))
-    ]
+    return [noted(batch) for epoch in epochs for batch in feed.batches(epoch)]
 
 
 def received(batches: Iterable[dict[str, Any]]) -> list[Noted]:

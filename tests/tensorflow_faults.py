@@ -6,7 +6,6 @@ import time
 import numpy as np
 import tensorflow_help
 
-from twinfeed.loaders.tensorflow import make_dataset
 from twinfeed.samplers import BatchSampler, RandomSampler
 
 
@@ -29,8 +28,8 @@ def failing(sample):  # type: ignore[no-untyped-def]
 def main(how: str) -> None:
     sampler = BatchSampler(RandomSampler(61, seed=1), batch_size=4)
     decode = {"error": failing, "slow error": failing_slowly}.get(how, slow)
-    dataset = make_dataset(tensorflow_help.packed(61), sampler, decode=decode, prefetch=8)
-    iterator = iter(dataset)
+    loader = tensorflow_help.loader(tensorflow_help.packed(61), sampler, decode=decode, prefetch=8)
+    iterator = iter(loader.dataset)
     if how == "kept":
         sys.kept = iterator  # type: ignore[attr-defined]
         next(iterator)

@@ -1,6 +1,8 @@
 """What the tests of the TensorFlow backend share."""
 
 import hashlib
+import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -9,14 +11,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders import Index, pack
+from twinfeed.loaders import Feed, Index, pack
+from twinfeed.loaders.tensorflow import TensorFlowLoader, calls
 from twinfeed.samplers import BatchStream
+
+# Threads of TensorFlow's own call Python: tools that trace every thread do not know of them.
+if threading.gettrace() is not None:
+    untraced = calls._call
+
+    def traced(*arguments: Any) -> Any:
+        sys.settrace(threading.gettrace())
+        return untraced(*arguments)
+
+    calls._call = traced
 
 # Two devices stand in for a host and an accelerator, and for two replicas. TensorFlow must be told
 # before its first operation: here, while pytest collects.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
+
+RECORDS, CLASSES = 61, 7
 
 
 def word(record: int) -> bytes:
@@ -32,9 +47,27 @@ def packed(records: int, container: str = "tfrecord", shards: int = 3) -> Index:
     return pack(samples, Path(folder), container=container, shards=shards)["data"]
 
 
+def loader(
+    index: Index, sampler: BatchStream, /, *, engine: Any = "gather", prefetch: int = 2, **feed: Any
+) -> TensorFlowLoader:
+    """A loader of a feed on the first CPU, where TensorFlow keeps what it need not copy."""
+    made = Feed(index, sampler, **feed)
+    return TensorFlowLoader(made, engine=engine, prefetch=prefetch, device="/CPU:0")
+
+
+def engine_of(loader: TensorFlowLoader) -> str:
+    """Which engine serves a loader."""
+    return type(loader.dataset.twinfeed_engine).__name__
+
+
 def decode(sample: dict[str, Any]) -> dict[str, Any]:
     """Decode a word to an array, and keep its bytes."""
     return {"first": np.frombuffer(sample["word"][:5], np.uint8), "word": sample["word"]}
+
+
+def numbers(sample: dict[str, Any]) -> dict[str, Any]:
+    """Decode the first bytes of a word to what a network takes."""
+    return {"x": np.frombuffer(sample["word"][:5], np.uint8).astype(np.float32) / 255}
 
 
 def ids_of(sampler: BatchStream, *epochs: int) -> list[list[int]]:

@@ -267,7 +267,7 @@ def test_compare_says_what_is_the_same_and_how_fast(
 ) -> None:
     pack([{"word": f"w{n}", "label": n % 3} for n in range(30)], tmp_path)
     index = str(tmp_path / "data.index")
-    options = ["--backends", "plain", "torch", "--batches", "3"]
+    options = ["--backends", "numpy", "torch", "--batches", "3"]
     assert main(["compare", index, *options, "--batch-size", "4"]) == 0
     out = capsys.readouterr().out
     assert "records/s" in out

@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from twinfeed.loaders import Index, LoaderError, compare, pack
+from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, compare, pack
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
 
@@ -30,14 +29,8 @@ def a_bit_off(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.frameworks
 def test_the_frameworks_receive_the_same(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(20, seed=1), batch_size=6)
-    found = compare(
-        index,
-        sampler,
-        backends=["plain", "torch", "tensorflow"],
-        batches=6,
-        decode=measure,
-        collate={"ones": "ragged"},
-    )
+    feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
+    found = compare(feed, backends=["numpy", "torch", "tensorflow"], batches=6)
     assert found.equal, str(found)
     assert [run.records for run in found.runs] == [20 + 6 + 6] * 3
     assert all(run.rate > 0 and run.first > 0 and run.memory > 1 << 20 for run in found.runs)
@@ -48,36 +41,36 @@ def test_the_frameworks_receive_the_same(index: Index) -> None:
 def test_a_difference_is_found_and_measured(index: Index) -> None:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     maps = {"torch": a_bit_off}
-    found = compare(
-        index,
-        sampler,
-        backends=["plain", "torch"],
-        decode=measure,
-        maps=maps,
-        collate={"ones": "pad"},
-    )
+    feed = Feed(index, sampler, decode=measure, collate={"ones": "pad"})
+    found = compare(feed, backends=["numpy", "torch"], maps=maps)
     assert not found.equal
     assert (found.differing, found.worst) == ({"size": 2}, {"size": 0.5})
     assert "size: differs in 2 of 4 batches, by 0.5 at most" in str(found)
 
 
 @pytest.mark.parametrize("backends", [["torch"], ["torch", "jax"]])
-def test_other_backends_are_refused(index: Index, backends: list[str]) -> None:
-    with pytest.raises(ValueError, match="at least two of plain, torch, tensorflow, got"):
-        compare(index, ExactOnceBatchSampler(20, batch_size=5), backends=backends)
+def test_other_backends_are_refused(index: Index, backends: Any) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5))
+    with pytest.raises(ValueError, match="at least two of numpy, torch, tensorflow, got"):
+        compare(feed, backends=backends)
+    with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
+        compare(feed, batches="2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="feed must be a Feed, got a Index"):
+        compare(index)  # type: ignore[arg-type]
 
 
 def test_callables_that_another_process_cannot_have_are_refused(index: Index) -> None:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
+    feed = Feed(index, sampler, decode=lambda sample: sample)
     with pytest.raises(LoaderError, match="define the functions that you pass in a module"):
-        compare(index, sampler, backends=["plain", "plain"], decode=lambda sample: sample)
+        compare(feed, backends=["numpy", "numpy"])
     code = f"""if True:
-        from twinfeed.loaders import compare, open_index
+        from twinfeed.loaders import Feed, compare, open_index
         from twinfeed.samplers import ExactOnceBatchSampler
         def decode(sample):
             return sample
         index = open_index({str(index.path)!r})
-        compare(index, ExactOnceBatchSampler(20, batch_size=5), decode=decode)
+        compare(Feed(index, ExactOnceBatchSampler(20, batch_size=5), decode=decode))
     """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -86,6 +79,13 @@ def test_callables_that_another_process_cannot_have_are_refused(index: Index) ->
     assert "what to do: define the functions that you pass in a module" in done.stderr
 
 
-def test_what_a_backend_raises_is_raised(index: Index, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="made for 19 records"):
-        compare(index, ExactOnceBatchSampler(19, batch_size=5), backends=["plain", "torch"])
+def fails(sample: dict[str, Any]) -> dict[str, Any]:
+    if len(sample["word"]) == 7:
+        raise RuntimeError("seven")
+    return measure(sample)
+
+
+def test_what_a_backend_raises_is_raised(index: Index) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5), decode=fails, collate="ragged")
+    with pytest.raises(DecodeError, match=r"record 7 .*seven"):
+        compare(feed, backends=["numpy", "torch"])

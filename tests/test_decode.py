@@ -3,12 +3,13 @@
 import io
 import json
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
     DecodeError,
@@ -16,11 +17,13 @@ from twinfeed.loaders import (
     Feed,
     FieldSpec,
     Index,
+    Request,
     UnsafeContentError,
     build_index,
+    decode,
     pack,
-    request_of,
 )
+from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders.decode import DecodeArray, DecodeExample
 from twinfeed.loaders.extensions import DecodeExtensions
 from twinfeed.loaders.formats.example import encode
@@ -57,7 +60,7 @@ class Bomb:
 
 def batch(index: Index, decode: Any, n: int) -> dict[str, Any]:
     sampler = ExactOnceBatchSampler(n, batch_size=n)
-    return Feed(index, sampler, decode=decode)(request_of(sampler, epoch=0, step=0))
+    return Batcher(Feed(index, sampler, decode=decode))(Request.of(sampler, 0, 0))
 
 
 # Images
@@ -126,6 +129,24 @@ def test_a_truncated_jpeg_is_an_error_not_grey_pixels(tmp_path: Path) -> None:
         batch(index, DecodeImage(), 1)
 
 
+def test_a_format_that_runs_a_program_is_no_image() -> None:
+    """Pillow opens EPS through Ghostscript."""
+    eps = encoded(PIXELS, "eps")
+    with pytest.raises(UnidentifiedImageError):
+        DecodeImage()({"image": eps})
+
+
+def test_a_huge_image_leaves_no_buffer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer of a thread is for the images that come often."""
+    monkeypatch.setattr("twinfeed.loaders.decode._KEPT", PIXELS.size)
+    monkeypatch.setattr("twinfeed.loaders.decode._this_thread", threading.local())
+    twice = np.tile(PIXELS, (2, 2, 1))
+    for pixels, kept in ((twice, None), (PIXELS, PIXELS.size)):
+        DecodeImage(size=(3, 3))({"image": encoded(pixels, "jpeg")})
+        held = getattr(decode._this_thread, "buffer", None)
+        assert (held if held is None else len(held)) == kept
+
+
 def test_pillows_limit_against_bombs_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
     with pytest.raises(Image.DecompressionBombError):
@@ -143,11 +164,11 @@ def test_the_limit_holds_within_a_batch(tmp_path: Path, monkeypatch: pytest.Monk
     index = pack([{"image": encoded(PIXELS, "jpeg")}], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(1, batch_size=1)
     spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.uint8))}
-    feed = Feed(index, sampler, decode=DecodeImage(), spec=spec)
-    assert feed(request_of(sampler, epoch=0, step=0))["image"].shape == (1, *PIXELS.shape)
+    feed = Batcher(Feed(index, sampler, decode=DecodeImage(), spec=spec))
+    assert feed(Request.of(sampler, 0, 0))["image"].shape == (1, *PIXELS.shape)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
     with pytest.raises(DecodeError, match="DecompressionBombError"):
-        feed(request_of(sampler, epoch=0, step=0))
+        feed(Request.of(sampler, 0, 0))
 
 
 # Into the batch's own memory
@@ -187,8 +208,8 @@ def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
 def test_batches_do_not_share_memory(tmp_path: Path) -> None:
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(4, batch_size=2)
-    feed = Feed(index, sampler, decode=DecodeImage())
-    first, second = (feed(request_of(sampler, epoch=0, step=step))["image"] for step in range(2))
+    feed = Batcher(Feed(index, sampler, decode=DecodeImage()))
+    first, second = (feed(Request.of(sampler, 0, step))["image"] for step in range(2))
     second[:] = 0
     assert first.any()
 
@@ -199,8 +220,8 @@ def test_images_of_other_sizes_are_refused_in_place_too(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'image' has shape \(5, 7, 3\) beside \(11, 7, 3\)"):
         batch(index, DecodeImage(), 2)
     sampler = ExactOnceBatchSampler(2, batch_size=2)
-    feed = Feed(index, sampler, decode=DecodeImage(), collate="ragged")
-    assert feed(request_of(sampler, epoch=0, step=0))["image"].lengths.tolist() == [11, 5]
+    feed = Batcher(Feed(index, sampler, decode=DecodeImage(), collate="ragged"))
+    assert feed(Request.of(sampler, 0, 0))["image"].lengths.tolist() == [11, 5]
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
@@ -208,11 +229,11 @@ def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str
     index = pack([{"image": encoded(PIXELS, kind)}] * 2, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(2, batch_size=2)
     spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.float32))}
-    request = request_of(sampler, epoch=0, step=0)
-    image = Feed(index, sampler, decode=DecodeImage(), spec=spec)(request)["image"]
+    request = Request.of(sampler, 0, 0)
+    image = Batcher(Feed(index, sampler, decode=DecodeImage(), spec=spec))(request)["image"]
     assert image.dtype == np.float32
     np.testing.assert_array_equal(
-        image, Feed(index, sampler, decode=DecodeImage())(request)["image"]
+        image, Batcher(Feed(index, sampler, decode=DecodeImage()))(request)["image"]
     )
 
 
@@ -224,18 +245,18 @@ def test_an_image_is_refused_where_spec_names_another_shape_of_its_size(
     sampler = ExactOnceBatchSampler(1, batch_size=1)
     spec = {"image": FieldSpec(shape, np.dtype(np.uint8))}
     with pytest.raises(DecodeError, match=r"'image' has shape \(11, 7, 3\)"):
-        Feed(index, sampler, decode=DecodeImage(), spec=spec)(request_of(sampler, epoch=0, step=0))
+        Batcher(Feed(index, sampler, decode=DecodeImage(), spec=spec))(Request.of(sampler, 0, 0))
 
 
 def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
     data = [encoded(np.roll(PIXELS, n, 0), "png") for n in range(3)]
     index = pack([{"image": one} for one in data], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(3, batch_size=4, final="pad")
-    feed = Feed(index, sampler, decode=DecodeImage())
-    padded = feed(request_of(sampler, epoch=0, step=0))["image"]
+    feed = Batcher(Feed(index, sampler, decode=DecodeImage()))
+    padded = feed(Request.of(sampler, 0, 0))["image"]
     assert not padded[3].any()
     np.testing.assert_array_equal(padded[2], np.roll(PIXELS, 2, 0))
-    request = request_of(sampler, epoch=0, step=0)
+    request = Request.of(sampler, 0, 0)
     twice = np.array([2, 0, 2, 1])
     got = feed(request._replace(ids=twice, records=twice))["image"]
     for place, record in enumerate(twice):

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,19 @@ from twinfeed.loaders import (
     FieldSpec,
     Index,
     Request,
+    Seeded,
     pack,
-    request_of,
 )
+from twinfeed.loaders._batcher import Batcher
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
+    SequentialSampler,
+    ViewSampler,
+    WeightedSampler,
 )
 
 WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
@@ -49,6 +54,12 @@ def requested(*ids: int, views: tuple[int, ...] | None = None) -> Request:
     return Request(0, 0, array, array, np.array(views or [0] * len(ids), np.int64), seeds)
 
 
+def batch_of(feed: Feed, request: Request, threads: int = 0) -> dict[str, Any]:
+    """The batch of a request, by a batcher of its own."""
+    with Batcher(feed, threads=threads) as batcher:
+        return batcher(request)
+
+
 def measure(sample: dict[str, Any]) -> dict[str, Any]:
     return {"size": np.int32(len(sample["word"]))}
 
@@ -56,16 +67,22 @@ def measure(sample: dict[str, Any]) -> dict[str, Any]:
 def test_without_callables_a_batch_holds_ids_columns_and_fields(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
-    batch = Feed(index, sampler)(request_of(sampler, epoch=0, step=1))
+    batch = batch_of(Feed(index, sampler), Request.of(sampler, 0, 1))
     assert list(batch) == ["id", "label", "word"]
     assert batch["id"].tolist() == [4, 5]
     assert batch["label"].tolist() == [1, 2]
     assert batch["word"] == [b"to", b"be"]
 
 
+@pytest.fixture(scope="module")
+def repeating() -> BatchSampler:
+    """A sampler whose batches may hold a record several times."""
+    return BatchSampler(WeightedSampler([1] * 6, seed=0), batch_size=4)
+
+
 @pytest.mark.parametrize("threads", [0, 3])
 def test_decode_runs_once_for_each_record_of_a_batch(
-    index: Index, sampler: ExactOnceBatchSampler, threads: int
+    index: Index, repeating: BatchSampler, threads: int
 ) -> None:
     calls: Counter[bytes] = Counter()
 
@@ -73,11 +90,10 @@ def test_decode_runs_once_for_each_record_of_a_batch(
         calls[sample["word"]] += 1
         return measure(sample)
 
-    feed = Feed(
-        index, sampler, decode=decode, threads=threads, spec={"size": FieldSpec((), np.dtype("i4"))}
-    )
-    batch = feed(requested(3, 2, 3, 3))
-    feed.close()
+    feed = Feed(index, repeating, decode=decode)
+    assert feed.spec
+    calls.clear()
+    batch = batch_of(feed, requested(3, 2, 3, 3), threads)
     assert batch["size"].tolist() == [3, 2, 3, 3]
     assert batch["size"].dtype == np.int32
     assert calls == {b"not": 1, b"or": 1}
@@ -96,10 +112,11 @@ def test_transform_is_told_the_sample_and_its_numbers(
     feed = Feed(index, sampler, decode=measure, transform=transform, side=side)
     assert feed.spec  # read off record 0, once
     told.clear()
-    batch = feed(requested(3, 1, views=(0, 7)))
+    batch = batch_of(feed, requested(3, 1, views=(0, 7)))
     assert len(told) == 2
     assert told[1] == {
-        "size": 2, "label": 1, "weight": 0.5, "id": 1, "record": 1, "view": 7, "seed": 1
+        "size": 2, "label": 1, "weight": 0.5,
+        "id": 1, "record": 1, "view": 7, "seed": 1, "seed32": 1,
     }  # fmt: skip
     assert sorted(batch) == ["id", "label", "size", "weight"]
     assert batch["weight"].tolist() == [1.5, 0.5]
@@ -109,7 +126,7 @@ def test_transform_runs_for_every_sample_also_of_one_record(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     feed = Feed(index, sampler, transform=lambda sample: {"seed_plus_one": sample["seed"] + 1})
-    assert feed(requested(2, 2, 2))["seed_plus_one"].tolist() == [1, 2, 3]
+    assert batch_of(feed, requested(2, 2, 2))["seed_plus_one"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("decode", [None, measure])
@@ -117,7 +134,7 @@ def test_an_empty_batch_has_every_field(
     index: Index, sampler: ExactOnceBatchSampler, decode: Any
 ) -> None:
     feed = Feed(index, sampler, decode=decode, side={"weight": np.zeros((6, 2), np.float32)})
-    full, empty = feed(requested(1, 2)), feed(requested())
+    full, empty = batch_of(feed, requested(1, 2)), batch_of(feed, requested())
     assert list(empty) == list(full)
     for name, value in empty.items():
         if isinstance(value, list):
@@ -129,7 +146,7 @@ def test_an_empty_batch_has_every_field(
 @pytest.mark.parametrize("decode", [None, measure])
 def test_padding_is_masked_and_never_read(index: Index, decode: Any) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
-    batch = Feed(index, sampler, decode=decode)(request_of(sampler, epoch=0, step=1))
+    batch = batch_of(Feed(index, sampler, decode=decode), Request.of(sampler, 0, 1))
     assert batch["id"].tolist() == [4, 5, -1, -1]
     assert batch["mask"].tolist() == [True, True, False, False]
     assert batch["label"].tolist() == [1, 2, 0, 0]
@@ -152,7 +169,7 @@ def test_a_failing_callable_names_the_record(
     with pytest.raises(
         DecodeError, match=rf"record 3 \(.*\): {what} failed.*no negatives"
     ) as caught:
-        feed(requested(2, 3))
+        batch_of(feed, requested(2, 3))
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -161,7 +178,7 @@ def test_fields_that_change_from_record_to_record_are_refused(
 ) -> None:
     feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
     with pytest.raises(DecodeError, match=r"record 2 .*\['or'\].*\['be'\]"):
-        feed(requested(1, 2))
+        batch_of(feed, requested(1, 2))
 
 
 def test_a_sampler_for_other_data_is_refused(index: Index) -> None:
@@ -170,16 +187,52 @@ def test_a_sampler_for_other_data_is_refused(index: Index) -> None:
 
 
 def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
-    feed = Feed(index, sampler, decode=measure, threads=2)
-    request = request_of(sampler, epoch=0, step=0)
-    assert feed(request)["size"].tolist() == [2, 2, 2, 3]
-    assert pickle.loads(pickle.dumps(feed))(request)["size"].tolist() == [2, 2, 2, 3]
-    feed.close()
+    feed = Feed(index, sampler, decode=measure)
+    request = Request.of(sampler, 0, 0)
+    assert batch_of(pickle.loads(pickle.dumps(feed)), request)["size"].tolist() == [2, 2, 2, 3]
+    with Batcher(feed, threads=2) as batcher:
+        assert batcher(request)["size"].tolist() == [2, 2, 2, 3]
+        assert pickle.loads(pickle.dumps(batcher))(request)["size"].tolist() == [2, 2, 2, 3]
+
+
+def test_a_batcher_pickles_without_the_sampler(index: Index) -> None:
+    """Workers need no copy of the labels."""
+    many = pack([{"x": bytes(1), "label": n % 9} for n in range(3)], index.path.parent / "many")
+    few = Feed(many["data"], BatchSampler(RandomSampler(3, seed=0), batch_size=1))
+    sampler = BatchSampler(WeightedSampler(np.arange(1, 4), seed=0), batch_size=1)
+    sizes = [len(pickle.dumps(Batcher(feed))) for feed in (few, Feed(many["data"], sampler))]
+    assert b"samplers" not in pickle.dumps(Batcher(few))
+    assert abs(sizes[0] - sizes[1]) < 200
+
+
+def test_it_does_not_change(index: Index, sampler: ExactOnceBatchSampler) -> None:
+    feed = Feed(index, sampler)
+    with pytest.raises(AttributeError, match="a Feed does not change: make another one"):
+        feed.sampler = sampler
+
+
+def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
+    feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=2))
+    whole = [batch["id"].tolist() for batch in feed.batches(3)]
+    assert whole == [ids.tolist() for ids in feed.sampler.batches(3, 0, 3)]
+    assert [batch["id"].tolist() for batch in feed.batches(3, start=2)] == whole[2:]
+    assert (feed.sampler.epoch, feed.sampler.step) == (0, 0)
+    with pytest.raises(IndexError, match="epoch"):
+        next(feed.batches(-1))
+
+
+def test_the_feed_of_a_rank_is_all_the_same_but_for_its_sampler(index: Index) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(6, batch_size=4), decode=measure)
+    ranks = [feed.shard(rank, 2) for rank in range(2)]
+    assert [rank.sampler.rank for rank in ranks] == [0, 1]
+    slices = zip(*(rank.batches() for rank in ranks), strict=True)
+    whole = [batch["size"].tolist() for batch in feed.batches()]
+    assert [[*one["size"].tolist(), *other["size"].tolist()] for one, other in slices] == whole
 
 
 def test_seeds_come_from_the_sampler(index: Index) -> None:
     sampler = PKBatchSampler(index.labels, p=3, k=2, seed=1)
-    request = request_of(sampler, epoch=2, step=0)
+    request = Request.of(sampler, 2, 0)
     assert request.seeds.tolist() == sampler.seeds(2, 0).tolist()
     assert request.ids.tolist() == sampler.batch(2, 0).tolist()
 
@@ -192,15 +245,36 @@ def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
     index = pack([{"number": bytes([number])} for number in range(n)], tmp_path)["data"]
     sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=0), batch_size=4)
     feed = Feed(index, sampler, decode=lambda sample: {"number": sample["number"][0]})
-    assert feed.cache is not None
-    assert feed.spec
+    batcher = Batcher(feed)
+    cache = batcher.samples.cache
+    assert cache is not None
     for epoch in range(3):
-        before = feed.cache.decodes
+        before = cache.decodes
         for step in range(len(sampler)):
-            batch = feed(request_of(sampler, epoch=epoch, step=step))
+            batch = batcher(Request.of(sampler, epoch, step))
             assert batch["number"].tolist() == sampler.records(batch["id"]).tolist()
-        assert n <= feed.cache.decodes - before <= n + live - 1
-    assert feed.cache.peak <= live
+        assert n <= cache.decodes - before <= n + live - 1
+    assert cache.peak <= live
+
+
+def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
+    """Two that take turns would drop what the other one needs."""
+    decoded = []
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        decoded.append(sample["word"])
+        return measure(sample)
+
+    sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
+    feed = Feed(index, sampler, decode=decode)
+    assert feed.spec
+    decoded.clear()
+    list(feed.batches())
+    alone = len(decoded)
+    decoded.clear()
+    for _ in zip(feed.batches(), feed.batches(), strict=True):
+        pass
+    assert len(decoded) == 2 * alone
 
 
 def test_what_is_no_index_or_no_batch_sampler_is_refused(index: Index) -> None:
@@ -214,14 +288,14 @@ def test_a_decode_that_returns_no_dict_is_told_so(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     with pytest.raises(DecodeError, match="must return a dict of fields, not a NoneType"):
-        Feed(index, sampler, decode=lambda sample: None)(requested(0))  # type: ignore[arg-type,return-value]
+        batch_of(Feed(index, sampler, decode=lambda sample: None), requested(0))  # type: ignore[arg-type,return-value]
 
 
 def test_a_field_that_is_not_there_is_told_with_those_that_are(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     with pytest.raises(DecodeError, match=r"KeyError\('label'\); it was given \['word'\]"):
-        Feed(index, sampler, decode=lambda sample: {"x": sample["label"]})(requested(0))
+        batch_of(Feed(index, sampler, decode=lambda sample: {"x": sample["label"]}), requested(0))
 
 
 def test_so_it_is_where_an_image_is_decoded_in_place(
@@ -229,16 +303,16 @@ def test_so_it_is_where_an_image_is_decoded_in_place(
 ) -> None:
     spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
     with pytest.raises(DecodeError, match=r"KeyError\('jpg'\); it was given \['word'\]"):
-        Feed(index, sampler, decode=DecodeImage("jpg"), spec=spec)(requested(0, 1))
+        batch_of(Feed(index, sampler, decode=DecodeImage("jpg"), spec=spec), requested(0, 1))
 
 
-@pytest.mark.parametrize("name", ["id", "record", "view", "seed"])
+@pytest.mark.parametrize("name", ["id", "record", "view", "seed", "seed32"])
 def test_a_decoded_field_with_a_name_told_to_the_transform_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, name: str
 ) -> None:
     feed = Feed(index, sampler, decode=lambda _: {name: 5}, transform=lambda sample: sample)
     with pytest.raises(ValueError, match=f"field '{name}' .* itself gives to every sample"):
-        feed(requested(0))
+        batch_of(feed, requested(0))
 
 
 @pytest.mark.parametrize(("name", "final"), [("id", "smaller"), ("mask", "pad")])
@@ -248,7 +322,7 @@ def test_a_field_with_a_name_of_the_batch_is_refused(
     sampler = ExactOnceBatchSampler(6, batch_size=4, final=final)
     told = f"{name!r} has a name that the loader itself gives to every batch"
     with pytest.raises(ValueError, match=f"^field {told}: .* in decode"):
-        Feed(index, sampler, decode=lambda _: {name: 5})(requested(0))
+        batch_of(Feed(index, sampler, decode=lambda _: {name: 5}), requested(0))
     with pytest.raises(ValueError, match=f"^side table {told}"):
         Feed(index, sampler, side={name: np.zeros(6)})
     column = pack([{name: n} for n in range(6)], tmp_path / "column")["data"]
@@ -258,7 +332,7 @@ def test_a_field_with_a_name_of_the_batch_is_refused(
     with pytest.raises(ValueError, match=f"^field {told}: leave it out with fields=, or .* decode"):
         Feed(field, sampler)
     renamed = Feed(field, sampler, decode=lambda sample: {"own": sample[name]})
-    assert renamed(requested(0))["own"] == [b"x"]
+    assert batch_of(renamed, requested(0))["own"] == [b"x"]
 
 
 def test_a_side_table_does_not_replace_a_column(
@@ -271,7 +345,7 @@ def test_a_side_table_does_not_replace_a_column(
 def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: Index) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
-    assert feed(request_of(sampler, epoch=0, step=1))["id"].tolist() == [4, 5, -1, -1]
+    assert batch_of(feed, Request.of(sampler, 0, 1))["id"].tolist() == [4, 5, -1, -1]
 
 
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
@@ -283,7 +357,7 @@ def test_a_value_that_does_not_fit_names_its_record(
 
     told = r"record 3 \(.*\): field 'x' holds int64 where uint8 is expected"
     with pytest.raises(DecodeError, match=told):
-        Feed(index, sampler, decode=decode, collate=how)(requested(2, 3))
+        batch_of(Feed(index, sampler, decode=decode, collate=how), requested(2, 3))
 
 
 def test_a_batch_of_other_fields_than_the_first_record_is_refused(
@@ -291,14 +365,14 @@ def test_a_batch_of_other_fields_than_the_first_record_is_refused(
 ) -> None:
     feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
     with pytest.raises(DecodeError, match=r"record 2 .*\['or'\] where \['to'\] are expected"):
-        feed(requested(2))
+        batch_of(feed, requested(2))
 
 
 @pytest.mark.parametrize("what", ["decode", "transform"])
 def test_none_is_no_value(index: Index, sampler: ExactOnceBatchSampler, what: str) -> None:
     feed = Feed(index, sampler, **{what: lambda s: {"x": None if s["word"] == b"or" else 1}})
     with pytest.raises(DecodeError, match=rf"record 2 .*{what} gave None for field 'x'"):
-        feed(requested(1, 2))
+        batch_of(feed, requested(1, 2))
 
 
 def test_numbers_come_in_the_byte_order_of_the_machine(
@@ -306,7 +380,7 @@ def test_numbers_come_in_the_byte_order_of_the_machine(
 ) -> None:
     side = {"weight": np.arange(6, dtype=">f4")}
     feed = Feed(index, sampler, decode=lambda _: {"x": np.ones(2, ">i4")}, side=side)
-    batch = feed(requested(2))
+    batch = batch_of(feed, requested(2))
     assert batch["x"].dtype.isnative
     assert batch["weight"].dtype.isnative
     assert (batch["x"].tolist(), batch["weight"].tolist()) == ([[1, 1]], [2.0])
@@ -322,22 +396,79 @@ def in_place(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_a_transform_may_change_what_it_is_given(
+def test_a_transform_may_change_what_is_its_own(
     index: Index, sampler: ExactOnceBatchSampler, threads: int
 ) -> None:
-    """Also where a batch has a record several times, or a cache keeps it."""
-    feed = Feed(index, sampler, decode=array, transform=in_place, threads=threads)
-    assert feed(requested(3, 2, 3, 3))["x"][:, 0].tolist() == [4, 3, 4, 4]
-    reused = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
-    feed = Feed(index, reused, decode=array, transform=in_place, threads=threads)
-    for step in range(len(reused)):
-        batch = feed(request_of(reused, epoch=0, step=step))
-        right = [len(WORDS[record]) + 1 for record in reused.records(batch["id"])]
+    feed = Feed(index, sampler, decode=array, transform=in_place)
+    assert not feed.shares
+    assert batch_of(feed, requested(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
+
+
+def shared_feed(index: Index, kind: str, transform: Any, **options: Any) -> Feed:
+    """A feed whose samples share what was decoded."""
+    orders: dict[str, Any] = {
+        "reuse": ReuseSampler(6, reuse=3, live=4, seed=0),
+        "views": ViewSampler(SequentialSampler(12), [2] * 6, per_epoch="all", seed=0),
+        "repeats": WeightedSampler([1] * 6, seed=0),
+    }
+    sampler = BatchSampler(orders[kind], batch_size=2)
+    return Feed(index, sampler, decode=array, transform=transform, **options)
+
+
+@pytest.mark.parametrize("kind", ["reuse", "views", "repeats"])
+def test_arrays_that_samples_share_are_read_only(index: Index, kind: str) -> None:
+    """Whatever a batch happens to hold."""
+    with pytest.raises(DecodeError, match="read-only"):
+        next(shared_feed(index, kind, in_place).batches())
+    flags = []
+
+    def look(sample: dict[str, Any]) -> dict[str, Any]:
+        flags.append(sample["x"].flags.writeable)
+        return {"x": sample["x"] + 1}
+
+    feed = shared_feed(index, kind, look)
+    for batch in feed.batches():
+        right = [len(WORDS[record]) + 1 for record in feed.sampler.records(batch["id"])]
         assert batch["x"][:, 0].tolist() == right
-    feed.close()
+    assert not any(flags)
 
 
-def test_a_transform_may_change_what_decode_gives_read_only(tmp_path: Path) -> None:
+def test_what_is_no_array_is_copied_where_samples_share_it(index: Index) -> None:
+    def lists(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": [float(len(sample["word"]))]}
+
+    def grow(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["x"][0] += 1
+        return {"x": sample["x"]}
+
+    sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
+    feed = Feed(index, sampler, decode=lists, transform=grow)
+    for batch in feed.batches():
+        right = [len(WORDS[record]) + 1 for record in sampler.records(batch["id"])]
+        assert batch["x"][:, 0].tolist() == right
+
+
+def test_crops_of_a_cached_image_do_not_copy_it(index: Index) -> None:
+    def large(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.zeros((100, 100, 3), np.uint8)}
+
+    seen = set()
+
+    def crop(sample: dict[str, Any]) -> dict[str, Any]:
+        seen.add(sample["x"].__array_interface__["data"][0])
+        return {"x": sample["x"][:4, :4]}
+
+    sampler = BatchSampler(ReuseSampler(6, reuse=4, live=6, seed=0), batch_size=2)
+    feed = Feed(index, sampler, decode=large, transform=crop)
+    assert feed.spec
+    seen.clear()
+    list(feed.batches())
+    assert len(seen) <= 6 + 5  # those live at both ends of the epoch are decoded twice
+
+
+def test_a_transform_may_change_what_decode_gives_read_only_but_shares_with_nobody(
+    tmp_path: Path,
+) -> None:
     """Pillow's images, and arrays over the bytes that were read."""
     image = np.full((4, 4, 3), 7, np.uint8)
     file = io.BytesIO()
@@ -350,7 +481,7 @@ def test_a_transform_may_change_what_decode_gives_read_only(tmp_path: Path) -> N
         lambda sample: {"x": np.frombuffer(sample["raw"], np.float32)},
     ]
     for decode in decodes:
-        batch = Feed(images, sampler, decode=decode, transform=in_place)(requested(0, 1))
+        batch = batch_of(Feed(images, sampler, decode=decode, transform=in_place), requested(0, 1))
         assert (batch["x"] == batch["x"].flat[0]).all()
         assert batch["x"].flat[0] in (8, 1)
 
@@ -364,9 +495,9 @@ def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
         return {"both": 2 * sample["age"] + sample["teacher"]}
 
     feed = Feed(ages, sampler, side=side, transform=double)
-    assert feed(requested(1, 3))["both"].tolist() == [3.0, 9.0]
+    assert batch_of(feed, requested(1, 3))["both"].tolist() == [3.0, 9.0]
     feed = Feed(ages, sampler, decode=lambda _: {"one": 1})
-    assert feed(requested(1, 3))["one"].tolist() == [1, 1]
+    assert batch_of(feed, requested(1, 3))["one"].tolist() == [1, 1]
 
 
 def test_a_column_that_decode_looks_for_is_told_to_be_one(tmp_path: Path) -> None:
@@ -378,9 +509,9 @@ def test_a_column_that_decode_looks_for_is_told_to_be_one(tmp_path: Path) -> Non
 
     told = r"given \['image'\], and 'height' is a column of the index: .* where fields= names it"
     with pytest.raises(DecodeError, match=told):
-        Feed(sized, sampler, decode=shaped)(requested(0))
+        batch_of(Feed(sized, sampler, decode=shaped), requested(0))
     feed = Feed(sized, sampler, fields=["image", "height"], decode=shaped)
-    assert feed(requested(0))["x"].shape == (1, 2, 2)
+    assert batch_of(feed, requested(0))["x"].shape == (1, 2, 2)
 
 
 def test_a_side_table_and_a_field_of_one_name_are_refused(
@@ -392,16 +523,16 @@ def test_a_side_table_and_a_field_of_one_name_are_refused(
     for transform in (None, dict):
         feed = Feed(index, sampler, decode=dict, transform=transform, side=side)
         with pytest.raises(ValueError, match=r"'word' has the name of a side table.* in decode"):
-            feed(requested(0))
+            batch_of(feed, requested(0))
 
 
-@pytest.mark.parametrize("name", ["id", "record", "view", "seed"])
+@pytest.mark.parametrize("name", ["id", "record", "view", "seed", "seed32"])
 def test_a_transform_cannot_replace_what_it_is_told(
     index: Index, sampler: ExactOnceBatchSampler, name: str
 ) -> None:
     feed = Feed(index, sampler, transform=lambda sample: sample | {name: 1000})
     with pytest.raises(DecodeError, match=f"record 0 .*transform gave '{name}' another value"):
-        feed(requested(0))
+        batch_of(feed, requested(0))
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
@@ -412,14 +543,14 @@ def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
         return {"x": np.zeros((2, len(sample["word"])))}
 
     with pytest.raises(DecodeError, match=r"record 3 .*shape \(2, 3\) beside .* first record"):
-        Feed(index, sampler, decode=decode, collate=how)(requested(3))
+        batch_of(Feed(index, sampler, decode=decode, collate=how), requested(3))
     spec = {"x": FieldSpec((2, None), np.dtype(float))}
     feed = Feed(index, sampler, decode=decode, spec=spec, collate=how)
-    made = feed(requested(3))["x"]
+    made = batch_of(feed, requested(3))["x"]
     assert (made if how == "stack" else made.values).shape[-1] == 3
     with pytest.raises(DecodeError, match=r"shape \(2, 3\) beside \(.*2\).*with 'pad'"):
-        feed(requested(2, 3))
-    empty = feed(requested())["x"]
+        batch_of(feed, requested(2, 3))
+    empty = batch_of(feed, requested())["x"]
     assert (empty if how == "stack" else empty.values).shape[-1] == 0
 
 
@@ -432,9 +563,11 @@ def test_a_first_record_that_cannot_be_decoded_tells_of_spec(
         return {"x": 1}
 
     with pytest.raises(DecodeError, match="whether it is drawn or not: mend it, or say with spec="):
-        Feed(index, sampler, decode=decode)(requested(1))
+        batch_of(Feed(index, sampler, decode=decode), requested(1))
     spec: Any = {"x": ((), "i8")}
-    assert Feed(index, sampler, decode=decode, spec=spec)(requested(1))["x"].tolist() == [1]
+    assert batch_of(Feed(index, sampler, decode=decode, spec=spec), requested(1))["x"].tolist() == [
+        1
+    ]
 
 
 @pytest.mark.frameworks
@@ -459,6 +592,92 @@ def test_arguments_that_are_none_are_refused_at_once(
         with pytest.raises(ValueError, match=f"'w' has {len(rows)} rows for 6 sample ids: give it"):
             Feed(index, sampler, side={"w": rows})
     with pytest.raises(ValueError, match=r"collate names \['wrod'\], the fields are \['word'\]"):
-        Feed(index, sampler, collate={"wrod": "pad"})(requested(0))
+        batch_of(Feed(index, sampler, collate={"wrod": "pad"}), requested(0))
     with pytest.raises(TypeError, match="the name of a field must be a str, got 1"):
-        Feed(index, sampler, decode=lambda _: {1: 2})(requested(0))  # type: ignore[dict-item]
+        batch_of(Feed(index, sampler, decode=lambda _: {1: 2}), requested(0))  # type: ignore[dict-item]
+
+
+# What repeats itself
+
+
+class OwnGenerator:
+    """Draw from a generator of its own, as albumentations does."""
+
+    def __init__(self) -> None:
+        self.set_random_seed(0)
+
+    def set_random_seed(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": self.generator.random()}
+
+
+DRAWS: dict[str, Any] = {
+    "random": lambda _: {"x": random.random()},
+    "numpy": lambda _: {"x": np.random.random()},
+    "sometimes": lambda _: {"x": 1.0 if random.random() < 0.5 else 0.0},
+    "a generator of its own": OwnGenerator(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_transform_that_draws_by_itself_is_refused(
+    index: Index, sampler: ExactOnceBatchSampler, draw: Any
+) -> None:
+    told = r"transform returned different things for one sample and one seed.*Seeded\(transform\)"
+    with pytest.raises(ValueError, match=told):
+        next(Feed(index, sampler, transform=draw).batches())
+    spec = {"x": FieldSpec((), np.dtype(float))}
+    with pytest.raises(ValueError, match=told):
+        next(Feed(index, sampler, transform=draw, spec=spec).batches())
+
+
+def test_a_decode_that_draws_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
+    with pytest.raises(ValueError, match=r"^decode returned different things.*draw in transform"):
+        next(Feed(index, sampler, decode=DRAWS["numpy"]).batches())
+
+
+def states() -> list[Any]:
+    return [random.getstate(), np.random.get_state()[1].tolist()]
+
+
+def test_trying_a_transform_leaves_the_global_states_alone(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    before = states()
+    feed = Feed(index, sampler, transform=lambda sample: {"x": sample["seed"]})
+    assert feed.spec
+    assert states() == before
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_seeded_transform_repeats_itself(
+    index: Index, sampler: ExactOnceBatchSampler, draw: Any
+) -> None:
+    also = [draw] if isinstance(draw, OwnGenerator) else []
+    feed = Feed(index, sampler, transform=Seeded(draw, also=also))
+    first = [batch["x"].tolist() for batch in feed.batches()]
+    before = states()
+    assert [batch["x"].tolist() for batch in feed.batches()] == first
+    assert states() == before
+    assert len({value for batch in first for value in batch}) > 1
+
+
+def test_seeded_refuses_what_has_no_seed_to_set() -> None:
+    with pytest.raises(TypeError, match="also must hold objects with set_random_seed, got 3"):
+        Seeded(dict, also=[3])  # type: ignore[list-item]
+
+
+def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
+    told = []
+
+    def note(sample: dict[str, Any]) -> dict[str, Any]:
+        told.append((sample["seed"], sample["seed32"]))
+        np.random.default_rng(sample["seed32"])
+        return {"x": 1}
+
+    feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=6), transform=note)
+    next(feed.batches())
+    assert all(seed % 2**32 == seed32 for seed, seed32 in told)
+    assert any(seed >= 2**32 for seed, _ in told)

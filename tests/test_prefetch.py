@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from running import started_threads
 
-from twinfeed.loaders.prefetch import Prefetcher, in_order
+from twinfeed.loaders._prefetch import Prefetcher, in_order
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
@@ -145,7 +145,7 @@ def test_a_depth_below_one_is_refused() -> None:
 
 def test_the_interpreter_exits_with_a_live_prefetcher() -> None:
     code = (
-        "from twinfeed.loaders.prefetch import Prefetcher\n"
+        "from twinfeed.loaders._prefetch import Prefetcher\n"
         "alive = Prefetcher(iter(int, 1), depth=2); next(alive)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -13,7 +13,6 @@ from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.side_table import SideTable
-from twinfeed.loaders.request import request_of
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
@@ -57,7 +56,7 @@ def test_a_feed_puts_the_rows_into_the_batch(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.arange(10.0).reshape(5, 2))
     sampler = ExactOnceBatchSampler(5, batch_size=2)
     feed = Feed(index, sampler, side={"features": SideTable(tmp_path / "t.npy")})
-    batch = feed(request_of(sampler, epoch=0, step=1))
+    batch = next(feed.batches(epoch=0, start=1))
     assert batch["features"].tolist() == [[4, 5], [6, 7]]
 
 

@@ -13,13 +13,13 @@ from batches import expected, noted
 from hypothesis import given
 from hypothesis import strategies as st
 from sampler_cases import CASES
-from tensorflow_help import decode, ids_of, packed
+from tensorflow_help import decode, engine_of, ids_of, loader, packed
 
-from twinfeed.loaders import DataCorruptionError, FieldSpec, Index, build_index, pack
+from twinfeed.loaders import DataCorruptionError, Feed, FieldSpec, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.tensorflow import make_dataset, original_errors
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
 from twinfeed.samplers import (
     BatchSampler,
@@ -30,12 +30,7 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "gather": {},
-    "shards": {"engine": "choose_from_datasets", "sources": "shards"},
-    "classes": {"engine": "choose_from_datasets", "sources": "classes"},
-    "files": {"engine": "choose_from_datasets", "sources": "files"},
-}
+ENGINES = ["gather", "choose_from_datasets"]
 
 
 # No index has no records: a sampler over none is served by no loader.
@@ -49,13 +44,8 @@ def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
     options = {"decode": decode} if name.startswith(("reuse", "views", "exact")) else {}
     many = len(index) > 1000
     want = expected(index, make(), range(1 if many else 2), **options)
-    engines = ["gather", "shards"]
-    if name.startswith(("pk", "views")):
-        engines.append("classes")
-    if name in ("pk", "pk-k-schedule") or not (many or name.startswith("pk")):
-        engines.append("files")  # serves any order, but is meant for stored ones
-    for engine in engines:
-        dataset = make_dataset(index, make(), **options, **ENGINES[engine])
+    for engine in ENGINES:
+        dataset = loader(index, make(), engine=engine, **options).dataset
         assert len(dataset) == len(make())
         assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want, engine
 
@@ -76,13 +66,13 @@ def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
 )
 def test_shapes_are_static_where_they_can_be(name: str, size: int | None) -> None:
     sampler = dict(CASES)[name]()
-    dataset = make_dataset(packed(sampler.num_records), sampler, decode=decode)
+    dataset = loader(packed(sampler.num_records), sampler, decode=decode).dataset
     spec = {field: tuple(one.shape) for field, one in dataset.element_spec.items()}
     assert spec.pop("mask", (size,)) == (size,)
     assert spec == {"id": (size,), "label": (size,), "first": (size, 5), "word": (size,)}
 
 
-@pytest.mark.parametrize("engine", ["gather", "shards", "classes"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_engines_over_tar(engine: str) -> None:
     index = packed(60, "tar")
 
@@ -90,11 +80,11 @@ def test_engines_over_tar(engine: str) -> None:
         return PKBatchSampler(index.labels, p=4, k={0: 2, 7: 3}, batches_per_epoch=5, seed=3)
 
     want = expected(packed(60), sampler(), range(2), decode=decode)
-    dataset = make_dataset(index, sampler(), decode=decode, **ENGINES[engine])
+    dataset = loader(index, sampler(), decode=decode, engine=engine).dataset
     assert [noted(batch) for batch in dataset.repeat(2)] == want
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("made", [decode, None])
 def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) -> None:
     index = packed(61)
@@ -104,12 +94,16 @@ def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) ->
         return ExactOnceBatchSampler(61, batch_size=8).shard(6, 7)
 
     want = expected(index, sampler(), range(3), **options)
-    dataset = make_dataset(index, sampler(), **options, **ENGINES[engine])
-    assert [noted(batch) for batch in dataset.repeat(3)] == want
+    one = loader(index, sampler(), **options, engine=engine)
+    given = []
+    for epoch in range(3):
+        one.set_epoch(epoch)
+        given += [noted(batch) for batch in one]
+    assert given == want
     assert any(batch["row"][1] == (0, 2) and batch["word"] == [] for batch in want)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("collate", ["pad", "ragged"])
 def test_engines_collate(engine: str, collate: Any, tmp_path: Path) -> None:
     samples = [{"sizes": np.arange(n % 4), "word": b"%d" % n, "x": n / 2} for n in range(20)]
@@ -121,11 +115,7 @@ def test_engines_collate(engine: str, collate: Any, tmp_path: Path) -> None:
         return BatchSampler(RandomSampler(20, seed=1), batch_size=3)
 
     want = expected(index, sampler(), **options)
-    if engine == "classes":
-        with pytest.raises(ValueError, match="needs labels"):
-            make_dataset(index, sampler(), **options, **ENGINES[engine])
-        return
-    dataset = make_dataset(index, sampler(), **options, **ENGINES[engine])
+    dataset = loader(index, sampler(), **options, engine=engine).dataset
     assert [noted(batch) for batch in dataset] == want
 
 
@@ -136,8 +126,8 @@ def test_files_of_raw_records(tmp_path: Path) -> None:
             writer.write(b"record %d" % number)
     index = build_index(str(path), tmp_path / "raw.index", reading=Reading(example=False))
     want = expected(index, ExactOnceBatchSampler(10, batch_size=4))
-    for engine in ("gather", "shards", "files"):
-        dataset = make_dataset(index, ExactOnceBatchSampler(10, batch_size=4), **ENGINES[engine])
+    for engine in ENGINES:
+        dataset = loader(index, ExactOnceBatchSampler(10, batch_size=4), engine=engine).dataset
         assert [noted(batch) for batch in dataset] == want
 
 
@@ -159,12 +149,11 @@ def test_p_by_k_over_class_files_in_stored_order(tmp_path: Path) -> None:
         )
 
     want = expected(index, sampler(), range(3))
-    dataset = make_dataset(index, sampler(), **ENGINES["files"])
-    assert [noted(batch) for batch in dataset.repeat(3)] == want
-    restored = sampler()
-    restored.load_state_dict(sampler().state_at(1, 4))
-    dataset = make_dataset(index, restored, **ENGINES["files"])
-    assert [noted(batch) for batch in dataset] == want[13:18]
+    one = loader(index, sampler(), engine="choose_from_datasets")
+    assert engine_of(one) == "ChooseFiles"
+    assert [noted(batch) for batch in one.dataset.repeat(3)] == want
+    one.load_state_dict({**one.state_dict(), "epoch": 1, "step": 4})
+    assert [noted(batch) for batch in one] == want[13:18]
 
 
 @contextmanager
@@ -177,28 +166,22 @@ def open_files_limited_to(number: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("classes", [1100, 5000])
-def test_more_class_files_than_may_be_open_are_refused_and_gathered(
-    tmp_path: Path, classes: int
-) -> None:
-    index = class_files(tmp_path, classes, 2)
-
-    def sampler() -> BatchStream:
-        return PKBatchSampler(
-            index.labels, p=50, k=1, seed=1, batches_per_epoch=classes // 25, order_within="stored"
-        )
-
+def test_more_class_files_than_may_be_open_are_drawn_from_ids(tmp_path: Path) -> None:
+    index = class_files(tmp_path, 1100, 4)
+    sampler = PKBatchSampler(
+        index.labels, p=100, k=1, seed=1, batches_per_epoch=44, order_within="stored"
+    )
     with open_files_limited_to(1024):
-        with pytest.raises(
-            ValueError, match=rf"{classes} files.*ulimit -n is 1024.*engine='gather'"
-        ):
-            make_dataset(index, sampler(), **ENGINES["files"])
-        want = ids_of(sampler(), 0)
-        given = [batch["id"].numpy().tolist() for batch in make_dataset(index, sampler())]
-        assert given == want
+        one = loader(index, sampler, engine="choose_from_datasets")
+        assert engine_of(one) == "ChooseIds"
+        assert [batch["id"].numpy().tolist() for batch in one] == ids_of(sampler, 0)
         each = ExactOnceBatchSampler(len(index), batch_size=64)
-        once = make_dataset(index, each, **ENGINES["files"])
+        once = loader(index, each, engine="choose_from_datasets")
+        assert engine_of(once) == "ChooseFiles"  # one after the other
         assert sum(len(batch["id"]) for batch in once) == len(index)
+    with open_files_limited_to(4096):
+        many = loader(index, sampler, engine="choose_from_datasets")
+        assert engine_of(many) == "ChooseFiles"
 
 
 def test_lanes_in_stored_order_are_read_in_large_pieces() -> None:
@@ -232,21 +215,23 @@ def test_pieces_give_any_stream_with_any_number_of_readers(data: Any, readers: i
         assert file[0] == file[1]
 
 
-def test_class_files_over_several_ranks_are_refused(tmp_path: Path) -> None:
-    index = class_files(tmp_path, 4, 4)
-    sampler = PKBatchSampler(index.labels, p=4, k=2, seed=0).shard(0, 2)
-    with pytest.raises(ValueError, match="would move between the ranks; use engine='gather'"):
-        make_dataset(index, sampler, **ENGINES["files"])
+def test_class_files_over_several_ranks_are_drawn_from_ids(tmp_path: Path) -> None:
+    """Class files would move from rank to rank."""
+    index = class_files(tmp_path, 4, 8)
+    whole = PKBatchSampler(index.labels, p=4, k=4, seed=0, order_within="stored")
+    assert engine_of(loader(index, whole, engine="choose_from_datasets")) == "ChooseFiles"
+    rank = loader(index, whole.shard(0, 2), engine="choose_from_datasets")
+    assert engine_of(rank) == "ChooseIds"
+    assert [noted(batch) for batch in rank] == expected(index, whole.shard(0, 2))
 
 
-def test_files_that_are_no_tfrecords_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs local TFRecord shards, got tar"):
-        make_dataset(packed(60, "tar"), ExactOnceBatchSampler(60, batch_size=8), **ENGINES["files"])
-
-
-def test_files_with_records_left_out_are_refused(tmp_path: Path) -> None:
+def test_only_local_tfrecords_without_gaps_are_read_in_order(tmp_path: Path) -> None:
+    once = ExactOnceBatchSampler(60, batch_size=8)
+    for container, engine in {"tfrecord": "ChooseFiles", "tar": "ChooseIds"}.items():
+        made = loader(packed(60, container), once, engine="choose_from_datasets")
+        assert engine_of(made) == engine
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
-        for number in range(4):
+        for number in range(9):
             writer.write(encode({"word": b"x", "size": number} if number != 2 else {"size": 2}))
     index = build_index(
         str(tmp_path / "a.tfrecord"),
@@ -254,20 +239,23 @@ def test_files_with_records_left_out_are_refused(tmp_path: Path) -> None:
         fields={"word": "word"},
         reading=Reading(missing="skip"),
     )
-    with pytest.raises(ValueError, match="this index leaves out 1"):
-        make_dataset(index, ExactOnceBatchSampler(3, batch_size=2), **ENGINES["files"])
+    gaps = loader(index, ExactOnceBatchSampler(8, batch_size=4), engine="choose_from_datasets")
+    assert engine_of(gaps) == "ChooseIds"
+    assert [batch["id"].numpy().tolist() for batch in gaps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_engine_and_sources_are_checked() -> None:
-    sampler = ExactOnceBatchSampler(60, batch_size=8)
-    with pytest.raises(ValueError, match="engine must be"):
-        make_dataset(packed(60), sampler, engine="interleave")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="sources must be"):
-        make_dataset(packed(60), sampler, sources="lanes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"threads must be at least 1 .*got 0 and 2"):
-        make_dataset(packed(60), sampler, threads=0)
-    with pytest.raises(ValueError, match="made for 61 records, the index has 60"):
-        make_dataset(packed(60), ExactOnceBatchSampler(61, batch_size=8))
+def test_options_are_checked() -> None:
+    feed = Feed(packed(60), ExactOnceBatchSampler(60, batch_size=8))
+    with pytest.raises(ValueError, match="engine must be one of 'gather', 'choose_from_datasets'"):
+        TensorFlowLoader(feed, engine="interleave")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="threads must be at least 0, got -1"):
+        TensorFlowLoader(feed, threads=-1)
+    with pytest.raises(ValueError, match="prefetch must be at least 0, got -1"):
+        TensorFlowLoader(feed, prefetch=-1)
+    with pytest.raises(ValueError, match=r"one that TensorFlow sees.*got '/GPU:7'"):
+        TensorFlowLoader(feed, device="/GPU:7")
+    with pytest.raises(TypeError, match="feed must be a Feed"):
+        TensorFlowLoader(feed.index)  # type: ignore[arg-type]
 
 
 def test_files_renamed_fields_are_noticed(tmp_path: Path) -> None:
@@ -275,6 +263,6 @@ def test_files_renamed_fields_are_noticed(tmp_path: Path) -> None:
         for _ in range(4):
             writer.write(encode({"word": b"x"}))
     index = build_index(str(tmp_path / "a.tfrecord"), tmp_path / "a.index", fields={"name": "word"})
-    dataset = make_dataset(index, ExactOnceBatchSampler(4, batch_size=2), **ENGINES["files"])
-    with pytest.raises(DataCorruptionError, match=r"record 0 .*not as long as"), original_errors():
-        list(dataset)
+    one = loader(index, ExactOnceBatchSampler(4, batch_size=2), engine="choose_from_datasets")
+    with pytest.raises(DataCorruptionError, match=r"record 0 .*not as long as"):
+        list(one)

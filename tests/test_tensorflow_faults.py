@@ -10,14 +10,21 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tensorflow_help import packed, word
+from tensorflow_help import engine_of, loader, packed, word
 
-from twinfeed.loaders import DataCorruptionError, DecodeError, Index, open_index
-from twinfeed.loaders.tensorflow import Position, make_dataset, original_errors
+from twinfeed.loaders import (
+    DataCorruptionError,
+    DecodeError,
+    Index,
+    StaleIndexError,
+    open_index,
+)
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
+from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 
 TESTS = Path(__file__).parent
-FILES: dict[str, Any] = {"engine": "choose_from_datasets", "sources": "files"}
+FILES: dict[str, Any] = {"engine": "choose_from_datasets"}
 
 
 def once() -> BatchStream:
@@ -27,31 +34,26 @@ def once() -> BatchStream:
 @pytest.fixture
 def damaged(tmp_path: Path) -> Index:
     """An index of which record 40 no longer has its bytes."""
-    shutil.copytree(Path(packed(61).root), tmp_path / "copy")
-    [path] = (tmp_path / "copy").glob("*.index")
-    index = open_index(path)
-    row = index.table("word")[40]
-    with open(tmp_path / "copy" / index.shard_paths[int(row["file"])], "r+b") as shard:
-        shard.seek(int(row["offset"]))
-        shard.write(b"\0\0")
+    index = copied(tmp_path / "damaged")
+    damage(index, 40)
     return index
 
 
 def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
     shard, number = damaged.place(40)
     with pytest.raises(tf.errors.OpError) as raised:
-        list(make_dataset(damaged, once()))
+        list(loader(damaged, once()).dataset)
     for fact in ("DataCorruptionError", shard, f"record: {number}", "byte offset: "):
         assert fact in raised.value.message
 
 
 def test_the_batches_before_an_error_come_first(damaged: Index) -> None:
-    position = Position(once())
-    batches = position.counted(make_dataset(damaged, position.sampler, prefetch=8))
+    one = loader(damaged, once(), prefetch=8)
+    batches = iter(one)
     assert [len(batch["id"]) for batch in islice(batches, 5)] == [8] * 5
     with pytest.raises(DataCorruptionError) as raised:
         next(batches)
-    assert (position.epoch, position.step) == (0, 5)
+    assert (one.epoch, one.step) == (0, 0)  # an evaluation has no place
     assert isinstance(raised.value.__cause__, tf.errors.OpError)
     assert raised.value.record == damaged.place(40)[1]
 
@@ -64,20 +66,89 @@ def test_damaged_bytes_under_fit(damaged: Index) -> None:
 
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    dataset = make_dataset(damaged, once(), decode=decode).map(lambda b: (b["x"], b["label"]))
+    dataset = loader(damaged, once(), decode=decode).dataset.map(lambda b: (b["x"], b["label"]))
     with pytest.raises(DataCorruptionError, match="what to do"), original_errors():
         model.fit(dataset, verbose=0, shuffle=False)
 
 
-def test_damage_that_tensorflows_own_reader_met_is_found(damaged: Index) -> None:
-    dataset = make_dataset(damaged, once(), **FILES)
-    with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
-        list(dataset)
-    with pytest.raises(DataCorruptionError) as raised, original_errors():
-        list(dataset)
-    shard, number = damaged.place(40)
-    assert str(raised.value.path).endswith(shard)
-    assert raised.value.record == number
+def copied(folder: Path) -> Index:
+    """Another copy of the shards."""
+    shutil.copytree(Path(packed(61).root), folder)
+    return open_index(next(folder.glob("*.index")))
+
+
+def damage(index: Index, record: int) -> None:
+    """Write over the bytes of a record."""
+    row = index.table("word")[record]
+    with open(Path(index.root) / index.shard_paths[int(row["file"])], "r+b") as shard:
+        shard.seek(int(row["offset"]))
+        shard.write(b"\0\0")
+
+
+def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
+    damaged: Index, tmp_path: Path
+) -> None:
+    """Not in that of another dataset which is damaged at the same offset."""
+    other = copied(tmp_path / "other")
+    damage(other, 40)
+    loaders = {index: loader(index, once(), **FILES) for index in (damaged, other)}
+    for index, one in loaders.items():
+        assert engine_of(one) == "ChooseFiles"
+        with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
+            list(one.dataset)
+        shard, number = index.place(40)
+        with pytest.raises(DataCorruptionError) as raised:
+            list(one)
+        assert raised.value.path == str(Path(index.root) / shard)
+        assert raised.value.record == number
+        with pytest.raises(DataCorruptionError) as raised, original_errors():
+            list(one.dataset)
+        assert raised.value.path == str(Path(index.root) / shard)
+
+
+def test_two_pipelines_that_read_at_once_each_name_their_own_shard(
+    damaged: Index, tmp_path: Path
+) -> None:
+    other = copied(tmp_path / "other")
+    damage(other, 40)
+    passes = [(index, iter(loader(index, once(), **FILES))) for index in (damaged, other)]
+    for _, batches in passes:
+        next(batches)
+    for index, batches in passes:
+        with pytest.raises(DataCorruptionError) as raised:
+            list(batches)
+        assert raised.value.path == str(Path(index.root) / index.place(40)[0])
+
+
+def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
+    index = copied(tmp_path / "copy")
+    shard = Path(index.root) / index.place(40)[0]
+    one = loader(index, once(), **FILES)
+    content = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match="restore it") as gone:
+        list(one)
+    assert gone.value.filename == str(shard)
+    shard.write_bytes(content[:-1])
+    with pytest.raises(StaleIndexError, match="has changed") as stale:
+        list(one)
+    assert stale.value.path == str(shard)
+    shard.write_bytes(content)
+    assert sum(len(batch["id"]) for batch in one) == 61
+
+
+def test_a_source_with_too_few_records_is_an_error(tmp_path: Path) -> None:
+    """Not a shorter epoch: here the last two records of a shard are one, of the same size."""
+    index = copied(tmp_path / "copy")
+    shard = Path(index.root) / index.place(60)[0]
+    content = shard.read_bytes()
+    begin = content.index(word(59)) - 64  # no record begins before it within the last two
+    starts = [at for at in range(begin, len(content)) if framed_length(content[at : at + 12])]
+    with TFRecordWriter(tmp_path / "tail.tfrecord") as writer:
+        writer.write(b"\0" * (len(content) - starts[-2] - 16))
+    shard.write_bytes(content[: starts[-2]] + (tmp_path / "tail.tfrecord").read_bytes())
+    with pytest.raises(DataCorruptionError, match="ended before the records"):
+        list(loader(index, once(), **FILES))
 
 
 def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
@@ -87,9 +158,8 @@ def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
         return {"x": 1}
 
     for engine in ({}, FILES):
-        dataset = make_dataset(packed(61), once(), decode=decode, **engine)
-        with pytest.raises(DecodeError, match=r"record 40 .*StopIteration"), original_errors():
-            list(dataset)
+        with pytest.raises(DecodeError, match=r"record 40 .*StopIteration"):
+            list(loader(packed(61), once(), decode=decode, **engine))
 
 
 def test_shapes_that_differ_from_the_first_records_are_refused() -> None:
@@ -98,11 +168,11 @@ def test_shapes_that_differ_from_the_first_records_are_refused() -> None:
 
     refused = pytest.raises(ValueError, match=r"field 'x' has shape \(3,\) beside \(2,\)")
     with refused, original_errors():
-        list(make_dataset(packed(61), once(), decode=decode))
+        list(loader(packed(61), once(), decode=decode).dataset)
 
 
 def test_other_errors_stay_tensorflows() -> None:
-    dataset = make_dataset(packed(61), once()).map(lambda b: tf.ensure_shape(b["id"], [3]))
+    dataset = loader(packed(61), once()).dataset.map(lambda b: tf.ensure_shape(b["id"], [3]))
     with (
         pytest.raises(tf.errors.InvalidArgumentError, match=r"(?i)shape"),
         original_errors(),
@@ -118,7 +188,7 @@ def test_nothing_hangs_at_exit(how: str, status: int) -> None:
     command = [sys.executable, str(TESTS / "tensorflow_faults.py"), how]
     environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+        command, capture_output=True, text=True, timeout=150, check=False, env=environment
     )
     assert done.returncode == status, done.stderr
     assert ("record 40 " in done.stderr) == (status == 1)

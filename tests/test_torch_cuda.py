@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_help import RECORDS, pack_words
 
-from twinfeed.loaders import Index
+from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch.device import CudaCopier
 from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -32,7 +32,7 @@ def stamped(sample: dict[str, Any]) -> dict[str, Any]:
 
 def loader(index: Index, **options: Any) -> TorchLoader:
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
-    return TorchLoader(index, sampler, transform=stamped, **options)
+    return TorchLoader(Feed(index, sampler, transform=stamped), **options)
 
 
 WAYS = [
@@ -64,7 +64,7 @@ def test_a_slow_step_reads_its_own_batch(
 
 def test_tensors_go_to_the_device_and_strings_stay(index: Index) -> None:
     batch = next(
-        iter(TorchLoader(index, BatchSampler(SequentialSampler(len(index)), batch_size=8)))
+        iter(TorchLoader(Feed(index, BatchSampler(SequentialSampler(len(index)), batch_size=8))))
     )
     assert batch["id"].device == torch.device("cuda", torch.cuda.current_device())
     assert isinstance(batch["word"], list)
@@ -76,7 +76,7 @@ def counted(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_jagged_tensors_go_to_the_device(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
-    batch = next(iter(TorchLoader(index, sampler, decode=counted, collate="ragged")))
+    batch = next(iter(TorchLoader(Feed(index, sampler, decode=counted, collate="ragged"))))
     assert batch["numbers"].device.type == "cuda"
     rows = [row.tolist() for row in batch["numbers"].unbind()]
     assert rows == [list(range(number % 5)) for number in range(8)]
@@ -134,11 +134,11 @@ def test_all_passes_copy_on_one_stream() -> None:
 def test_resume_on_the_device(tmp_path: Path) -> None:
     words = pack_words(tmp_path)
     sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=5)
-    first = TorchLoader(words, sampler, prefetch=4)
+    first = TorchLoader(Feed(words, sampler), prefetch=4)
     batches = iter(first)
     for _ in range(2):
         next(batches)
     state = first.state_dict()
-    again = TorchLoader(words, BatchSampler(SequentialSampler(RECORDS), batch_size=5))
+    again = TorchLoader(Feed(words, BatchSampler(SequentialSampler(RECORDS), batch_size=5)))
     again.load_state_dict(state)
     assert next(iter(again))["id"].tolist() == list(range(10, 15))

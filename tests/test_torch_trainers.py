@@ -38,14 +38,14 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
-    dataset = RecordDataset(Feed(index, sampler, **OPTIONS))
+    feed = Feed(index, sampler, **OPTIONS)
     return DataLoader(
-        dataset, batch_sampler=RequestSampler(sampler), collate_fn=as_tensors, **options
+        RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors, **options
     )
 
 
 def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
-    return TorchLoader(index, sampler, **OPTIONS, **options)
+    return TorchLoader(Feed(index, sampler, **OPTIONS), **options)
 
 
 class Notes(lightning.LightningModule):

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, a
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
+    ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
@@ -56,9 +58,9 @@ def random() -> BatchStream:
 
 def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
     """A DataLoader as a user of torch writes it."""
-    dataset = RecordDataset(Feed(index, sampler, **OPTIONS))
+    feed = Feed(index, sampler, **OPTIONS)
     return DataLoader(
-        dataset, batch_sampler=RequestSampler(sampler), collate_fn=as_tensors, **options
+        RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors, **options
     )
 
 
@@ -86,7 +88,7 @@ def test_the_loader_resumes_at_any_step_under_workers(
     index: Index, options: dict[str, Any]
 ) -> None:
     whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
-    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+    with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
         states = [loader.state_dict()]
         for batch, right in zip(loader, whole, strict=False):
             assert noted(batch) == right
@@ -99,32 +101,30 @@ def test_the_loader_resumes_at_any_step_under_workers(
 
 def test_the_loader_under_spawn(index: Index) -> None:
     options = {"num_workers": 2, "multiprocessing_context": "spawn"}
-    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+    with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
 
 
 def test_threads_within_workers_and_readahead_before_them(index: Index) -> None:
-    options = {"num_workers": 1, "threads": 2, "readahead": 3}
-    with TorchLoader(index, random(), **OPTIONS, **options) as loader:
+    feed = Feed(index, random(), **OPTIONS, readahead=3)
+    with TorchLoader(feed, num_workers=1, threads=2) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
 
 
 def test_a_fork_after_threads(index: Index) -> None:
-    """The feed has had threads and files in this process when it is forked."""
-    sampler = random()
-    feed = Feed(index, sampler, **OPTIONS, threads=2)
-    whole = expected(index, random(), **OPTIONS)
+    """The dataset has had threads and files in this process when it is forked."""
+    feed = Feed(index, random(), **OPTIONS)
+    dataset = RecordDataset(feed, threads=2)
     for workers in (0, 1):
         loader: DataLoader[Any] = DataLoader(
-            RecordDataset(feed),
-            batch_sampler=RequestSampler(random()),  # type: ignore[arg-type]
+            dataset,
+            batch_sampler=RequestSampler(feed),  # type: ignore[arg-type]
             collate_fn=as_tensors,  # type: ignore[arg-type]
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
             timeout=30 if workers else 0,
         )
-        assert received(loader) == whole
-    feed.close()
+        assert received(loader) == expected(index, random(), **OPTIONS)
 
 
 def test_a_pinned_dataloader_without_a_device_warns_and_works(index: Index) -> None:
@@ -142,10 +142,10 @@ def test_a_pinned_dataloader_without_a_device_warns_and_works(index: Index) -> N
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_dataloader_resumes_at_any_step(index: Index, workers: int) -> None:
     def loader() -> Any:
-        sampler = random()
+        feed = Feed(index, random(), **OPTIONS)
         return StatefulDataLoader(
-            RecordDataset(Feed(index, sampler, **OPTIONS)),
-            batch_sampler=RequestSampler(sampler),
+            RecordDataset(feed),
+            batch_sampler=RequestSampler(feed),
             collate_fn=as_tensors,
             num_workers=workers,
         )
@@ -165,13 +165,41 @@ def test_a_stateful_dataloader_resumes_at_any_step(index: Index, workers: int) -
 
 
 def test_a_pass_over_requests_that_was_broken_off_starts_again(index: Index) -> None:
-    sampler = random()
-    loader = plain(index, sampler)
+    loader = plain(index, random())
     whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
     assert list(take(loader, 2)) == whole[:2]
     assert received(loader) == whole[:5]
     assert received(loader) == whole[5:]
-    assert (sampler.epoch, sampler.step) == (0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loops_that_take_exactly_the_length_get_every_epoch(index: Index, workers: int) -> None:
+    loader = plain(index, random(), num_workers=workers)
+    got = []
+    for _ in range(3):
+        got += [noted(batch) for batch in islice(loader, len(loader))]
+    assert got == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_evaluation_over_requests_is_whole_after_a_look(index: Index, workers: int) -> None:
+    sampler = ExactOnceBatchSampler(RECORDS, batch_size=5)
+    loader = plain(index, sampler, num_workers=workers)
+    whole = expected(index, sampler, **OPTIONS)
+    for _ in range(3):
+        assert list(take(loader, 2)) == whole[:2]
+        assert received(loader) == whole
+
+
+def test_workers_move_on_over_a_short_epoch_unless_the_epoch_is_set(index: Index) -> None:
+    """Torch draws `prefetch_factor * num_workers` batches when an iterator is made."""
+    loader = plain(index, random(), num_workers=2, prefetch_factor=3)
+    epochs = []
+    for epoch in range(3):
+        iter(loader)  # a look, as Keras does
+        loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        epochs += received(loader)
+    assert epochs == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
 
 
 # Plain ids, and datasets of the user's own
@@ -250,7 +278,7 @@ def fail(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_exception_in_a_worker_names_the_record(index: Index) -> None:
-    loader = TorchLoader(index, random(), decode=fail, num_workers=2)
+    loader = TorchLoader(Feed(index, random(), decode=fail), num_workers=2)
     with pytest.raises(DecodeError, match=r"record 11 .*decode failed: RuntimeError.*eleven"):
         list(loader)
     step = next(s for s in range(5) if 11 in random().batch(0, s))
@@ -262,7 +290,7 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
     """torch gives an error's whole traceback as its message, and waits 5 s for each worker."""
     before = set(multiprocessing.active_children())
     options = {"num_workers": 2, "persistent_workers": persistent}
-    loader = TorchLoader(index, random(), decode=fail, **options)
+    loader = TorchLoader(Feed(index, random(), decode=fail), **options)
     with pytest.raises(DecodeError, match=r"^record 11 .*RuntimeError\('eleven'\)$") as caught:
         list(loader)
     assert "in fail\n" in str(caught.value.__cause__)
@@ -288,7 +316,7 @@ def test_an_error_that_does_not_pickle_comes_home(
     def stubborn(self: Reader, *_: Any) -> None:
         raise StubbornError("no such bucket", "")
 
-    with TorchLoader(index, random(), num_workers=1) as loader:
+    with TorchLoader(Feed(index, random()), num_workers=1) as loader:
         assert loader.feed.spec
         monkeypatch.setattr(Reader, "read", stubborn)
         with pytest.raises(LoaderError, match=r"^StubbornError: no such bucket$"):
@@ -315,7 +343,7 @@ def test_a_pass_after_a_death_has_new_workers(
     (tmp_path / "flag").touch()
     options = {"num_workers": 2, "persistent_workers": persistent}
     decode = KilledOnce(tmp_path / "flag")
-    with TorchLoader(index, random(), decode=decode, **options) as loader:
+    with TorchLoader(Feed(index, random(), decode=decode), **options) as loader:
         got = []
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             got.extend(map(noted, loader))
@@ -335,7 +363,7 @@ def test_a_reuse_cache_is_refused_in_a_worker(index: Index) -> None:
 
 def test_workers_end_with_the_loader(index: Index) -> None:
     before = set(multiprocessing.active_children())
-    with TorchLoader(index, random(), num_workers=2, persistent_workers=True) as loader:
+    with TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=True) as loader:
         list(take(loader, 2))
         workers = set(multiprocessing.active_children()) - before
         assert len(workers) == 2
@@ -345,7 +373,7 @@ def test_workers_end_with_the_loader(index: Index) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persistent: bool) -> None:
     before = set(multiprocessing.active_children())
-    loader = TorchLoader(index, random(), num_workers=2, persistent_workers=persistent)
+    loader = TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=persistent)
     held = iter(loader)
     next(held)
     assert len(set(multiprocessing.active_children()) - before) == 2

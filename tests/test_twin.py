@@ -1,14 +1,26 @@
 """The twin law: the same ids, bytes and arrays in a plain loop, in torch and in TensorFlow."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from twinfeed.loaders import DecodeImage, Feed, ImageFolder, Index, Reader, pack, request_of
-from twinfeed.loaders.tensorflow import make_dataset
+from twinfeed.loaders import (
+    DecodeImage,
+    Feed,
+    ImageFolder,
+    Index,
+    Loader,
+    NumpyLoader,
+    Reader,
+    Seeded,
+    pack,
+)
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import (
     BatchSampler,
@@ -17,6 +29,8 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
 )
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Log = list[dict[str, Any]]
 
@@ -67,25 +81,21 @@ def noted(batch: dict[str, Any]) -> dict[str, Any]:
     return plain | {"encoded": list(batch["encoded"])}
 
 
-def plain(index: Index, sampler: BatchStream, **options: Any) -> Iterator[dict[str, Any]]:
-    feed = Feed(index, sampler, **options)
+def plain(feed: Feed) -> Iterator[dict[str, Any]]:
     for epoch in range(2):
-        for step in range(len(sampler)):
-            yield noted(feed(request_of(sampler, epoch=epoch, step=step)))
+        yield from map(noted, feed.batches(0 if feed.sampler.evaluation else epoch))
 
 
-def torch(
-    index: Index, sampler: BatchStream, workers: int = 0, **options: Any
-) -> Iterator[dict[str, Any]]:
-    with TorchLoader(index, sampler, num_workers=workers, **options) as loader:
+def carried(loader: Loader) -> Iterator[dict[str, Any]]:
+    """Two epochs of a loader, whatever its framework."""
+    with loader:
         for _ in range(2):
             for batch in loader:
-                yield noted(batch)
+                yield noted({name: _host(value) for name, value in batch.items()})
 
 
-def tensorflow(index: Index, sampler: BatchStream, **options: Any) -> Iterator[dict[str, Any]]:
-    for batch in make_dataset(index, sampler, **options).repeat(2):
-        yield noted({name: value.numpy() for name, value in batch.items()})
+def _host(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") else value
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
@@ -93,24 +103,49 @@ def tensorflow(index: Index, sampler: BatchStream, **options: Any) -> Iterator[d
     "name", ["random", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"]
 )
 def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name: str) -> None:
-    index = packed[container]
+    def feed(container: str) -> Feed:
+        index = packed[container]
+        return Feed(index, samplers(index)[name], decode=both, transform=brighter)
 
-    def sampler() -> BatchStream:
-        return samplers(index)[name]
-
-    options = {"decode": both, "transform": brighter}
-    expected = list(plain(packed["tfrecord"], sampler(), **options))
-    assert len(expected) == 2 * len(sampler())
-    assert list(torch(index, sampler(), **options)) == expected
-    assert list(tensorflow(index, sampler(), **options)) == expected
+    expected = list(plain(feed("tfrecord")))
+    assert len(expected) == 2 * len(feed("tfrecord"))
+    for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
+        assert list(carried(loader(feed(container)))) == expected
 
 
 def test_workers_make_no_difference(packed: dict[str, Index]) -> None:
     index = packed["tar"]
-    options = {"decode": both, "transform": brighter}
-    expected = list(plain(index, samplers(index)["P x K"], **options))
-    given = torch(index, samplers(index)["P x K"], 2, multiprocessing_context="spawn", **options)
-    assert list(given) == expected
+    feed = Feed(index, samplers(index)["P x K"], decode=both, transform=brighter)
+    options: Any = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    assert list(carried(TorchLoader(feed, **options))) == list(plain(feed))
+
+
+def draws(sample: dict[str, Any]) -> dict[str, Any]:
+    """An augmentation as most are written: it draws from global states."""
+    noise = [random.random(), np.random.random(), float(torch.rand(()))]
+    return {"image": sample["image"], "encoded": sample["encoded"], "noise": np.array(noise)}
+
+
+def test_a_seeded_transform_is_the_same_everywhere(packed: dict[str, Index]) -> None:
+    """Without workers, with two and four, with threads, and in TensorFlow."""
+    index = packed["tar"]
+    feed = Feed(index, samplers(index)["P x K"], decode=both, transform=Seeded(draws))
+    expected = list(plain(feed))
+    loaders = [
+        NumpyLoader(feed, threads=3),
+        TorchLoader(feed),
+        TorchLoader(feed, threads=3, prefetch=2),
+        TorchLoader(feed, num_workers=2),
+        TorchLoader(feed, num_workers=4, threads=2),
+        TensorFlowLoader(feed),
+        TensorFlowLoader(feed, threads=4),
+    ]
+    for loader in loaders:
+        torch.manual_seed(0)
+        before = torch.rand(3)
+        torch.manual_seed(0)
+        assert list(carried(loader)) == expected
+        assert torch.equal(torch.rand(3), before)  # the loop's own dropout
 
 
 def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_help import pack_words
 
-from twinfeed.loaders import Index, WorkerDiedError, pack
+from twinfeed.loaders import Feed, Index, WorkerDiedError, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler
 
@@ -50,7 +50,7 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def die(decode: Any) -> None:
-    with TorchLoader(words(), sampler(), decode=decode, num_workers=2) as loader:
+    with TorchLoader(Feed(words(), sampler(), decode=decode), num_workers=2) as loader:
         count = 0
         try:
             for _ in loader:
@@ -69,7 +69,7 @@ def die_while_sending() -> None:
     """Kill a worker that waits in the midst of a message which the pipe cannot hold."""
     samples = [{"data": bytes(4_000_000)} for _ in range(24)]
     index = pack(samples, Path(tempfile.mkdtemp()))["data"]
-    loader = TorchLoader(index, sampler(1), num_workers=2, prefetch=1, prefetch_factor=4)
+    loader = TorchLoader(Feed(index, sampler(1)), num_workers=2, prefetch=1, prefetch_factor=4)
     batches = iter(loader)
     next(batches)
     time.sleep(1)
@@ -82,7 +82,7 @@ def die_while_sending() -> None:
 
 
 def interrupted(workers: int) -> None:
-    loader = TorchLoader(words(), sampler(), decode=slow, num_workers=workers)
+    loader = TorchLoader(Feed(words(), sampler(), decode=slow), num_workers=workers)
     try:
         for _ in range(1000):
             for _ in loader:
@@ -96,7 +96,7 @@ def broken_off(workers: int) -> None:
     """Leave by a break and with an iterator still alive; messages are larger than a pipe."""
     index = pack_words(Path(tempfile.mkdtemp()), 6_000)
     big = ExactOnceBatchSampler(6_000, batch_size=3_000)
-    loaders = [TorchLoader(index, big, num_workers=workers) for _ in range(2)]
+    loaders = [TorchLoader(Feed(index, big), num_workers=workers) for _ in range(2)]
     for _ in loaders[0]:
         break
     ALIVE.append(iter(loaders[1]))
@@ -107,7 +107,7 @@ def broken_off(workers: int) -> None:
 def failed() -> None:
     for workers in (0, 1):
         try:
-            for _ in TorchLoader(words(), sampler(), decode=slow, num_workers=workers):
+            for _ in TorchLoader(Feed(words(), sampler(), decode=slow), num_workers=workers):
                 raise KeyError("the training step")
         except KeyError as error:
             print("failed in", error)

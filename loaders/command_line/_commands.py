@@ -19,6 +19,7 @@ from twinfeed.loaders.command_line._workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.bad_records import BadRecord
@@ -228,8 +229,8 @@ def run_compare(options: argparse.Namespace) -> int:
     else:
         sampler = PKBatchSampler(index.labels, p=options.p, k=options.k, seed=options.seed)
     decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
-    batches = min(options.batches, len(sampler))
-    found = compare(index, sampler, backends=options.backends, batches=batches, decode=decode)
+    feed = Feed(index, sampler, decode=decode)
+    found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     for line in str(found).splitlines():
         say(line)
     return 0 if found.equal else 1

@@ -287,8 +287,8 @@ def _add_compare(commands: Any) -> None:
         "--backends",
         nargs="+",
         default=["torch", "tensorflow"],
-        choices=("plain", "torch", "tensorflow"),
-        help="what to compare; default torch and tensorflow; plain is without a framework",
+        choices=("numpy", "torch", "tensorflow"),
+        help="what to compare; default torch and tensorflow; numpy is without a framework",
     )
     parser.add_argument("--root", help="the folder of the shards, if it is not the index's own")
 

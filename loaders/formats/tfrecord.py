@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._system import advise
-from twinfeed.loaders.closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._checksum import masked
 from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import IMAGES, Entry, folder
 from twinfeed.loaders.index import Index
@@ -22,7 +22,6 @@ from twinfeed.loaders.index._paths import below
 from twinfeed.loaders.reading.reader import Reader
 
 Sample = Mapping[str, Any]
-Int64s = npt.NDArray[np.int64]
 
 _BATCH = 64
 

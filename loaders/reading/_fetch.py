@@ -80,7 +80,7 @@ class LocalShards:
     def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
         self.index = index
         self.verify = verify
-        self.handles = Handles(partial(_opened, index), max_open_files)
+        self.handles = Handles(partial(open_shard, index), max_open_files)
         self.most_held = max(1, max_open_files // 4)
 
     def close(self) -> None:
@@ -154,8 +154,8 @@ class LocalShards:
         return out
 
 
-def _opened(index: Index, number: int) -> int:
-    """Open a shard, which must have the size it was indexed with."""
+def open_shard(index: Index, number: int) -> int:
+    """Return the descriptor of a shard, which must have the size it was indexed with."""
     path = _path(index, index.shard_paths, number)
     fd = _descriptor(path)
     size = os.fstat(fd).st_size

@@ -19,7 +19,7 @@ from twinfeed.loaders._checks import (
     flag,
     names,
 )
-from twinfeed.loaders.closing import Closing
+from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,

@@ -1,18 +1,16 @@
-"""The engine in which the sampler chooses from datasets: here, from one dataset of ids a source."""
+"""The engine in which the sampler chooses from datasets: here, one dataset of ids a shard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow.errors import remembered
+from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.serve import Server
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Selection(NamedTuple):
@@ -30,7 +28,7 @@ class Selection(NamedTuple):
 
 def select(server: Server, epoch: int, start: int, /) -> Selection:
     """Draw the rest of an epoch from step `start` on."""
-    drawn = server.ranks[0].sampler.batches(epoch, start, server.steps)
+    drawn = server.feed.sampler.batches(epoch, start, server.steps)
     sizes = np.array([len(ids) for ids in drawn], np.int64)
     places = np.full((len(drawn), sizes.max(initial=1)), -1)
     places[np.arange(places.shape[1]) < sizes[:, None]] = np.arange(sizes.sum())
@@ -38,38 +36,38 @@ def select(server: Server, epoch: int, start: int, /) -> Selection:
 
 
 def chosen(
-    datasets: Sequence[tf.data.Dataset], selector: tf.Tensor, rest: tf.data.Dataset
+    datasets: Sequence[tf.data.Dataset],
+    selector: tf.Tensor,
+    rest: tf.data.Dataset,
 ) -> tf.data.Dataset:
     """Choose from `datasets` by the number of each; `rest`, by the number after them.
 
-    `selector` is int64[steps, width]; the result has an element for each step.
+    `selector` is int64[steps, width]; the result has an element for each step, and then no end of
+    empty ones.
     """
     choices = tf.data.Dataset.from_tensor_slices(tf.reshape(selector, [-1]))
     elements = tf.data.Dataset.choose_from_datasets(
         [*datasets, rest], choices, stop_on_empty_dataset=True
     )
-    return elements.batch(tf.shape(selector, tf.int64)[1], drop_remainder=True)
+    steps = elements.batch(tf.shape(selector, tf.int64)[1], drop_remainder=True)
+    # Nothing follows where a source had too few: without it an epoch would end early, in silence.
+    nothing = tf.data.Dataset.from_tensors(tf.constant([], rest.element_spec.dtype))
+    return steps.concatenate(nothing.repeat())
 
 
 class ChooseIds:
-    """One dataset of ids for each shard or class, and one gather of what was chosen."""
+    """One dataset of ids for each shard, and one gather of what was chosen."""
 
-    def __init__(self, server: Server, sources: Literal["shards", "classes"]) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
-        index = server.feed.index
-        if sources == "shards":
-            self._source = np.repeat(np.arange(len(index.shard_lengths)), index.shard_lengths)
-        elif index.labels is None:
-            raise ValueError("sources='classes' needs labels, and the index has none")
-        else:
-            self._source = np.unique(index.labels, return_inverse=True)[1].astype(np.int64)
-        self._count = int(self._source.max(initial=-1)) + 1
+        lengths = server.feed.index.shard_lengths
+        self._source = np.repeat(np.arange(len(lengths)), lengths)
+        self._count = len(lengths)
 
-    def epoch(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of one epoch from step `start` on."""
+    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of one pass."""
         server = self.server
-        types = [tf.int64] * 4
-        selector, sizes, ids, bounds = tf.numpy_function(self._plan, [epoch, start], types)
+        selector, sizes, ids, bounds = called(self.plan, [begun], [tf.int64] * 4)
         selector.set_shape([None, None])
         for part in (sizes, ids, bounds):
             part.set_shape([None])
@@ -78,25 +76,24 @@ class ChooseIds:
             for number in range(self._count)
         ]
         nothing = tf.data.Dataset.from_tensors(tf.constant(-1, tf.int64)).repeat()
-        places = tf.data.Dataset.range(start, server.places)
-        steps = tf.data.Dataset.zip((places, chosen(sources, selector, nothing)))
-        sized = tf.data.Dataset.zip((steps, tf.data.Dataset.from_tensor_slices(sizes)))
+        places = tf.data.Dataset.range(begun[2], server.places)
+        sized = tf.data.Dataset.from_tensor_slices(sizes)
+        taken = chosen(sources, selector, nothing)
+        steps = tf.data.Dataset.zip((places, sized, taken))
 
-        def fetch(step: tuple[tf.Tensor, tf.Tensor], size: tf.Tensor) -> tuple[tf.Tensor, object]:
-            place, taken = step
-            taken = taken[:size]
+        def fetch(place: tf.Tensor, size: tf.Tensor, taken: tf.Tensor) -> tuple[tf.Tensor, object]:
+            taken = server.whole(taken)[:size]
             padding = tf.fill([size], tf.constant(-1, tf.int64))
             found = tf.where(taken < 0, padding, tf.gather(ids, tf.maximum(taken, 0)))
-            return place, server.fetch(epoch, place, found)
+            return place, server.fetch(begun, place, found)
 
-        return sized.map(fetch, num_parallel_calls=server.parallel, deterministic=True)
+        return server.mapped(steps, fetch, server.parallel)
 
-    @remembered
-    def _plan(self, epoch: np.int64, start: np.int64) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    def plan(self, begun: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         """Sort the samples of an epoch by source: each source is a range of them."""
-        ids, batches, sizes = select(self.server, int(epoch), int(start))
+        ids, batches, sizes = select(self.server, int(begun[1]), int(begun[2]))
         held = np.flatnonzero(ids >= 0)
-        records = self.server.ranks[0].sampler.records(ids[held])
+        records = self.server.feed.sampler.records(ids[held])
         source = np.full(len(ids) + 1, self._count)  # the last entry is for -1
         source[held] = self._source[records]
         order = held[np.argsort(source[held], kind="stable")]

@@ -1,4 +1,4 @@
-"""Which device the batches go to, and which TensorFlow may take."""
+"""Which device the batches go to."""
 
 from __future__ import annotations
 
@@ -18,30 +18,19 @@ def prefetch_to_device(
     >>> len(dataset), next(iter(dataset)).device
     (2, '/job:localhost/replica:0/task:0/device:CPU:0')
     """
-    seen = [one.name.replace("device:", "") for one in tf.config.list_logical_devices()]
-    if device is None:
-        device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")
-    if device not in seen:
-        raise ValueError(f"device must be one that TensorFlow sees, {seen}, got {device!r}")
     length = dataset.cardinality()
-    copied = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size))
+    copy = tf.data.experimental.prefetch_to_device(chosen_device(device), buffer_size)
+    copied = dataset.apply(copy)
     # The copy hides the length, and an op that asserts it would fetch everything back.
     copied.cardinality = lambda: length
     return copied
 
 
-def hide_gpus() -> None:
-    """Keep TensorFlow off every GPU of this process: for feeding another framework from tf.data.
-
-    TensorFlow otherwise takes all of a GPU's memory with its first operation. To be called before
-    that; RuntimeError afterwards.
-
-    >>> if not tf.config.list_physical_devices("GPU"):
-    ...     hide_gpus()
-    """
-    try:
-        tf.config.set_visible_devices([], "GPU")
-    except RuntimeError as error:
-        raise RuntimeError(
-            "hide_gpus() must be called before TensorFlow's first operation: it holds its GPUs now"
-        ) from error
+def chosen_device(device: str | None, /) -> str:
+    """Return the device, or the default one for None; raise ValueError for one that is not seen."""
+    seen = [one.name.replace("device:", "") for one in tf.config.list_logical_devices()]
+    if device is None:
+        device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")
+    if device not in seen:
+        raise ValueError(f"device must be one that TensorFlow sees, {seen}, got {device!r}")
+    return device

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders._checks import Array, Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
 from twinfeed.loaders.feed import Feed
@@ -18,7 +19,7 @@ from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.tensorflow.errors import remembered
+from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.loaders.tensorflow.serve import Server
 
@@ -35,13 +36,13 @@ class ParsedFields:
 
     def __init__(self, server: Server) -> None:
         self.server, self.index = server, server.feed.index
-        self.parallel = server.threads
+        self.parallel = max(1, server.threads)
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
         self._fill = self.index.options.missing == "empty"
         self._example = self.index.options.example
-        sampler = server.ranks[0].sampler
-        self._rest = Feed(self.index, sampler, fields=(), side=server.feed.side, spec={})
-        self._layout = Layout(self._rest, server.layout.batch)
+        rest = Feed(self.index, server.feed.sampler, fields=(), side=server.feed.side, spec={})
+        self._rest = Batcher(rest, reader=server.reader)
+        self._layout = Layout(rest, server.layout.batch, server.reader)
 
     @staticmethod
     def fit(feed: Feed) -> bool:
@@ -50,24 +51,24 @@ class ParsedFields:
         kinds = {feed.index.fields[name].kind for name in names}
         return feed.decode is None and feed.transform is None and kinds <= {"bytes"}
 
-    def aside(self, epoch: tf.Tensor, start: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
+    def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of what comes aside, of each step, `width` rows long."""
         specs = [spec for parts in self._layout.specs.values() for spec in parts]
 
         def steps(first: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            inputs = [epoch, first, width]
-            found = tf.numpy_function(self._steps, inputs, [*self._layout.dtypes, tf.int64])
+            types = [*self._layout.dtypes, tf.int64]
+            found = called(self.rows, [begun, first, width], types)
             for part, spec in zip(found, specs, strict=False):
                 part.set_shape([None, None, *spec.shape[1:]])
             found[-1].set_shape([None, len(self.names), None])
             return tuple(found)
 
-        chunks = tf.data.Dataset.range(start, self.server.places, _STEPS)
+        chunks = tf.data.Dataset.range(begun[2], self.server.places, _STEPS)
         return chunks.map(steps, num_parallel_calls=1, deterministic=True).unbatch()
 
     def batch(
         self,
-        epoch: tf.Tensor,
+        begun: tf.Tensor,
         *,
         place: tf.Tensor,
         size: tf.Tensor,
@@ -76,7 +77,7 @@ class ParsedFields:
     ) -> dict[str, Any]:
         """Give the batch."""
         *rest, lengths = aside
-        records = records[:size]
+        records = self.server.whole(records)[:size]
         batch = self._layout.restore([part[:size] for part in rest])
         if not self._example:
             batch |= dict.fromkeys(self.names, records)
@@ -85,23 +86,22 @@ class ParsedFields:
             batch |= tf.io.parse_example(records, features)
         found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
         same = tf.reduce_all(tf.stack(found) == lengths[:, :size]) if found else True
-        checked = tf.cond(same, lambda: True, lambda: self._mismatch(epoch, place, found))
+        checked = tf.cond(same, lambda: True, lambda: self._refuse(begun, place, found))
         with tf.control_dependencies([checked]):
             batch["id"] = tf.identity(batch["id"])
         for name in self.names:
             batch[name].set_shape([self.server.layout.batch])
         return {name: batch[name] for name in self.server.layout.specs}
 
-    @remembered
-    def _steps(self, epoch: np.int64, first: np.int64, width: np.int64) -> list[Array]:
+    def rows(self, begun: Int64s, first: np.int64, width: np.int64) -> list[Array]:
         """Give each array of a few steps at once: [steps, width, …]; and the fields' lengths."""
-        sampler = self.server.ranks[0].sampler
+        sampler, epoch = self.server.feed.sampler, int(begun[1])
         last = min(int(first) + _STEPS, self.server.steps)
-        drawn = sampler.batches(int(epoch), int(first), last)
+        drawn = sampler.batches(epoch, int(first), last)
         ids = np.concatenate(drawn)
         records = sampler.records(ids)
         none = np.zeros(len(ids), np.uint64)
-        batch = self._rest(Request(int(epoch), int(first), ids, records, sampler.views(ids), none))
+        batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), none))
         sizes = np.array([len(one) for one in drawn])
         held = np.arange(int(width)) < sizes[:, None]
         lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)
@@ -116,22 +116,20 @@ class ParsedFields:
         stored[records >= 0] = np.where(found == -1, 0, found) if self._fill else found
         return stored
 
-    def _mismatch(self, epoch: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
+    def _refuse(self, begun: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
+        return called(self.mismatch, [begun, place, *found], tf.bool)
+
+    def mismatch(self, begun: Int64s, place: np.int64, *found: Int64s) -> None:
         """Raise for the first record whose fields are not as long as they should be."""
-
-        @remembered
-        def refuse(epoch: np.int64, place: np.int64, *found: Int64s) -> bool:
-            records = self.server.request(int(epoch), int(place)).records
-            expected = [self._lengths(name, records) for name in self.names]
-            number = int(np.flatnonzero((np.array(found) != np.array(expected)).any(axis=0))[0])
-            raise DataCorruptionError(
-                f"{self.index.describe(records[number])}: its fields are not as long as indexed",
-                expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
-                found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
-                advice=f"{REBUILD}; where it renames fields, use engine='gather'",
-            )
-
-        return tf.numpy_function(refuse, [epoch, place, *found], tf.bool)
+        records = self.server.request(begun, int(place)).records
+        expected = [self._lengths(name, records) for name in self.names]
+        number = int(np.flatnonzero((np.array(found) != np.array(expected)).any(axis=0))[0])
+        raise DataCorruptionError(
+            f"{self.index.describe(records[number])}: its fields are not as long as indexed",
+            expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
+            found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
+            advice=f"{REBUILD}; where it renames fields, use engine='gather'",
+        )
 
 
 class FedFields:
@@ -140,17 +138,15 @@ class FedFields:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.parallel = server.parallel
-        assert server.feed.spec is not None  # read with the true reader, before it is replaced
-        self._given = GivenRecords(server.feed.index)
-        server.feed.reader = self._given
+        self._given = server.reader = GivenRecords(server.feed.index)
 
-    def aside(self, epoch: tf.Tensor, start: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
+    def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
         """Make a dataset of nothing in particular: the feed makes all of a batch."""
-        return tf.data.Dataset.range(start, self.server.places)
+        return tf.data.Dataset.range(begun[2], self.server.places)
 
     def batch(
         self,
-        epoch: tf.Tensor,
+        begun: tf.Tensor,
         *,
         place: tf.Tensor,
         size: tf.Tensor,
@@ -159,14 +155,16 @@ class FedFields:
     ) -> dict[str, Any]:
         """Give the batch."""
         layout = self.server.layout
-        inputs = [epoch, place, records[:size]]
-        return layout.restore(tf.numpy_function(self._arrays, inputs, layout.dtypes))
+        return layout.restore(
+            called(self.arrays, [begun, place, self.server.whole(records)[:size]], layout.dtypes)
+        )
 
-    @remembered
-    def _arrays(self, epoch: np.int64, place: np.int64, data: Array) -> list[Array]:
-        request = self.server.request(int(epoch), int(place))
+    def arrays(self, begun: Int64s, place: np.int64, data: Array) -> list[Array]:
+        """Make the batch of the records that TensorFlow read."""
+        batcher = self.server.batcher(begun, int(place))
+        request = self.server.request(begun, int(place))
         with self._given.holding(request.records, data):
-            return self.server.layout.flatten(self.server.feed(request))
+            return self.server.layout.flatten(batcher(request))
 
 
 class GivenRecords(Reader):

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import pairwise
+from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders._system import file_limit, open_files
+from twinfeed.loaders import _system
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import is_url, join
+from twinfeed.loaders.reading._fetch import open_shard
+from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.choose import chosen, select
-from twinfeed.loaders.tensorflow.errors import EXAMINERS, remembered
+from twinfeed.loaders.tensorflow.errors import EXAMINERS
 from twinfeed.loaders.tensorflow.fields import FedFields, ParsedFields
 from twinfeed.loaders.tensorflow.runs import Runs, find_runs, lay_out
 from twinfeed.loaders.tensorflow.serve import Server
 from twinfeed.samplers import PKBatchSampler
-
-Int64s = npt.NDArray[np.int64]
 
 # Files left to the rest of the process, and readers beyond those the first epoch needs.
 _RESERVE, _SPARE = 32, 2
@@ -31,104 +31,137 @@ _RESERVE, _SPARE = 32, 2
 # The least and the most that a reader holds of its file, in bytes.
 _BUFFER = 1 << 12, 1 << 18
 
+# Records of a run, on average, from which on opening its file pays.
+_WORTH_OPENING = 3
+
+# Numbers passes in the order they began.
+_BEGUN = count()
+
 
 class ChooseFiles:
     """Readers of TFRecord files, each of which reads one run of records after the other."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, readers: int) -> None:
         self.server = server
         self.index = server.feed.index
-        self.sampler = server.ranks[0].sampler
-        self._check()
-        runs = self._runs(select(server, self.sampler.epoch, 0).ids)
-        self.readers = _readers(runs.most_at_once())
+        self.readers = readers
+        self.begun = -1
+        self._opened: set[int] = set()
         self._offsets = Offsets(self.index)
-        parsed = ParsedFields.fit(server.feed)
-        self._reader = server.feed.reader
-        self._fields = ParsedFields(server) if parsed else FedFields(server)
+        self._reader = server.reader
+        self._fields = (ParsedFields if ParsedFields.fit(server.feed) else FedFields)(server)
         EXAMINERS.add(self)
 
-    def epoch(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of one epoch from step `start` on."""
-        types = [tf.int64, tf.int64, tf.string, tf.int64, tf.int64, tf.int64, tf.int64]
-        plan = tf.numpy_function(self._plan, [epoch, start], types)
+    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of one pass."""
+        types = [tf.int64, tf.int64, tf.int64, tf.int64, tf.int64, tf.int64, tf.int64]
+        plan = called(self.plan, [begun], types)
         selector, sizes, *pieces, bounds = plan
         selector.set_shape([None, None])
         for part in plan[1:]:
             part.set_shape([None])
         readers = [
-            _reader(*(part[bounds[n] : bounds[n + 1]] for part in pieces))
+            self._read(*(part[bounds[n] : bounds[n + 1]] for part in pieces))
             for n in range(self.readers)
         ]
-        records = chosen(readers, selector, tf.data.Dataset.from_tensors(b"").repeat())
-        width = tf.shape(selector, tf.int64)[1]
+        nothing = tf.data.Dataset.from_tensors(b"").repeat()
         parts = {
-            "place": tf.data.Dataset.range(start, self.server.places),
+            "place": tf.data.Dataset.range(begun[2], self.server.places),
             "size": tf.data.Dataset.from_tensor_slices(sizes),
-            "records": records,
-            "aside": self._fields.aside(epoch, start, width),
+            "records": chosen(readers, selector, nothing),
+            "aside": self._fields.aside(begun, tf.shape(selector, tf.int64)[1]),
         }
 
         def batch(step: dict[str, Any]) -> tuple[tf.Tensor, Any]:
-            return step["place"], self._fields.batch(epoch, **step)
+            return step["place"], self._fields.batch(begun, **step)
 
-        return tf.data.Dataset.zip(parts).map(
-            batch, num_parallel_calls=self._fields.parallel, deterministic=True
-        )
+        return self.server.mapped(tf.data.Dataset.zip(parts), batch, self._fields.parallel)
+
+    def plan(self, begun: Int64s) -> tuple[Int64s, ...]:
+        """Lay out the rest of an epoch over the readers."""
+        self.begun = next(_BEGUN)
+        self._opened.clear()
+        ids, batches, sizes = select(self.server, int(begun[1]), int(begun[2]))
+        pieces = lay_out(runs_of(self.server, ids), self.readers)
+        source = np.full(len(ids) + 1, self.readers)  # the last entry is for -1
+        source[:-1][ids >= 0] = pieces.reader
+        file, offsets = self._offsets.of(pieces.first)
+        stored, lengths = self.index.shards["bytes"][file], self.index.shard_lengths[file]
+        buffers = np.clip(pieces.counts * stored // np.maximum(lengths, 1), *_BUFFER)
+        return source[batches], sizes, file, offsets, pieces.counts, buffers, pieces.bounds
+
+    def open(self, file: np.int64) -> bytes:
+        """Return the path of a shard, which must be there, of the size it was indexed with."""
+        os.close(open_shard(self.index, int(file)))  # TensorFlow's own errors say less
+        self._opened.add(int(file))
+        return os.fsencode(join(self.index.root, self.index.shard_paths[int(file)]))
 
     def examine(self, message: str, /) -> None:
         """Raise for the record at the offset in TensorFlow's message, where its fields are damaged.
 
-        The message does not say in which file: whatever lies at that offset in each is read.
+        The message does not say in which file: whatever lies at that offset in each of those that
+        the last pass opened is read.
         """
         found = re.search(r"record at (\d+)", message)
         names = [name for name in self.index.fields if self.index.fields[name].missing == 0]
         if found is None or not names:
             return
         tables = [self.index.table(name)["offset"] for name in names]
-        for start, stop in pairwise([0, *self.index.shards["stop"].tolist()]):
+        stops = [0, *self.index.shards["stop"].tolist()]
+        for file in sorted(self._opened):
+            start, stop = stops[file], stops[file + 1]
             for table in tables:
                 record = start + np.searchsorted(table[start:stop], int(found[1]))
                 if record < stop:
                     self._reader.read([record], names)
 
-    def _check(self) -> None:
-        """Refuse what TensorFlow's reader cannot serve."""
-        if self.index.container != "tfrecord" or is_url(self.index.root):
-            raise ValueError(
-                f"sources='files' needs local TFRecord shards, got {self.index.container} in "
-                f"{self.index.root}: use sources='shards' or engine='gather'"
-            )
-        if self.index.options.left_out:
-            raise ValueError(
-                f"sources='files' reads every record of a file, and this index leaves out "
-                f"{self.index.options.left_out}: use sources='shards' or engine='gather'"
-            )
-        if isinstance(self.sampler, PKBatchSampler) and self.sampler.world_size > 1:
-            raise ValueError(
-                f"sources='files' with P x K over {self.sampler.world_size} ranks: class files "
-                f"would move between the ranks; use engine='gather'"
-            )
+    def _read(
+        self, files: tf.Tensor, offsets: tf.Tensor, counts: tf.Tensor, buffers: tf.Tensor
+    ) -> tf.data.Dataset:
+        """Read one piece after the other, each from its file's offset on."""
 
-    def _runs(self, ids: Int64s) -> Runs:
-        records = self.sampler.records(ids)
-        return find_runs(records[records >= 0], self.index.shards["stop"])
+        def piece(
+            file: tf.Tensor, offset: tf.Tensor, count: tf.Tensor, buffer: tf.Tensor
+        ) -> tf.data.Dataset:
+            path = called(self.open, [file], tf.string)
+            path.set_shape([])
+            variant = tf.raw_ops.TFRecordDatasetV2(
+                filenames=[path], compression_type="", buffer_size=buffer, byte_offsets=[offset]
+            )
+            records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+            return records.take(count)
 
-    @remembered
-    def _plan(
-        self, epoch: np.int64, start: np.int64
-    ) -> tuple[Int64s, Int64s, npt.NDArray[Any], Int64s, Int64s, Int64s, Int64s]:
-        """Lay out the rest of an epoch over the readers."""
-        ids, batches, sizes = select(self.server, int(epoch), int(start))
-        pieces = lay_out(self._runs(ids), self.readers)
-        source = np.full(len(ids) + 1, self.readers)  # the last entry is for -1
-        source[:-1][ids >= 0] = pieces.reader
-        file, offsets = self._offsets.of(pieces.first)
-        names = [join(self.index.root, path) for path in self.index.shard_paths.tolist()]
-        paths = np.array([os.fsencode(name) for name in names], object)[file]
-        shards = self.index.shards["bytes"][file], self.index.shard_lengths[file]
-        buffers = np.clip(pieces.counts * shards[0] // np.maximum(shards[1], 1), *_BUFFER)
-        return source[batches], sizes, paths, offsets, pieces.counts, buffers, pieces.bounds
+        pieces = tf.data.Dataset.from_tensor_slices((files, offsets, counts, buffers))
+        return pieces.flat_map(piece)
+
+
+def runs_of(server: Server, ids: Int64s) -> Runs:
+    """Find the runs of a stream of sample ids."""
+    records = server.feed.sampler.records(ids)
+    return find_runs(records[records >= 0], server.feed.index.shards["stop"])
+
+
+def readers_for(server: Server) -> int:
+    """Return how many sequential readers of files serve the stream; 0 where ids serve it better.
+
+    The first epoch tells. Readers need local TFRecord files of which no record is left out, runs of
+    records that are worth opening a file for, and no more files at once than may be open. Class
+    files would move between the ranks of P x K.
+    """
+    index, sampler = server.feed.index, server.feed.sampler
+    local = index.container == "tfrecord" and not is_url(index.root)
+    if not local or index.options.left_out:
+        return 0
+    if isinstance(sampler, PKBatchSampler) and sampler.world_size > 1:
+        return 0
+    runs = runs_of(server, select(server, 0, 0).ids)
+    if len(runs.turns) < _WORTH_OPENING * len(runs.first):
+        return 0
+    needed = runs.most_at_once()
+    wanted = needed + needed // 4 + _SPARE
+    limit = _system.file_limit()
+    allowed = wanted if limit is None else limit - _system.open_files() - _RESERVE
+    return min(wanted, allowed) if needed <= allowed else 0
 
 
 class Offsets:
@@ -172,35 +205,3 @@ class Offsets:
                 starts.append(offset)
                 offset += length
         return np.array(starts, np.int64)
-
-
-def _readers(needed: int) -> int:
-    """Return how many readers to make, or raise where the process may not open so many files."""
-    limit = file_limit()
-    allowed = needed + needed // 4 + _SPARE
-    if limit is not None:
-        allowed = limit - open_files() - _RESERVE
-    if needed > allowed:
-        raise ValueError(
-            f"the stream is in the midst of {needed} files, or blocks of files, at once, and this "
-            f"process may open {max(0, allowed)} more (ulimit -n is {limit}): use "
-            f"engine='gather', which opens few for any number, or raise the limit"
-        )
-    return min(allowed, needed + needed // 4 + _SPARE)
-
-
-def _reader(
-    paths: tf.Tensor, offsets: tf.Tensor, counts: tf.Tensor, buffers: tf.Tensor
-) -> tf.data.Dataset:
-    """Read one piece after the other, each from its file's offset on."""
-
-    def piece(
-        path: tf.Tensor, offset: tf.Tensor, count: tf.Tensor, buffer: tf.Tensor
-    ) -> tf.data.Dataset:
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[path], compression_type="", buffer_size=buffer, byte_offsets=[offset]
-        )
-        records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
-        return records.take(count)
-
-    return tf.data.Dataset.from_tensor_slices((paths, offsets, counts, buffers)).flat_map(piece)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from twinfeed.loaders.tensorflow.serve import Server
@@ -13,12 +15,12 @@ class Gather:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def epoch(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of one epoch from step `start` on."""
+    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of one pass."""
         server = self.server
-        places = tf.data.Dataset.range(start * len(server.ranks), server.places)
-        return places.map(
-            lambda place: (place, server.fetch(epoch, place)),
-            num_parallel_calls=server.parallel,
-            deterministic=True,
-        )
+        places = tf.data.Dataset.range(begun[2] * len(server.ranks), server.places)
+
+        def fetch(place: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            return place, server.fetch(begun, place)
+
+        return server.mapped(places, fetch, server.parallel)

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders.collate import Ragged, mode_of
-from twinfeed.loaders.feed import Batch, Feed
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 
 Array = npt.NDArray[Any]
@@ -22,10 +24,9 @@ class Layout:
     `batch` is the size of every batch, or None where batches differ in size.
     """
 
-    def __init__(self, feed: Feed, batch: int | None) -> None:
+    def __init__(self, feed: Feed, batch: int | None, reader: Reader) -> None:
         self.batch = batch
-        none = np.zeros(0, np.int64)
-        empty = feed(Request(0, 0, none, none, none, none.astype(np.uint64)))
+        empty = Batcher(feed, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs = {
             name: [_tensor_spec(part, batch, _rest(feed, name, part)) for part in _parts(value)]
             for name, value in empty.items()
@@ -59,7 +60,7 @@ def _tensor_spec(part: Array, batch: int | None, rest: Sequence[int | None]) -> 
 
 def _rest(feed: Feed, name: str, part: Array) -> Sequence[int | None]:
     """The static shape of one sample in an array of a batch."""
-    if mode_of(feed.how, name) == "pad":
+    if mode_of(feed.collate, name) == "pad":
         return [None] * (part.ndim - 1)
     known = feed.spec.get(name)
     return part.shape[1:] if known is None or part.ndim == 1 else known.shape

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from twinfeed.loaders._checks import Int64s
 
 
 class Runs(NamedTuple):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders import _system
+from twinfeed.loaders._batcher import Batcher
+from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._making import MOST_THREADS
+from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.request import Request, request_of
-from twinfeed.loaders.tensorflow.errors import remembered
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Request
+from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.samplers import BatchStream
-
-Int64s = npt.NDArray[np.int64]
 
 # Steps drawn in one vectorised call, and such chunks kept: every parallel call may be in another.
 _CHUNK, _KEPT = 32, 8
@@ -53,52 +58,127 @@ class Drawn:
         return chunk[place]
 
 
-def _long(feed: Feed) -> bool:
-    """Whether reading a record takes longer than handing the interpreter lock from call to call."""
-    index = feed.index
-    stored = int(index.shards["bytes"].sum())
-    return index.container == "files" or stored >= _LONG * len(index)
+class Place(Protocol):
+    """Know where the passes over a dataset begin, and hear when one was delivered."""
+
+    feed: Feed
+    threads: int | None
+
+    def pass_begins(self) -> tuple[int, int]:
+        """Return the epoch and the step at which a pass begins."""
+
+    def pass_delivered(self, epoch: int) -> None:
+        """Note that the last batch of an epoch has reached the consumer."""
 
 
 class Server:
-    """Serve the batches of one sampler, or of several ranks in turn, as tensors.
+    """Serve the batches of one feed, or of several ranks in turn, as tensors.
 
-    A *place* is the number of a batch in its epoch, ranks counted: `step * ranks + rank`.
+    A *place* is the number of a batch in its epoch, ranks counted: `step * ranks + rank`. Each
+    pass has a number, and batchers of its own, which end when the pass does.
     """
 
-    def __init__(self, feed: Feed, ranks: Sequence[BatchStream], threads: int) -> None:
-        self.feed = feed
-        self.ranks = [Drawn(rank) for rank in ranks]
-        self.steps = len(ranks[0])
-        sizes = {rank.constant_size for rank in ranks}
-        self.layout = Layout(feed, sizes.pop() if len(sizes) == 1 else None)
+    def __init__(self, loader: Place, feeds: Sequence[Feed], reader: Reader) -> None:
+        self.loader = loader
+        self.feeds = feeds
+        self.feed = feeds[0]
+        self.reader = reader
+        self.ranks = [Drawn(feed.sampler) for feed in feeds]
+        self.steps = len(self.feed)
+        sizes = {feed.sampler.constant_size for feed in feeds}
+        self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
+        self.threads = loader.threads if loader.threads is not None else _processors()
         # A reuse sampler's cache takes the batches in their order: the threads share each one.
-        cached = feed.cache is not None
-        feed.calls.threads, whole = (threads, 1) if cached else (0, threads)
-        self.threads = threads
-        self.parallel = whole if feed.decode or feed.transform or _long(feed) else 1
+        self._shared = 0 if self.feed.sampler.live is None else self.threads
+        alone = self._shared or (loader.threads is None and not _worth_threads(self.feed))
+        self.parallel = 1 if alone else max(1, self.threads)
+        self._passes: dict[int, list[Batcher]] = {}
+        self._numbers = count()
 
     @property
     def places(self) -> int:
         """The number of places of an epoch."""
         return self.steps * len(self.ranks)
 
-    def fetch(
-        self, epoch: tf.Tensor, place: tf.Tensor, ids: tf.Tensor | None = None
-    ) -> dict[str, Any]:
-        """Give the batch at a place of an epoch, in the graph; `ids`, where they were drawn."""
-        inputs = [epoch, place] if ids is None else [epoch, place, ids]
-        return self.layout.restore(tf.numpy_function(self._read, inputs, self.layout.dtypes))
+    def passes(self) -> Iterator[Int64s]:
+        """Begin a pass: yield its number, epoch and first step, int64[3], and end the pass after.
 
-    def request(self, epoch: int, place: int, ids: Int64s | None = None) -> Request:
+        The generator is closed when the iterator of the pass has ended or is given up.
+        """
+        epoch, start = self.loader.pass_begins()
+        number = next(self._numbers)
+        batchers = [Batcher(one, reader=self.reader, threads=self._shared) for one in self.feeds]
+        self._passes[number] = batchers
+        try:
+            yield np.array([number, epoch, start])
+        finally:
+            del self._passes[number]
+            for batcher in batchers:
+                batcher.close()
+
+    def delivered(self, epoch: np.int64) -> bool:
+        """Note that the last batch of an epoch has left the pipeline."""
+        self.loader.pass_delivered(int(epoch))
+        return True
+
+    @staticmethod
+    def mapped(
+        dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
+    ) -> tf.data.Dataset:
+        """Map in order, at work on `parallel` elements at once; with one, on none ahead."""
+        if parallel < 2:
+            return dataset.map(function)
+        return dataset.map(function, num_parallel_calls=parallel, deterministic=True)
+
+    def whole(self, taken: tf.Tensor) -> tf.Tensor:
+        """Return what `choose_from_datasets` gave for a step, where it did not end before."""
+        ended = tf.equal(tf.size(taken), 0)
+        fine = tf.cond(ended, lambda: called(self.ended_early, [], tf.bool), lambda: True)
+        with tf.control_dependencies([fine]):
+            return tf.identity(taken)
+
+    def ended_early(self) -> None:
+        """Raise, where a source of `choose_from_datasets` has fewer records than were chosen."""
+        raise DataCorruptionError(
+            "a shard ended before the records that the index says it holds",
+            advice=f"copy the shard again, or {REBUILD}",
+        )
+
+    def fetch(self, begun: tf.Tensor, place: tf.Tensor, ids: tf.Tensor | None = None) -> Any:
+        """Give the batch at a place of a pass, in the graph; `ids`, where they were drawn."""
+        inputs = [begun, place] if ids is None else [begun, place, ids]
+        return self.layout.restore(called(self.read, inputs, self.layout.dtypes))
+
+    def batcher(self, begun: Int64s, place: int) -> Batcher:
+        """Return the batcher of a place's rank."""
+        return self._passes[int(begun[0])][place % len(self.ranks)]
+
+    def request(self, begun: Int64s, place: int, ids: Int64s | None = None) -> Request:
         """Make the request of a place."""
         step, rank = divmod(place, len(self.ranks))
-        drawn = self.ranks[rank]
+        drawn, epoch = self.ranks[rank], int(begun[1])
         ids = drawn.batch(epoch, step) if ids is None else ids
-        return request_of(drawn.sampler, ids, epoch=epoch, step=step)
+        return Request.of(drawn.sampler, epoch, step, ids)
 
-    @remembered
-    def _read(
-        self, epoch: np.int64, place: np.int64, ids: Int64s | None = None
+    def read(
+        self, begun: Int64s, place: np.int64, ids: Int64s | None = None
     ) -> list[npt.NDArray[Any]]:
-        return self.layout.flatten(self.feed(self.request(int(epoch), int(place), ids)))
+        """Read the batch of a place."""
+        batcher = self.batcher(begun, int(place))
+        coming = int(place) + self.feed.readahead * len(self.ranks)
+        if int(place) < coming < self.places:
+            told = self.request(begun, coming)
+            self.reader.prefetch(told.records[told.ids >= 0], self.feed.fields)
+        return self.layout.flatten(batcher(self.request(begun, int(place), ids)))
+
+
+def _processors() -> int:
+    return min(MOST_THREADS, _system.processors())
+
+
+def _worth_threads(feed: Feed) -> bool:
+    """Whether a batch takes longer than handing the interpreter lock from call to call."""
+    if feed.decode is not None or feed.transform is not None:
+        return True
+    stored = int(feed.index.shards["bytes"].sum())
+    return feed.index.container == "files" or stored >= _LONG * len(feed.index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from twinfeed.loaders._batcher import Batch, Batcher
+from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import Ragged
-from twinfeed.loaders.feed import Batch, Feed, Sample
-from twinfeed.loaders.request import Request, check_sampler, request_of
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.device import JaggedParts, joined
 from twinfeed.samplers import BatchStream
 
@@ -55,8 +58,8 @@ def _as_parts(value: Any) -> Any:
 class RecordDataset(Dataset[Any]):
     """Serve whole batches to a `DataLoader`: one for each `Request` of a `RequestSampler`.
 
-    Use it with `batch_sampler=RequestSampler(sampler)` and `collate_fn=as_tensors`; every other
-    option of the DataLoader is free.
+    For a `DataLoader` of your own, with every option that torch has:
+    `DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors)`.
 
     Asked for plain record numbers it is a map-style dataset like any other: `dataset[3]` is one
     sample, and a DataLoader with a `batch_size` or torch's own samplers collates such samples.
@@ -67,24 +70,26 @@ class RecordDataset(Dataset[Any]):
 
     >>> from tempfile import mkdtemp
     >>> from torch.utils.data import DataLoader
-    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.loaders import Feed, pack
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
-    >>> sampler = BatchSampler(SequentialSampler(3), batch_size=2)
-    >>> dataset, requests = RecordDataset(Feed(index, sampler)), RequestSampler(sampler)
+    >>> feed = Feed(index, BatchSampler(SequentialSampler(3), batch_size=2))
+    >>> dataset, requests = RecordDataset(feed), RequestSampler(feed)
     >>> next(iter(DataLoader(dataset, batch_sampler=requests, collate_fn=as_tensors)))
     {'id': tensor([0, 1]), 'word': [b'to', b'be']}
     >>> dataset[2]
     {'id': 2, 'word': b'or'}
     """
 
-    def __init__(self, feed: Feed, /) -> None:
+    def __init__(self, feed: Feed, /, *, threads: int = 0) -> None:
         if not isinstance(feed, Feed):
-            raise TypeError(f"feed must be a Feed, got {type(feed).__name__}: Feed(index, sampler)")
-        self.feed = feed
+            raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
+        self._records = len(feed.index)
+        # Not the feed, whose sampler workers need not have. What is tried, is tried here, once.
+        self._batcher = Batcher(feed, threads=threads)
 
     def __len__(self) -> int:
-        return len(self.feed.index)
+        return self._records
 
     def __getitem__(self, record: int, /) -> Sample:
         """Read one sample."""
@@ -94,10 +99,10 @@ class RecordDataset(Dataset[Any]):
         """Read the batch of one request, or a list of samples for a list of records."""
         if not isinstance(wanted, Request):
             seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-            return self.feed.samples(np.asarray(wanted, np.int64), seeds)
-        if self.feed.cache is not None and get_worker_info() is not None:
+            return self._batcher.plain(np.asarray(wanted, np.int64), seeds)
+        if self._batcher.samples.cache is not None and get_worker_info() is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
-        return self.feed(wanted)
+        return self._batcher(wanted)
 
 
 NO_CACHE_IN_WORKERS = (
@@ -107,42 +112,48 @@ NO_CACHE_IN_WORKERS = (
 
 
 class RequestSampler:
-    """Yield the requests of a batch sampler, for `DataLoader(batch_sampler=…)`.
+    """Yield the requests of a feed's batches, for `DataLoader(batch_sampler=…)`.
 
-    A pass is an epoch from its first step, as when iterating over the sampler itself. The passes
-    are those of a copy of the sampler, which stays as it is. The state counts what was drawn.
-    torchdata's `StatefulDataLoader` keeps the state of each batch, and resumes exactly.
-    `TorchLoader` counts what was received, with any workers.
+    It cannot know what a training loop received. So a pass is an epoch, as for any sampler in a
+    DataLoader of your own: the last batch moves on to the next epoch when it is drawn, a pass that
+    was broken off begins its epoch again, and `set_epoch` says where the next pass begins.
+    The state counts what was drawn; torchdata's `StatefulDataLoader` keeps it for each batch, and
+    resumes exactly. `TorchLoader` counts what was received, with any workers.
 
+    Workers draw ahead: where an epoch has no more than `prefetch_factor * num_workers` batches,
+    `iter(dataloader)` alone moves on to the next epoch. Call `set_epoch` before each pass then.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
     >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> requests = RequestSampler(ExactOnceBatchSampler(3, batch_size=2))
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> requests = RequestSampler(Feed(index, ExactOnceBatchSampler(3, batch_size=2)))
     >>> [request.records.tolist() for request in requests]
     [[0, 1], [2]]
     """
 
-    def __init__(self, stream: BatchStream, /) -> None:
-        check_sampler(stream)
-        # Of its own: torchdata copies and restores it beside the stream of the feed.
-        self.stream = copy.copy(stream)
+    def __init__(self, feed: Feed, /) -> None:
+        self._stream = copy.copy(feed.sampler)  # with a place of its own
 
     def __len__(self) -> int:
-        return len(self.stream)
+        return len(self._stream)
 
     def __iter__(self) -> Iterator[Request]:
-        for epoch, step, ids in self.stream.steps():
-            yield request_of(self.stream, ids, epoch=epoch, step=step)
+        warn_unsharded(self._stream)
+        for epoch, step, ids in self._stream.steps():
+            yield Request.of(self._stream, epoch, step, ids)
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Say which epoch the next pass is, as `BatchStream.set_epoch`."""
-        self.stream.set_epoch(epoch)
+        """Begin `epoch` with the next pass; a state that was loaded in that epoch stays."""
+        self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Say which batch is drawn next."""
-        return self.stream.state_dict()
+        return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Go to where `state` was taken."""
-        self.stream.load_state_dict(state)
+        self._stream.load_state_dict(state)
 
     @property
     def sampler(self) -> RequestSampler:
@@ -152,8 +163,8 @@ class RequestSampler:
     @property
     def batch_size(self) -> NoReturn:
         """Refuse to be sharded a second time; trainers ask for it before they do so."""
-        if self.stream.world_size > 1:
-            rank, world_size = self.stream.rank, self.stream.world_size
+        if self._stream.world_size > 1:
+            rank, world_size = self._stream.rank, self._stream.world_size
             raise TypeError(
                 f"this sampler already is rank {rank} of {world_size}, and sharding it again would "
                 f"lose records: iterate over the DataLoader itself, or over a TorchLoader"
@@ -161,12 +172,20 @@ class RequestSampler:
         raise AttributeError("requests are whole batches, of any size")
 
 
-def go_to_epoch(stream: BatchStream, epoch: int, /, *, left: tuple[int, int] | None) -> None:
-    """Set the epoch; start it again where a pass was broken off, at `left` (epoch, step).
+_warned: set[str] = set()
 
-    A trainer says which epoch is next before each pass. After its sanity check of two validation
-    batches, say, that is the epoch begun already, of which no record may be missing.
-    """
-    stream.set_epoch(epoch)
-    if (stream.epoch, stream.step) == left:
-        stream.load_state_dict(stream.state_at(epoch, 0))
+
+def warn_unsharded(sampler: BatchStream, /) -> None:
+    """Warn, once a process, where every rank would meet every batch."""
+    distributed = torch.distributed
+    if sampler.sharded or not distributed.is_available() or not distributed.is_initialized():
+        return
+    ranks = distributed.get_world_size()
+    if ranks > 1 and "unsharded" not in _warned:
+        _warned.add("unsharded")
+        warnings.warn(
+            f"there are {ranks} ranks, and each meets every batch of {sampler!r}: give each rank "
+            f"its part, feed.shard(rank, world_size); feed.shard(0, 1) says that all of them are "
+            f"meant to meet every batch",
+            stacklevel=2,
+        )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from twinfeed.loaders.feed import Batch
+from twinfeed.loaders._batcher import Batch
 
 # Streams and events have no types in torch.
 cuda: Any = torch.cuda

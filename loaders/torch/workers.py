@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from twinfeed.loaders._batcher import Batch
 from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
-from twinfeed.loaders.feed import Batch
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 

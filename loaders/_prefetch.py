@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from twinfeed.loaders.closing import Closing
+from twinfeed.loaders._closing import Closing
 
 S = TypeVar("S")
 T = TypeVar("T")

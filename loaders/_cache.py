@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -11,14 +10,13 @@ Decoded = Mapping[str, Any]
 
 
 class DecodedCache:
-    """Decode each image once for all its uses in a row, and drop it after its last.
+    """Decode each image once for all its uses in a row, and drop the image after its last use.
 
     `reuse` is the number of uses of an image, numbered from 0 in the order they come. Batches are
-    asked for in order; after a jump (another epoch, a resume, a second iterator) the cache starts
-    afresh, so that it never holds an image that no later batch wants. `decodes` counts the images
-    decoded, `peak` the most held at once.
+    asked for in order. After a jump the cache starts afresh, so that it never holds an image that
+    no later batch wants. `decodes` counts the images decoded, `peak` the most held at once.
 
-    >>> cache = DecodedCache(reuse=2)
+    >>> cache = DecodedCache(2)
     >>> def decode(records): return [{"image": f"decoded {r}"} for r in records]
     >>> for step, (records, uses) in enumerate([([7, 8], [0, 0]), ([8, 7], [1, 1])]):
     ...     print(cache.get((0, step), records, uses, decode)[0])
@@ -28,19 +26,20 @@ class DecodedCache:
     (2, 2, 0)
     """
 
-    def __init__(self, *, reuse: int) -> None:
+    def __init__(self, reuse: int, /) -> None:
         self.decodes = 0
         self.peak = 0
         self._last_use = reuse - 1
         self._held: dict[int, Decoded] = {}
-        self._next = (0, 0)
+        self._next: tuple[int, int] | None = None
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __reduce__(self) -> tuple[partial[DecodedCache], tuple[()]]:
-        return partial(DecodedCache, reuse=self._last_use + 1), ()
+    def __reduce__(self) -> tuple[type[DecodedCache], tuple[int]]:
+        """Pickle without the images."""
+        return DecodedCache, (self._last_use + 1,)
 
     def get(
         self,
@@ -63,3 +62,9 @@ class DecodedCache:
                 if use == self._last_use:
                     del self._held[record]
             return batch
+
+    def clear(self) -> None:
+        """Drop all images."""
+        with self._lock:
+            self._held.clear()
+            self._next = None

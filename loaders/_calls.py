@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.request import Int64s
 
 Made = Mapping[str, Any]
 

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.request import Int64s, Request
+from twinfeed.loaders.request import Request
+
+Array = npt.NDArray[Any]
 
 
 class Joined:
@@ -20,14 +23,13 @@ class Joined:
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
-    >>> from twinfeed.loaders.request import plain_request
     >>> index = pack([{"label": 7}, {"label": 9}], mkdtemp())["data"]
     >>> joined = Joined(index, {"weight": np.array([0.5, 1.0])}, 2)
-    >>> joined.rows(plain_request(np.array([1, -1]), np.zeros(2, np.uint64)))
-    {'label': array([9, 0]), 'weight': array([1., 0.])}
+    >>> joined.rows(Request.plain(np.array([1])))
+    {'label': array([9]), 'weight': array([1.])}
     """
 
-    def __init__(self, index: Index, side: Mapping[str, npt.NDArray[Any]], num_ids: int, /) -> None:
+    def __init__(self, index: Index, side: Mapping[str, Array], num_ids: int, /) -> None:
         self.index = index
         self.side = side
         for name, rows in self.side.items():
@@ -44,8 +46,8 @@ class Joined:
                     f"row for each id of the sampler, in their order"
                 )
 
-    def rows(self, request: Request, /) -> dict[str, npt.NDArray[Any]]:
-        """Return a row for each id, zeros for padding."""
+    def rows(self, request: Request, /) -> dict[str, Array]:
+        """Return a row for each sample of a request without padding."""
         columns = {name: _rows(rows, request.records) for name, rows in self.index.columns.items()}
         return columns | {name: _rows(rows, request.ids) for name, rows in self.side.items()}
 
@@ -59,16 +61,7 @@ class Joined:
                 )
 
 
-def _rows(table: npt.NDArray[Any], ids: Int64s) -> npt.NDArray[Any]:
-    """The rows of `table`, zeros where an id is -1."""
-    held = ids >= 0
-    if held.all():
-        return _native(np.asarray(table[ids]))
-    rows = np.zeros((len(ids), *table.shape[1:]), table.dtype)
-    rows[held] = table[ids[held]]
-    return _native(rows)
-
-
-def _native(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows in the machine's byte order: what both frameworks take."""
+def _rows(table: Array, ids: Int64s) -> Array:
+    """The rows of `table` in the machine's byte order, which both frameworks take."""
+    rows = np.asarray(table[ids])
     return rows.astype(rows.dtype.newbyteorder("="), copy=False)

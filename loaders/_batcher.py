@@ -1,0 +1,115 @@
+"""From a request to a batch of arrays: what one pass owns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._closing import Closing
+from twinfeed.loaders._samples import Array, Sample, Samples
+from twinfeed.loaders.collate import MisfitError, collate
+from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Request
+
+if TYPE_CHECKING:
+    from twinfeed.loaders.feed import Feed
+
+Batch = dict[str, Any]
+
+
+class Batcher(Closing):
+    """Make the batches of a feed, one for each request.
+
+    `reader` may be shared with other passes; without one the batcher has its own. `threads` share
+    the decoding of a batch. A batcher pickles without the sampler, its threads and its cache.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> feed = Feed(index, ExactOnceBatchSampler(3, batch_size=2))
+    >>> with Batcher(feed) as batcher:
+    ...     batcher(Request.of(feed.sampler, 0, 1))
+    {'id': array([2]), 'word': [b'or']}
+    """
+
+    def __init__(self, feed: Feed, /, *, reader: Reader | None = None, threads: int = 0) -> None:
+        self.spec = feed.spec  # before threads start: the callables are tried
+        self._own_reader = reader is None
+        self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
+        self.samples = Samples(feed, self._reader, threads=threads, spec=self.spec)
+        self._index = feed.index
+        self._joined = feed._joined
+        self._collate = feed.collate
+        self._masked = feed.sampler.padded
+
+    def __call__(self, request: Request, /) -> Batch:
+        """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
+        held = request.ids >= 0
+        kept = request.where(held)
+        joined = self._joined.rows(kept)
+        values = self.samples.values(kept, joined)
+        if len(kept.ids) and values.keys() != self.spec.keys():
+            raise DecodeError(
+                f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
+                f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
+                f"fields of the first, or say with spec= which"
+            )
+        batch: Batch = {"id": request.ids}
+        batch |= {name: _padded(rows, held) for name, rows in joined.items()}
+        spread = {name: _spread(values.get(name, []), held) for name in self.spec}
+        with self.naming_records(request):
+            batch |= collate(spread, self.spec, how=self._collate)
+        if self._masked:
+            batch["mask"] = held
+        return batch
+
+    def plain(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
+        """Read single samples by record, whatever the sampler: `id`, columns, side rows, fields.
+
+        Raises ValueError for a side table that is joined by sample id, and not by record.
+        """
+        self._joined.check_by_record()
+        request = Request.plain(records, seeds)
+        joined = self._joined.rows(request)
+        values = self.samples.values(request, joined, cached=False)
+        held = {"id": records.tolist(), **joined, **values}
+        return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
+
+    def close(self) -> None:
+        """End the threads, drop the cache, and close the files of a reader of its own."""
+        self.samples.close()
+        if self._own_reader:
+            self._reader.close()
+
+    @contextmanager
+    def naming_records(self, request: Request) -> Iterator[None]:
+        """Name the record whose value does not fit."""
+        try:
+            yield
+        except MisfitError as error:
+            where = self._index.describe(request.records[error.place])
+            raise DecodeError(f"{where}: {error}") from error
+
+
+def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
+    """`rows` at the places that are held, zeros at the others."""
+    if held.all():
+        return rows
+    padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
+    padded[held] = rows
+    return padded
+
+
+def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
+    """`values` at the places that are held, None at the others."""
+    if held.all():
+        return values
+    rest = iter(values)
+    return [next(rest) if one else None for one in held]

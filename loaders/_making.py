@@ -1,0 +1,87 @@
+"""The batches of a pass in this process: made in order, on threads, ahead of the loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import TypeVar
+
+from twinfeed.loaders import _checks, _system
+from twinfeed.loaders._batcher import Batch, Batcher
+from twinfeed.loaders._prefetch import in_order
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Request, requests
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+MOST_THREADS = 8
+
+
+def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
+    """Return how many batches are kept ready, and how many threads make them.
+
+    A transform that sets global states leaves all to the calling thread.
+    """
+    prefetch = _checks.count("prefetch", prefetch, minimum=0)
+    if threads is None:
+        decoding = feed.decode is not None or feed.transform is not None
+        threads = min(MOST_THREADS, _system.processors()) if prefetch and decoding else 0
+    threads = _checks.count("threads", threads, minimum=0)
+    return (0, 0) if feed.alone else (prefetch, threads)
+
+
+def asked(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Iterator[Request]:
+    """Yield the requests of the rest of an epoch; tell the system `readahead` batches before."""
+    coming = requests(feed.sampler, epoch, start)
+    if not feed.readahead:
+        return coming
+    return told_ahead(
+        coming,
+        lambda request: reader.prefetch(request.records[request.ids >= 0], feed.fields),
+        feed.readahead,
+    )
+
+
+def making(
+    feed: Feed,
+    reader: Reader,
+    epoch: int,
+    start: int,
+    /,
+    *,
+    threads: int,
+    then: Callable[[Batch], T],
+) -> Generator[T, None, None]:
+    """Yield `then(batch)` of each batch of the rest of an epoch, in order.
+
+    Each thread makes whole batches, unless these come in turn from a cache of decoded images: then
+    the threads share each batch.
+    """
+    in_turn = feed.sampler.live is not None
+    with Batcher(feed, reader=reader, threads=threads if in_turn else 0) as batcher:
+        made = in_order(
+            lambda request: then(batcher(request)),
+            asked(feed, reader, epoch, start),
+            threads=0 if in_turn else threads,
+        )
+        with closing(made):
+            yield from made
+
+
+def told_ahead(items: Iterator[S], tell: Callable[[S], None], ahead: int, /) -> Iterator[S]:
+    """Yield items; `tell` of each when `ahead` others are still before it.
+
+    >>> told = []
+    >>> next(told_ahead(iter("abc"), told.append, 1)), told
+    ('a', ['a', 'b'])
+    """
+    waiting: deque[S] = deque()
+    for item in items:
+        tell(item)
+        waiting.append(item)
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    yield from waiting

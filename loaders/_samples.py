@@ -1,0 +1,230 @@
+"""From a request to the values of each field: read, decode, transform."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders._cache import DecodedCache
+from twinfeed.loaders._calls import Calls
+from twinfeed.loaders._random_state import LOW_32_BITS, repeated
+from twinfeed.loaders._shared import SharedArrays
+from twinfeed.loaders.collate import FieldSpec, least, mode_of
+from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.request import Request
+
+if TYPE_CHECKING:
+    from twinfeed.loaders.feed import Feed
+
+Sample = dict[str, Any]
+Array = npt.NDArray[Any]
+
+# What a transform is told of its sample, beside the fields, and does not give to the batch.
+TOLD = ("id", "record", "view", "seed", "seed32")
+
+
+class Samples:
+    """Read, decode and transform the samples of requests, for one pass.
+
+    Here is what a pass owns: decoding threads, and the cache of decoded images. `spec` is given
+    where decode may write into the batch's own arrays.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        reader: Reader,
+        /,
+        *,
+        threads: int = 0,
+        spec: Mapping[str, FieldSpec] | None = None,
+    ) -> None:
+        sampler = feed.sampler
+        self.index = feed.index
+        self.reader = reader
+        self.fields = feed.fields
+        self.decode = feed.decode
+        self.transform = feed.transform
+        self._side = frozenset(feed.side)
+        self.calls = Calls(feed.index, threads=threads)
+        self.cache = None if sampler.live is None else DecodedCache(sampler.reuse)
+        self._shared = SharedArrays(always=feed.verify == "all") if feed.shares else None
+        self._slots = self._writable_fields(feed, spec or {})
+
+    def values(
+        self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
+    ) -> dict[str, Sequence[Any]]:
+        """Return each field's values, one for each sample; `joined` are their rows of columns."""
+        if self.decode is None and self.transform is None:
+            return dict(self.reader.read(request.records, self.fields))
+        if self._slots and _distinct(request.records):
+            return self._in_place(request)
+        samples: Sequence[Mapping[str, Any]] = self._decoded(request, cached=cached)
+        if self.transform is not None:
+            samples = self._transformed(samples, request, joined)
+        return self.calls.by_field(self.last, request.records, samples)
+
+    def tried(self, request: Request, joined: Mapping[str, Array], /) -> dict[str, Sequence[Any]]:
+        """Return the values of one sample, by calls that must repeat themselves."""
+        if self.decode is None and self.transform is None:
+            return self.values(request, joined)
+        records = request.records.tolist()
+        own = type(self.decode).__module__.startswith("twinfeed.")
+        sample = self._repeated("decode", lambda: self._decode(records)[0], 1 if own else 3)
+
+        def transformed() -> Mapping[str, Any]:
+            given = copy.deepcopy(sample) if self._shared is None else sample
+            return self._transformed([given], request, joined)[0]
+
+        made = sample if self.transform is None else self._repeated("transform", transformed, 16)
+        return self.calls.by_field(self.last, request.records, [made])
+
+    def _repeated(
+        self, name: str, call: Callable[[], Mapping[str, Any]], times: int
+    ) -> Mapping[str, Any]:
+        """Return what the calls return; raise ValueError where they return several things."""
+        made = repeated(call, times=times)
+        if made is None:
+            ways = "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)"
+            advice = ways if name == "transform" else "draw in transform, which is given a seed"
+            raise ValueError(
+                f"{name} returned different things for one sample and one seed: runs would differ "
+                f"from each other, and frameworks too. It draws from a state of its own or from a "
+                f"global one; {advice}"
+            )
+        return made
+
+    @property
+    def last(self) -> str:
+        """The name of the callable that has the last word on what a sample holds."""
+        return "transform" if self.transform is not None else "decode"
+
+    def close(self) -> None:
+        """End the threads and drop what is cached; a later call starts them anew."""
+        self.calls.close()
+        if self.cache is not None:
+            self.cache.clear()
+
+    def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+        """The fields that decode can write into the batch itself, which nothing changes after."""
+        writes: Sequence[str] = getattr(self.decode, "writes", ())
+        if self.transform is not None or self.cache is not None:
+            return {}
+        stacked = all(
+            name in spec and mode_of(feed.collate, name) == "stack" and None not in spec[name].shape
+            for name in writes
+        )
+        return {name: spec[name] for name in writes} if stacked else {}
+
+    def _in_place(self, request: Request) -> dict[str, Sequence[Any]]:
+        """Decode into the rows of the batch's own arrays: no copy, no memory for single images."""
+        decode: Any = self.decode
+        count = len(request.records)
+        rows = {
+            name: np.empty((count, *least(one.shape)), one.dtype)
+            for name, one in self._slots.items()
+        }
+        slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        samples = self._read(request.records)
+        made = self.calls.each("decode", decode.into, request.records, samples, slots)
+        values = self.calls.by_field("decode", request.records, made)
+        for name, array in rows.items():
+            if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
+                values[name] = array  # type: ignore[assignment]
+        return values
+
+    def _decoded(self, request: Request, *, cached: bool) -> list[Mapping[str, Any]]:
+        """Decode the samples; each record once, where samples may share."""
+        records = request.records.tolist()
+        if cached and self.cache is not None:
+            position = (request.epoch, request.step)
+            return self.cache.get(position, records, request.views.tolist(), self._decode)
+        if self._shared is None:
+            return self._decode(records)
+        distinct, where = np.unique(request.records, return_inverse=True)
+        decoded = self._decode(distinct.tolist())
+        return [decoded[place] for place in where]
+
+    def _decode(self, records: Sequence[int]) -> list[Mapping[str, Any]]:
+        samples: list[Mapping[str, Any]] = list(self._read(np.array(records, np.int64)))
+        if self.decode is not None:
+            samples = self.calls.each("decode", self.decode, records, samples)
+        return samples if self._shared is None else [self._shared.lock(one) for one in samples]
+
+    def _read(self, records: npt.NDArray[np.int64]) -> list[Sample]:
+        if not self.fields:
+            return [{} for _ in records]
+        fields = self.reader.read(records, self.fields)
+        return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+    def _transformed(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        request: Request,
+        joined: Mapping[str, Array],
+    ) -> list[Mapping[str, Any]]:
+        """Call the transform for each sample, told its numbers, and take these out again."""
+        for name in samples[0] if samples else ():
+            if name in self._side:
+                raise ValueError(
+                    f"field {name!r} has the name of a side table: give it another name in decode"
+                )
+            if name in TOLD:
+                raise ValueError(
+                    f"field {name!r} has a name that the loader itself gives to every sample: "
+                    f"give it another name in decode"
+                )
+        rows: dict[str, Iterable[Any]] = {
+            **joined,
+            "id": request.ids.tolist(),
+            "record": request.records.tolist(),
+            "view": request.views.tolist(),
+            "seed": request.seeds.tolist(),
+            "seed32": (request.seeds & np.uint64(LOW_32_BITS)).tolist(),
+        }
+        told = [
+            {**self._lent(sample), **dict(zip(rows, row, strict=True))}
+            for sample, row in zip(samples, zip(*rows.values(), strict=True), strict=True)
+        ]
+        made = self.calls.each("transform", self._call, request.records, told, samples)
+        for sample, given, record in zip(made, told, request.records, strict=True):
+            for name in TOLD:
+                if name in sample and sample[name] is not given[name]:
+                    raise DecodeError(
+                        f"{self.index.describe(record)}: transform gave {name!r} another value, "
+                        f"which the batch does not hold: give it another name"
+                    )
+        return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
+
+    def _call(self, told: Sample, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call the transform, and see that what other samples share is as it was."""
+        assert self.transform is not None
+        if self._shared is None:
+            return self.transform(told)
+        sums = self._shared.sums(sample)
+        made = self.transform(told)
+        self._shared.check(sample, sums)
+        return made
+
+    def _lent(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sample as a transform gets it: its own, or read-only where others share it."""
+        return _writable(sample) if self._shared is None else self._shared.lend(sample)
+
+
+def _distinct(records: npt.NDArray[np.int64]) -> bool:
+    return len(set(records.tolist())) == len(records)
+
+
+def _writable(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sample, with copies of its read-only arrays."""
+
+    def own(value: Any) -> Any:
+        locked = isinstance(value, np.ndarray) and not value.flags.writeable
+        return value.copy() if locked else value
+
+    return {name: own(value) for name, value in sample.items()}

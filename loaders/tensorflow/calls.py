@@ -1,0 +1,117 @@
+"""What TensorFlow calls back: methods of objects that the graph does not own."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow hands on an error's text only. The last few are kept here to be found by their text;
+# more than one fails where threads are ahead of each other.
+LAST_ERRORS: deque[BaseException] = deque(maxlen=8)
+
+# How long calls of TensorFlow must have stayed away for the interpreter to end, and how long it
+# waits for that at most, in seconds.
+_QUIET, _PATIENCE = 0.1, 10.0
+
+# TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
+# number of an object, and the object stands here for as long as something else keeps it.
+_OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NUMBERS = count()
+
+
+class _Calls:
+    """The calls that TensorFlow's threads make into Python.
+
+    One that is under way while the interpreter ends waits for the interpreter, which waits for
+    TensorFlow, for ever. So none begins when the program has ended, and those under way are waited
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._last = 0.0
+        self._ending = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._last = time.monotonic()
+            if self._ending:
+                raise RuntimeError("the program has ended")
+            self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Refuse further calls, and wait for those under way."""
+        with self._lock:
+            self._ending = True
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._under_way and time.monotonic() - self._last > _QUIET:
+                    return
+            time.sleep(_QUIET / 4)
+
+
+_CALLS = _Calls()
+atexit.register(_CALLS.end)
+
+
+def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+    """Call a method from the graph, by `tf.numpy_function`. The graph does not keep the object."""
+    number, name = _numbered(method)
+
+    def call(*arrays: Any) -> Any:
+        return _call(number, name, *arrays)
+
+    return tf.numpy_function(call, inputs, types)
+
+
+def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.data.Dataset:
+    """Make a dataset of what a generator method yields.
+
+    The generator is closed when the iterator ends or is given up. While the generator runs, the
+    object is kept.
+    """
+    number, name = _numbered(method)
+
+    def items() -> Iterator[Any]:
+        yield from _call(number, name)
+
+    return tf.data.Dataset.from_generator(items, output_signature=spec)
+
+
+def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
+    """Return the number of a method's object, and the method's name."""
+    owner: Any = method.__self__  # type: ignore[attr-defined]
+    number = next(_NUMBERS)
+    _OWNERS[number] = owner
+    return number, method.__name__
+
+
+def _call(number: int, name: str, *arrays: Any) -> Any:
+    """Call the method, and keep what it raises for `original_errors`."""
+    with _CALLS:
+        try:
+            owner = _OWNERS.get(number)
+            if owner is None:
+                raise RuntimeError(
+                    "the loader of this dataset is gone: keep the loader, or the dataset that it "
+                    "gave, for as long as what was made of the dataset is in use"
+                )
+            return getattr(owner, name)(*arrays)
+        except BaseException as error:
+            LAST_ERRORS.append(error)
+            raise

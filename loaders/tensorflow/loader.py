@@ -1,0 +1,261 @@
+"""The loader for TensorFlow: batches of tensors, and a dataset for `fit` and `tf.distribute`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import tensorflow as tf
+
+from twinfeed.loaders import _checks
+from twinfeed.loaders._loader import OTHER_PASS, Loader
+from twinfeed.loaders._making import ahead
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.tensorflow.choose import ChooseIds
+from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
+from twinfeed.loaders.tensorflow.errors import originals_of
+from twinfeed.loaders.tensorflow.files import ChooseFiles, readers_for
+from twinfeed.loaders.tensorflow.gather import Gather
+from twinfeed.loaders.tensorflow.pipeline import Engine, batches_of
+from twinfeed.loaders.tensorflow.serve import Server
+
+EngineName = Literal["gather", "choose_from_datasets"]
+
+
+class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
+    """Iterate over the batches of `feed` as tensors on `device`.
+
+    Where a pass begins, and what the state counts: see `Loader`. Errors are raised as they were
+    raised. The loader is the place in a checkpoint: `tf.train.Checkpoint(loader=loader)`.
+
+    - `engine`: "gather" reads each batch by its ids. "choose_from_datasets" lets the sampler choose
+      from datasets; the batches are the same. The datasets are TensorFlow's own sequential readers
+      where the stream meets local TFRecord shards in stored order, none of whose records is left
+      out, and no more files at once than this process may open. They are a dataset of ids for each
+      shard otherwise, and for P×K over several ranks.
+    - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
+      sees, else the CPU.
+    - `prefetch`: batches kept ready ahead of the step, on the host and on the device.
+    - `threads`: make a batch each; where a sampler reuses decoded images, they share one batch.
+      Default: the processors this process may use, at most 8; one where short records are read and
+      nothing is decoded.
+
+    `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
+    `counted` for loops over what is made of either.
+
+    TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
+    this loader fails. The loader itself is what a checkpoint holds.
+
+    The tf.data service runs a pipeline in processes of its own. They cannot call this one, so a
+    dataset of this loader fails there.
+
+    `dataset.cache()` keeps the batches of one epoch, and gives the same in every later one. This is
+    right for an evaluation. In a training the loader does not hear of the later epochs, and
+    `ResumeCallback` refuses such a `fit`.
+
+    Raises ValueError for an unknown engine and for a device that TensorFlow does not see.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> loader = TensorFlowLoader(Feed(index, ExactOnceBatchSampler(3, batch_size=2)))
+    >>> for batch in loader:
+    ...     print(batch["word"].numpy(), loader.step)
+    [b'to' b'be'] 1
+    [b'or'] 0
+    >>> len(loader.dataset)
+    2
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        engine: EngineName = "gather",
+        device: str | None = None,
+        prefetch: int = 2,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(feed)
+        self.engine = _checks.choice("engine", engine, get_args(EngineName))
+        self.device = device if device is None else chosen_device(device)
+        self.prefetch, known = ahead(feed, prefetch, threads)
+        # None stays None: where nothing is decoded, the engine knows what threads are good for.
+        self.threads = None if threads is None and not feed.alone else known
+        self._lock = threading.Lock()
+        self._armed: tuple[int, int] | None = None  # while something counts what is received
+        self._latest: tuple[int, int] | None = None  # where the latest pass began
+        self._times = 0  # that the training epoch of the latest pass was begun by passes alone
+
+    @cached_property
+    def dataset(self) -> tf.data.Dataset:
+        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. It counts nothing.
+
+        Its length is always that of a whole epoch, and shapes are static where they can be. A pass
+        runs from where the loader stands to the end of the epoch; an evaluation is whole, but for
+        the first pass after `load_state_dict`. A pass begins when its first batch is drawn, and a
+        pass that is given up costs nothing. When a pass has delivered its last batch, the loader
+        stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the loader follows
+        what was received.
+
+        Warns where passes begin one training epoch a third time: the same batches come again.
+        """
+        return self._dataset_of([self.feed])
+
+    def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
+        """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
+
+        For `strategy.distribute_datasets_from_function(loader.dataset_for)`: whole classes of a
+        P×K batch, and each record of an evaluation exactly once. Its length is that of an epoch in
+        steps, which is what Keras takes it for, and each step has a batch for every replica. All
+        else is as `dataset` says.
+
+        Raises ValueError where the replicas cannot be shared out evenly over the pipelines.
+        """
+        replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
+        own, over = divmod(replicas, pipelines)
+        if over:
+            raise ValueError(
+                f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
+                f"replicas and {pipelines} pipelines"
+            )
+        first = context.input_pipeline_id * own
+        return self._dataset_of([self.feed.shard(first + n, replicas) for n in range(own)])
+
+    def counted(self, dataset: Iterable[Any], /) -> Iterator[Any]:
+        """Iterate over what was made of `dataset`, and count what the loop receives.
+
+        `dataset` may be mapped, cut by `take`, prefetched to a device, or distributed. Each of its
+        elements is a batch. The pass is one of the loader's: the same rules hold as for iterating
+        over the loader itself.
+        """
+        self._stop()
+        self._arm(*self._cursor.begin())
+        running = self._running = _Pass(self, dataset)
+        try:
+            while True:
+                try:
+                    batch = next(running)
+                except StopIteration:
+                    return
+                self._cursor.advance()
+                last = self._cursor.step == 0
+                yield batch
+                if self._running is not running:
+                    if last:
+                        return
+                    raise RuntimeError(OTHER_PASS)
+        finally:
+            if self._running is running:
+                self._stop()
+
+    def serialize(self) -> str:
+        """Give the state to `tf.train.Checkpoint`."""
+        return json.dumps(self.state_dict())
+
+    def deserialize(self, state: str | bytes, /) -> None:
+        """Take the state from `tf.train.Checkpoint`."""
+        self.load_state_dict(json.loads(state))
+
+    def pass_begins(self) -> tuple[int, int]:
+        """Return the epoch and the step at which a pass over a dataset begins."""
+        with self._lock:
+            if self._armed is not None:
+                self._latest = self._armed
+                return self._armed
+            before, self._latest = self._latest, self._cursor.begin()
+            again = before is not None and before[0] == self._latest[0]
+            self._times = self._times + 1 if again else 1
+            if self._times == 3 and not self.feed.sampler.evaluation:
+                warnings.warn(
+                    f"passes over the dataset begin epoch {self._latest[0]} for the third time, so "
+                    f"the same batches come again: call loader.set_epoch(epoch) before each pass, "
+                    f"or loop over loader.counted(dataset), which goes on after the batches that "
+                    f"the loop received",
+                    stacklevel=2,
+                )
+            return self._latest
+
+    def pass_delivered(self, epoch: int) -> None:
+        """Move on to the next epoch, or have the next pass begin there while something counts."""
+        with self._lock:
+            evaluation = self.feed.sampler.evaluation
+            if self._armed is not None:
+                if self._armed[0] == epoch:
+                    self._armed = (epoch if evaluation else epoch + 1), 0
+            elif evaluation:
+                self._cursor.end()
+            elif self._cursor.epoch == epoch:
+                self._cursor.seek(epoch, len(self))
+
+    def _begin(self, epoch: int, start: int) -> _Pass:
+        self._arm(epoch, start)
+        return _Pass(self, self._on_device)
+
+    @cached_property
+    def _on_device(self) -> tf.data.Dataset:
+        """The dataset that the loader itself iterates over."""
+        device = chosen_device(self.device)
+        if device == "/CPU:0":
+            return self.dataset
+        return prefetch_to_device(self.dataset, device=device, buffer_size=self.prefetch)
+
+    def _arm(self, epoch: int, step: int) -> None:
+        """Have passes begin here, however many iterators are made, while something counts."""
+        with self._lock:
+            self._armed = epoch, step
+
+    def _drawn_from(self, epoch: int, step: int) -> bool:
+        return self._latest == (epoch, step)
+
+    def _trained(self, epoch: int, step: int) -> None:
+        self._cursor.seek(epoch, step)
+
+    def _disarm(self) -> None:
+        with self._lock:
+            self._armed = self._latest = None
+
+    def _stop(self) -> None:
+        super()._stop()
+        self._disarm()
+
+    def _dataset_of(self, feeds: list[Feed]) -> tf.data.Dataset:
+        engine = self._engine_for(Server(self, feeds, self._reader))
+        return batches_of(engine, self.prefetch)
+
+    def _engine_for(self, server: Server) -> Engine:
+        """Make the engine that serves the stream."""
+        if self.engine == "gather":
+            return Gather(server)
+        if len(server.ranks) > 1:
+            raise ValueError(
+                f"engine='choose_from_datasets' serves one replica for each input pipeline, "
+                f"got {len(server.ranks)}: use engine='gather'"
+            )
+        readers = readers_for(server)
+        return ChooseFiles(server, readers) if readers else ChooseIds(server)
+
+
+class _Pass:
+    """Iterate once, with errors as they were raised."""
+
+    def __init__(self, loader: TensorFlowLoader, dataset: Iterable[Any]) -> None:
+        self._loader = loader
+        self._dataset = dataset
+        self._batches: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        with originals_of(self._loader):
+            if self._batches is None:
+                self._batches = iter(self._dataset)
+            return next(self._batches)
+
+    def close(self) -> None:
+        """Give the iterator up, and with it what it has drawn ahead."""
+        self._dataset, self._batches = (), iter(())

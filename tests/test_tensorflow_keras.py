@@ -1,0 +1,255 @@
+"""Datasets under Keras: the right batches in each epoch, and `fit` resumed at any step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed
+
+from twinfeed.loaders.keras import ResumeCallback
+from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    RandomSampler,
+    StateMismatchError,
+)
+
+# Keras 3.15 converts its variables in a way that numpy 2 warns of when it saves weights.
+saves_weights = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def sampler(records: int = RECORDS, seed: int = 1) -> BatchStream:
+    return BatchSampler(RandomSampler(records, seed=seed), batch_size=8)
+
+
+def made(stream: BatchStream | None = None) -> TensorFlowLoader:
+    stream = stream or sampler()
+    return loader(packed(stream.num_records), stream, decode=numbers)
+
+
+def pairs(batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    return batch["x"], batch["label"]
+
+
+def model(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    network = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile("adam", loss, metrics=["accuracy"], **options)
+    return network
+
+
+def recording(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, list[list[int]]]:
+    """Inputs and targets, and the ids as the consumer takes them."""
+    seen: list[list[int]] = []
+
+    def note(ids: np.ndarray) -> np.ndarray:
+        seen.append(ids.tolist())
+        return ids
+
+    def step(batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.control_dependencies([tf.numpy_function(note, [batch["id"]], tf.int64)]):
+            return tf.identity(batch["x"]), batch["label"]
+
+    return dataset.map(step), seen
+
+
+def fit(network: keras.Model, dataset: Any, epochs: int, **options: Any) -> Any:
+    return network.fit(dataset, epochs=epochs, verbose=0, shuffle=False, **options)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("records", [RECORDS, 9])
+def test_each_epoch_of_fit_is_the_next(warm: bool, records: int) -> None:
+    one = made(sampler(records))
+    dataset, seen = recording(one.dataset)
+    options = tf.data.Options()
+    options.experimental_warm_start = warm
+    dataset = dataset.with_options(options)
+    next(iter(dataset.take(1)))
+    assert (one.epoch, len(seen)) == (0, 1)
+    seen.clear()
+    fit(model(), dataset, 3)
+    assert seen == ids_of(sampler(records), 0, 1, 2)
+    assert one.epoch == 3
+
+
+def test_fit_from_a_device_prefetch() -> None:
+    dataset, seen = recording(made().dataset)
+    fit(model(), prefetch_to_device(dataset, device="/CPU:1"), 2)
+    assert seen == ids_of(sampler(), 0, 1)
+
+
+def test_fit_evaluate_and_predict_know_their_length(capsys: pytest.CaptureFixture[str]) -> None:
+    network = model()
+    network.fit(made().dataset.map(pairs), epochs=1, shuffle=False)
+    evaluation = made(ExactOnceBatchSampler(RECORDS, batch_size=8)).dataset
+    accuracy = network.evaluate(evaluation.map(pairs))[1]
+    predicted = network.predict(evaluation.map(pairs))
+    shown = capsys.readouterr().out
+    assert shown.count("8/8") >= 3
+    assert "1/8" in shown
+    assert "Unknown" not in shown
+    labels = np.arange(RECORDS) % CLASSES
+    assert predicted.shape == (RECORDS, CLASSES)
+    assert accuracy == pytest.approx((predicted.argmax(axis=1) == labels).mean())
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Stop, as a killed job would, after some batches."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+class Places(keras.callbacks.Callback):
+    """Note where the loader stands after each batch."""
+
+    def __init__(self, one: TensorFlowLoader) -> None:
+        super().__init__()
+        self.loader = one
+        self.seen: list[int] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(self.loader.epoch * len(self.loader) + self.loader.step)
+
+
+def train(
+    folder: Path, *callbacks: Any, one: TensorFlowLoader | None = None, **options: Any
+) -> keras.Model:
+    """Train three epochs by one call of fit, from wherever the last call ended."""
+    one, network = one or made(), model(**options)
+    resume = ResumeCallback(one, folder, every=3)
+    resume.restore(network)
+    fit(
+        network,
+        one.dataset.map(pairs),
+        3,
+        initial_epoch=one.epoch,
+        callbacks=[resume, *callbacks],
+    )
+    return network
+
+
+@saves_weights
+@pytest.mark.parametrize("after", [2, 8, 11])  # resumed at (0, 0), (1, 0) and (1, 3)
+def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) -> None:
+    whole = train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", Interrupt(after))
+    last = made()
+    places = Places(last)
+    resumed = train(tmp_path / "cut", places, one=last)
+    for mine, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        assert np.array_equal(mine, other)
+    assert int(whole.optimizer.iterations.numpy()) == int(resumed.optimizer.iterations.numpy())
+    assert places.seen == list(range({2: 1, 8: 7, 11: 12}[after], 25))
+    assert (last.epoch, last.step) == (3, 0)
+    files = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert files == {"state.json", "3-0.weights.h5"}
+
+
+@saves_weights
+@pytest.mark.parametrize("at_once", [5, 100])
+def test_several_steps_at_once_are_counted(tmp_path: Path, at_once: int) -> None:
+    """Keras counts on to the end of the last execution."""
+    one = made()
+    assert len(one) % at_once
+    whole = train(tmp_path / "whole", one=one, steps_per_execution=at_once)
+    state = json.loads((tmp_path / "whole" / "state.json").read_text())
+    assert (state["epoch"], state["step"]) == (one.epoch, one.step) == (3, 0)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", Interrupt(1), steps_per_execution=at_once)
+    resumed = train(tmp_path / "cut", steps_per_execution=at_once)
+    for mine, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        assert np.array_equal(mine, other)
+
+
+class StopEarly(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = True
+
+
+@saves_weights
+@pytest.mark.parametrize("first", [False, True])
+def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
+    one, network = made(), model()
+    one.load_state_dict({**one.state_dict(), "step": 5})
+    callbacks = [ResumeCallback(one, tmp_path), StopEarly()]
+    fit(network, one.dataset.map(pairs), 3, callbacks=callbacks[:: -1 if first else 1])
+    assert (one.epoch, one.step) == (1, 0)
+
+
+@saves_weights
+def test_a_resumed_fit_refuses_other_data_and_models(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(StateMismatchError, match="seed: the state has 1, this sampler has 2"):
+        train(tmp_path, one=made(sampler(seed=2)))
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        ResumeCallback(made(), tmp_path, every=0)
+    one = made()
+    plain = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
+    with pytest.raises(ValueError, match="compiled before restore"):
+        ResumeCallback(one, tmp_path).restore(plain)
+    assert (one.epoch, one.step) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("steps_per_epoch", "got 3 steps and 8"),
+        ("take", "got 3 steps and 8"),
+        ("initial_epoch", r"got 1 and 0.*initial_epoch=loader\.epoch"),
+        ("cache", r"must come from the loader.*dataset\.cache\(\)"),
+        ("another", "must come from the loader"),
+    ],
+)
+@saves_weights
+def test_a_fit_of_something_else_is_refused(tmp_path: Path, how: str, message: str) -> None:
+    one = made()
+    options: dict[str, Any] = {"callbacks": [ResumeCallback(one, tmp_path)]}
+    dataset = one.dataset.map(pairs)
+    if how == "steps_per_epoch":
+        dataset, options = dataset.repeat(), options | {"steps_per_epoch": 3}
+    elif how == "take":
+        dataset = dataset.take(3)
+    elif how == "initial_epoch":
+        options["initial_epoch"] = 1
+    elif how == "cache":
+        dataset = dataset.cache()
+    else:
+        dataset = made().dataset.map(pairs)
+    with pytest.raises(ValueError, match=message):
+        fit(model(), dataset, 2, **options)
+    # A cache is right in the epoch that fills it, and refused in the next.
+    saved = json.loads((tmp_path / "state.json").read_text())["epoch"] if how == "cache" else None
+    assert saved == (1 if how == "cache" else None)
+    assert (tmp_path / "state.json").exists() == (how == "cache")
+
+
+@saves_weights
+def test_fit_over_two_replicas(tmp_path: Path) -> None:
+    """All its steps are run, resumed or not, and each replica gets its slice."""
+    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+    one = made()
+    with strategy.scope():
+        network = model()
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: one.dataset_for(context).map(pairs)
+    )
+    one.load_state_dict({**one.state_dict(), "step": 5})
+    places = Places(one)
+    fit(network, distributed, 2, callbacks=[ResumeCallback(one, tmp_path), places])
+    assert places.seen == list(range(6, 17))

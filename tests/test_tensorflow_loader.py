@@ -1,0 +1,458 @@
+"""A loader's place: where passes begin, what is counted, and what lives on after a pass."""
+
+import gc
+import json
+import warnings
+import weakref
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from batches import expected, noted
+from running import started_threads
+from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
+
+from twinfeed.loaders import Feed, NumpyLoader, Seeded
+from twinfeed.loaders._batcher import Batcher
+from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    StateMismatchError,
+)
+
+ENGINES = ["gather", "choose_from_datasets"]
+
+
+def sampler() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["id"].numpy().tolist() for batch in batches]
+
+
+def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
+    one, got = loader(packed(RECORDS), sampler(), prefetch=8), []
+    for stop in (3, 7, 8, 16):
+        for batch in one:
+            got.append(batch["id"].numpy().tolist())
+            assert (one.epoch, one.step) == divmod(len(got), 8)
+            if len(got) == stop:
+                break
+    assert got == ids_of(sampler(), 0, 1)
+
+
+@pytest.mark.parametrize("how", ["map", "take", "device"])
+def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
+    one, got = loader(packed(RECORDS), sampler()), []
+    dataset = one.dataset.map(lambda batch: {"id": batch["id"]})
+    if how == "device":
+        dataset = prefetch_to_device(dataset, device="/CPU:1", buffer_size=8)
+    for stop in (3, 7, 8, 16):
+        cut = dataset.take(stop - len(got)) if how == "take" else dataset
+        counted = one.counted(cut)
+        for batch in counted:
+            got.append(batch["id"].numpy().tolist())
+            if how != "take" and len(got) == stop:
+                break
+        assert (one.epoch, one.step) == divmod(stop, 8)
+    assert got == ids_of(sampler(), 0, 1)
+
+
+def test_a_counted_dataset_may_repeat() -> None:
+    one = loader(packed(RECORDS), sampler())
+    repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", buffer_size=8)
+    got = []
+    for batch in one.counted(repeated):
+        got.append(batch["id"].numpy().tolist())
+        assert (one.epoch, one.step) == divmod(len(got), 8)
+    assert got == ids_of(sampler(), 0, 1)
+
+
+def test_there_is_one_pass_at_a_time() -> None:
+    one = loader(packed(RECORDS), sampler())
+    for ends in (
+        lambda: next(iter(one)),
+        lambda: next(one.counted(one.dataset)),
+        lambda: one.set_epoch(0),
+        lambda: one.load_state_dict(one.state_dict()),
+        one.close,
+    ):
+        batches = one.counted(one.dataset)
+        next(batches)
+        ends()
+        with pytest.raises(RuntimeError, match="ended before its last batch"):
+            next(batches)
+    one.set_epoch(3)
+    got = []
+    for batch in one.counted(one.dataset):
+        got.append(batch["id"].numpy().tolist())
+        if one.step == 0:
+            one.set_epoch(0)  # after the last batch nothing is lost
+    assert got == ids_of(sampler(), 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(
+    engine: str, step: int
+) -> None:
+    one = loader(packed(RECORDS), sampler(), engine=engine, prefetch=4)
+    dataset = one.dataset
+    one.load_state_dict({**one.state_dict(), "epoch": 2, "step": step})
+    assert len(dataset) == len(dataset.map(lambda batch: batch["id"]).prefetch(1)) == 8
+    rest = expected(packed(RECORDS), sampler(), [2])[step:]
+    assert [noted(batch) for batch in dataset] == rest
+    assert (one.epoch, one.step) == (3, 0)
+    assert ids(dataset) == ids_of(sampler(), 3)
+
+
+def test_a_peek_at_a_dataset_costs_nothing() -> None:
+    one = loader(packed(RECORDS), sampler(), prefetch=100)
+    assert len(list(one.dataset.take(7))) == 7
+    assert (one.epoch, one.step) == (0, 0)
+    assert ids(one.dataset) == ids_of(sampler(), 0)
+    assert (one.epoch, one.step) == (1, 0)
+    one.set_epoch(5)
+    assert ids(one.dataset) == ids_of(sampler(), 5)
+
+
+def test_the_last_batch_moves_on_and_nobody_need_ask_for_more() -> None:
+    one = loader(packed(RECORDS), sampler())
+    for epoch in range(3):
+        batches = iter(one.dataset)
+        assert ids(next(batches) for _ in range(8)) == ids_of(sampler(), epoch)
+        assert (one.epoch, one.step) == (epoch + 1, 0)
+
+
+def test_an_epoch_begun_a_third_time_warns() -> None:
+    one = loader(packed(RECORDS), sampler())
+    for _ in range(2):
+        next(iter(one.dataset))
+    with pytest.warns(UserWarning, match=r"epoch 0 for the third time.*set_epoch"):
+        next(iter(one.dataset))
+    for between in (
+        lambda: one.set_epoch(0),
+        lambda: one.load_state_dict(one.state_dict()),
+        lambda: [one.set_epoch(0), next(iter(one)), one.set_epoch(0)],
+    ):
+        between()
+        for _ in range(2):
+            next(iter(one.dataset))
+    once = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
+    for _ in range(4):
+        next(iter(once.dataset))
+
+
+@pytest.mark.parametrize("how", ["loader", "counted", "dataset"])
+def test_an_evaluation_is_whole_in_each_pass(how: str) -> None:
+    one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
+
+    def batches() -> Any:
+        return {"loader": one, "counted": one.counted(one.dataset), "dataset": one.dataset}[how]
+
+    whole = ids_of(one.feed.sampler, 0)
+    next(iter(batches()))
+    for _ in range(2):
+        assert ids(batches()) == whole
+        assert (one.epoch, one.step) == (0, 0)
+    one.load_state_dict({**one.state_dict(), "step": 3})
+    assert ids(batches()) == whole[3:]
+    assert ids(batches()) == whole
+
+
+def test_a_state_goes_on_in_another_framework_and_other_data_are_refused() -> None:
+    one = loader(packed(RECORDS), sampler())
+    states = [one.state_dict()]
+    for _ in one:
+        states.append(one.state_dict())
+        assert one.state_dict() == json.loads(json.dumps(states[-1]))
+    places = [(state["epoch"], state["step"]) for state in states]
+    assert places == [*((0, step) for step in range(8)), (1, 0)]
+    with NumpyLoader(Feed(packed(RECORDS, "tar"), sampler())) as plain:
+        plain.load_state_dict(states[5])
+        assert [batch["id"].tolist() for batch in plain] == ids_of(sampler(), 0)[5:]
+    other = BatchSampler(RandomSampler(RECORDS, seed=2), batch_size=8)
+    with pytest.raises(StateMismatchError, match="seed"):
+        loader(packed(RECORDS), other).load_state_dict(states[5])
+
+
+def loop(
+    folder: Path, stop_after: int | None, wrap: Callable[[tf.data.Dataset], Any] = lambda d: d
+) -> tuple[list[list[int]], np.ndarray]:
+    """Train and validate in turn, in a loop of one's own, saving after every batch."""
+    tf.random.set_seed(1)
+    index = packed(RECORDS)
+    one = loader(index, sampler(), decode=numbers)
+    weights = tf.Variable(tf.zeros([5, CLASSES]))
+    checkpoint = tf.train.Checkpoint(weights=weights, loader=one)
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=1)
+    manager.restore_or_initialize()
+
+    @tf.function(reduce_retracing=True)
+    def loss_of(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        logits = tf.matmul(x, weights)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+    @tf.function(reduce_retracing=True)
+    def step(x: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, labels)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+
+    validation = loader(index, ExactOnceBatchSampler(RECORDS, batch_size=16), decode=numbers)
+    dataset = wrap(one.dataset)
+    seen: list[list[int]] = []
+    while one.epoch < 2:
+        for batch in one.counted(dataset):
+            seen.append(batch["id"].numpy().tolist())
+            step(batch["x"], batch["label"])
+            if len(seen) % 3 == 0:
+                assert (
+                    sum(len(b["id"]) for b in validation if loss_of(b["x"], b["label"]) > 0) == 61
+                )
+            manager.save()
+            if len(seen) == stop_after:
+                return seen, weights.numpy()
+    assert (one.epoch, one.step) == (2, 0)
+    return seen, weights.numpy()
+
+
+def test_a_loop_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    whole, weights = loop(tmp_path / "whole", None)
+    assert whole == ids_of(sampler(), 0, 1)
+    for after in (3, 8):
+        first, _ = loop(tmp_path / f"cut{after}", after)
+        rest, resumed = loop(tmp_path / f"cut{after}", None)
+        assert first + rest == whole
+        assert np.array_equal(weights, resumed)
+
+
+def test_a_loop_counts_what_it_received_after_a_device_prefetch(tmp_path: Path) -> None:
+    def wrap(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return prefetch_to_device(dataset, device="/CPU:1", buffer_size=4)
+
+    first, _ = loop(tmp_path, 11, wrap)
+    rest, _ = loop(tmp_path, None, wrap)
+    assert first + rest == ids_of(sampler(), 0, 1)
+
+
+def test_an_iterator_is_no_place_for_a_checkpoint(tmp_path: Path) -> None:
+    one = loader(packed(RECORDS), sampler())
+    iterator = iter(one.dataset)
+    next(iterator)
+    with pytest.raises(tf.errors.OpError, match=r"(?i)stateful|serializ|unimplemented"):
+        tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "checkpoint"))
+
+
+def test_a_loader_puts_its_batches_on_the_device() -> None:
+    feed = Feed(packed(RECORDS), sampler())
+    on_device = TensorFlowLoader(feed, device="/CPU:1")
+    batches = list(on_device)
+    assert batches[0]["label"].device.endswith("CPU:1")
+    assert [noted(batch) for batch in batches] == expected(packed(RECORDS), sampler())
+    assert next(iter(TensorFlowLoader(feed)))["label"].device.endswith(":0")
+
+
+def test_prefetch_to_device_keeps_length_and_strings() -> None:
+    one = loader(packed(RECORDS), sampler())
+    on_device = prefetch_to_device(one.dataset, device="/CPU:1")
+    assert len(on_device) == len(one)
+    assert on_device.element_spec == one.dataset.element_spec
+    batches = list(on_device)
+    assert [noted(batch) for batch in batches] == expected(packed(RECORDS), sampler())
+    assert batches[0]["label"].device.endswith("CPU:1")
+    with pytest.raises(ValueError, match=r"one that TensorFlow sees.*got '/GPU:7'"):
+        prefetch_to_device(one.dataset, device="/GPU:7")
+
+
+def reused(seen: list[bytes]) -> TensorFlowLoader:
+    """A loader whose sampler uses each decoded image three times; `seen` are those decoded."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        seen.append(sample["word"])
+        return numbers(sample)
+
+    stream = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=1), batch_size=4)
+    one = loader(packed(RECORDS), stream, decode=decode)
+    assert one.feed.spec["x"].shape == (5,)
+    seen.clear()  # which was decoded to see the shapes
+    return one
+
+
+def test_a_reuse_sampler_decodes_each_image_once() -> None:
+    seen: list[bytes] = []
+    one = reused(seen)
+    assert sum(len(batch["id"]) for batch in one.dataset) == 3 * RECORDS
+    assert len(seen) <= RECORDS + 8 - 1
+    assert len(set(seen)) == RECORDS
+
+
+def test_two_passes_over_a_reuse_feed_have_a_cache_each() -> None:
+    seen: list[bytes] = []
+    one = reused(seen)
+    for _ in zip(one.dataset, one.dataset, strict=True):
+        pass
+    assert len(seen) <= 2 * (RECORDS + 8 - 1)
+
+
+def batchers() -> list[weakref.ref[Batcher]]:
+    gc.collect()
+    return [weakref.ref(one) for one in gc.get_objects() if isinstance(one, Batcher)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "how", ["break", "break at the last", "take", "exhausted", "deleted", "loader", "repeat"]
+)
+def test_what_a_pass_owns_goes_with_the_pass(engine: str, how: str) -> None:
+    one = loader(packed(RECORDS), sampler(), engine=engine, decode=numbers)
+    dataset = one.dataset
+    before = len(batchers())
+    if how == "take":
+        list(dataset.take(3))
+    elif how == "exhausted":
+        list(dataset.map(lambda batch: batch["x"]))
+    elif how == "repeat":
+        list(dataset.repeat(2).take(12))
+    elif how == "loader":
+        next(iter(one))
+    else:
+        for number, _ in enumerate(dataset):
+            if number == 7 or how != "break at the last":
+                assert len(batchers()) == before + (number < 7)
+                break
+        if how == "deleted":
+            del dataset, one
+    assert len(batchers()) <= before
+    assert started_threads() == []
+
+
+def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
+    known = []
+    for engine in ENGINES:
+        for how in ("loader", "dataset", "break", "counted", "take"):
+            one = loader(packed(RECORDS), sampler(), engine=engine, decode=numbers)
+            batches = {
+                "loader": lambda one=one: one,
+                "counted": lambda one=one: one.counted(one.dataset.prefetch(1)),
+                "take": lambda one=one: one.dataset.take(2),
+            }.get(how, lambda one=one: one.dataset)()
+            for _ in batches:
+                if how in ("break", "counted"):
+                    break
+            known += [weakref.ref(one), weakref.ref(one.feed)]
+            del one, batches
+    gc.collect()
+    assert [ref() for ref in known] == [None] * len(known)
+
+
+def test_a_dataset_keeps_its_loader() -> None:
+    dataset = loader(packed(RECORDS), sampler()).dataset.map(lambda batch: batch["id"]).prefetch(1)
+    gc.collect()
+    assert [batch.numpy().tolist() for batch in dataset] == ids_of(sampler(), 0)
+    batches = iter(loader(packed(RECORDS), sampler()).dataset.take(8))
+    gc.collect()
+    assert ids(batches) == ids_of(sampler(), 0)
+
+
+def test_decoding_in_tensorflow_operations() -> None:
+    index = packed(RECORDS)
+    stream = PKBatchSampler(index.labels, p=4, k={0: 1, 3: 2}, batches_per_epoch=5, seed=0)
+    signature = tf.TensorSpec([5], tf.uint8)
+
+    def one(word: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.io.decode_raw(word, tf.uint8)[:5], [5])
+
+    def decode(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "x": tf.map_fn(one, batch["word"], fn_output_signature=signature)}
+
+    dataset = loader(index, stream).dataset.map(decode, num_parallel_calls=2)
+    assert len(dataset) == 5
+    for batch in dataset:
+        words = [np.frombuffer(word[:5], np.uint8) for word in batch["word"].numpy()]
+        assert np.array_equal(batch["x"], words)
+    none = ExactOnceBatchSampler(RECORDS, batch_size=2).shard(2, 3)
+    assert {len(batch["x"]) for batch in loader(index, none).dataset.map(decode)} == {0, 1}
+
+
+def test_a_transform_that_sets_global_states_runs_alone() -> None:
+    running: list[int] = []
+    together: list[int] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        running.append(1)
+        together.append(len(running))
+        noise = np.random.random(3)
+        running.pop()
+        return {"noise": noise}
+
+    options = {"decode": numbers, "transform": Seeded(transform)}
+    one = TensorFlowLoader(Feed(packed(RECORDS), sampler(), **options), prefetch=8, threads=4)
+    state = np.random.get_state()[1].tolist()
+    batches = iter(one.dataset)
+    first = noted(next(batches))
+    assert len(together) == 16 + 8  # the trial of one sample, and no batch ahead
+    assert np.random.get_state()[1].tolist() == state
+    assert [first, *map(noted, batches)] == expected(packed(RECORDS), sampler(), **options)
+    assert max(together) == 1
+
+
+def context(pipeline: int, pipelines: int, replicas: int) -> tf.distribute.InputContext:
+    return tf.distribute.InputContext(pipelines, pipeline, replicas)
+
+
+def test_replicas_of_a_pipeline_get_their_ranks_in_turn() -> None:
+    one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
+    whole = ids_of(one.feed.sampler, 0)
+    parts = [one.dataset_for(context(pipeline, 2, 4)) for pipeline in range(2)]
+    assert [len(part) for part in parts] == [8, 8]
+    first, second = (ids(part) for part in parts)
+    for step, want in enumerate(whole):
+        here = slice(2 * step, 2 * step + 2)
+        assert list(chain(*first[here], *second[here])) == want
+
+
+def test_replicas_that_the_pipelines_cannot_share_out_are_refused() -> None:
+    one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
+    for pipeline in range(2):
+        with pytest.raises(ValueError, match="got 5 replicas and 2 pipelines"):
+            one.dataset_for(context(pipeline, 2, 5))
+    assert len(one.dataset_for(context(0, 2, 2))) == 8
+    chosen = loader(packed(RECORDS), one.feed.sampler, engine="choose_from_datasets")
+    with pytest.raises(ValueError, match="one replica for each input pipeline, got 2"):
+        chosen.dataset_for(context(0, 1, 2))
+
+
+def test_a_distributed_loop_is_counted() -> None:
+    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+    one = loader(packed(RECORDS), sampler())
+    distributed = strategy.distribute_datasets_from_function(one.dataset_for)
+    assert int(distributed.cardinality) == 8
+    got: list[list[int]] = []
+    for stop in (3, 8, 16):
+        for batch in one.counted(distributed):
+            replicas = strategy.experimental_local_results(batch["id"])
+            got.append(list(chain(*(part.numpy().tolist() for part in replicas))))
+            if len(got) == stop:
+                break
+        assert (one.epoch, one.step) == divmod(stop, 8)
+    assert got == ids_of(sampler(), 0, 1)
+
+
+def test_nothing_is_warned_of_in_an_ordinary_training() -> None:
+    one = loader(packed(RECORDS), sampler())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            list(one.dataset)
+    assert word(0)

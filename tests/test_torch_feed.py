@@ -1,0 +1,72 @@
+"""What torch may do in a transform: write where numpy forbids it, draw from its global state."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_help import lengths, pack_words
+
+from twinfeed.loaders import DecodeError, Feed, Index, Seeded, pack
+from twinfeed.samplers import (
+    BatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    SequentialSampler,
+    ViewSampler,
+)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return pack_words(tmp_path_factory.mktemp("words"), 6)
+
+
+def array(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.full(3, float(len(sample["word"])))}
+
+
+def through_torch(sample: dict[str, Any]) -> dict[str, Any]:
+    """Write to a cached array: torch does not know that numpy forbids it."""
+    with warnings.catch_warnings(action="ignore"):
+        return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 5)}
+
+
+def test_a_transform_that_writes_by_way_of_torch_is_found(index: Index) -> None:
+    sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
+    feed = Feed(index, sampler, decode=array, transform=through_torch)
+    with pytest.raises(DecodeError, match=r"record 5 .*wrote to the array of field 'x'") as caught:
+        list(feed.batches())
+    assert "torch.tensor(array) in place of torch.from_numpy(array)" in str(caught.value)
+
+
+def test_every_use_is_checked_on_request(tmp_path: Path) -> None:
+    words = pack([{"word": bytes(n)} for n in range(40)], tmp_path)["data"]
+
+    def late(sample: dict[str, Any]) -> dict[str, Any]:
+        with warnings.catch_warnings(action="ignore"):
+            return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 39)}
+
+    views = ViewSampler(SequentialSampler(80), [2] * 40, per_epoch="all", seed=0)
+    sampler = BatchSampler(views, batch_size=2)
+    list(Feed(words, sampler, decode=array, transform=late).batches())  # the first uses alone
+    with pytest.raises(DecodeError, match="record 39"):
+        list(Feed(words, sampler, decode=array, transform=late, verify="all").batches())
+
+
+def noisy(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": float(torch.rand(()))}
+
+
+def test_a_transform_that_draws_from_torchs_global_state_is_refused_or_seeded(index: Index) -> None:
+    sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"transform returned different things.*Seeded"):
+        next(Feed(index, sampler, decode=lengths, transform=noisy).batches())
+    feed = Feed(index, sampler, decode=lengths, transform=Seeded(noisy))
+    first, again = ([batch["x"].tolist() for batch in feed.batches()] for _ in range(2))
+    assert first == again
+    assert len({value for batch in first for value in batch}) == 6
+    assert torch.equal(torch.get_rng_state(), before)
