@@ -295,11 +295,12 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
 
 def _offsets(index: Index, start: int, stop: int) -> list[int]:
     """Return where some held field of each record lies, records without any left out."""
-    offsets = {}
+    offsets: dict[int, int] = {}
     for field in index.fields:
         rows = index.table(field)[start:stop]
         for place in (rows["length"] >= 0).nonzero()[0].tolist():
-            offsets[place] = int(rows["offset"][place])
+            # A hard link lies before its record, the other parts within it.
+            offsets[place] = max(offsets.get(place, 0), int(rows["offset"][place]))
     return [offsets[place] for place in sorted(offsets)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import pickle
@@ -12,19 +13,21 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from making_shards import flip, tars, tfrecords, tree, write_tar
 
-from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats._sniff import MANIFEST
-from twinfeed.loaders.index import _arrays
-from twinfeed.loaders.index._store import write_store
+from twinfeed.loaders.index import _arrays, _paths
+from twinfeed.loaders.index._store import digest_of, write_store
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.opened import ROW, SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading
+from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.reading.reader import Reader
 
 
@@ -214,3 +217,109 @@ def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="corrupted bytes"),
     ):
         reader.read(range(30))
+
+
+def test_opening_looks_at_a_thousand_shards_and_reads_none_of_the_large_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = big_index(tmp_path, 20_000, 20_000)
+    monkeypatch.setattr(_arrays, "READ_WHOLE", 1 << 12)
+    stats: list[str] = []
+    sums: list[int] = []
+    stat, digest = os.stat, _arrays._mapped_digest
+
+    def counted(name: Any, *args: Any, **more: Any) -> os.stat_result:
+        stats.append(str(name))
+        return stat(name, *args, **more)
+
+    def summed(mapped: Any) -> str:
+        sums.append(1)
+        return digest(mapped)
+
+    monkeypatch.setattr(_paths.os, "stat", counted)
+    monkeypatch.setattr(_arrays, "_mapped_digest", summed)
+    index = open_index(path)
+    looked = {name for name in stats if name.endswith(".tar")}
+    assert len(looked) == 1000
+    assert f"{tmp_path}/d-00000.tar" in looked
+    assert f"{tmp_path}/d-19999.tar" in looked
+    assert sums == []
+    assert index.place(19_999) == ("d-19999.tar", 0)
+    assert len(sums) == 3  # the shards, and their paths
+
+
+def test_an_index_with_another_digest_is_refused(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    index = build_index(shards, tmp_path / "x.index", label="cls")
+    digest = index.digest
+    assert open_index(index.path, digest=digest).fingerprint == index.fingerprint
+    build_index(shards, index.path, label="cls", reading=Reading(missing="skip"))
+    with pytest.raises(StaleIndexError, match="this is another index") as caught:
+        open_index(index.path, digest=digest)
+    assert caught.value.expected == f"digest {digest}"
+
+
+def test_an_index_at_a_url_is_refused_with_the_way_to_open_it() -> None:
+    with pytest.raises(ValueError, match="path must be a local folder, got memory://x"):
+        open_index("memory://x.index")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(records=10**15),
+        lambda manifest: manifest.update(records=29),
+        lambda manifest: manifest.pop("records"),
+        lambda manifest: manifest.update(fields=7),
+        lambda manifest: manifest.update(columns=["a", "b"]),
+        lambda manifest: manifest.update(classes=None),
+        lambda manifest: manifest["arrays"].pop("shards"),
+        lambda manifest: manifest["arrays"].pop("keys-text"),
+        lambda manifest: manifest.update(options={"missing": "never"}),
+        lambda manifest: manifest.update(options=[]),
+        lambda manifest: manifest.update(digests=3),
+        lambda manifest: manifest.update(folder=None),
+        lambda manifest: manifest.update(arrays=[]),
+    ],
+)
+def test_a_manifest_that_tells_what_cannot_be_is_refused(tmp_path: Path, change: Any) -> None:
+    """Its checksum is right, as an attacker would have it."""
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    del manifest["checksum"]
+    change(manifest)
+    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
+    (index.path / MANIFEST).write_text(text)
+    with pytest.raises(IndexFormatError, match=r"damaged index|incomplete index"):
+        open_index(index.path)
+
+
+def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index")
+    (index.path / MANIFEST).write_text("[" * 200_000)
+    with pytest.raises(IndexFormatError, match="is not JSON"):
+        open_index(index.path)
+    os.truncate(index.path / MANIFEST, LIMITS.manifest_bytes + 1)  # of zeros that take no room
+    with pytest.raises(IndexFormatError, match="its manifest is too long"):
+        open_index(index.path)
+
+
+@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
+def test_an_archive_in_place_of_an_array_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
+) -> None:
+    """numpy.load would open it, and unpack what a few bytes stand for."""
+    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    (file,) = index.path.glob("columns-*/column-0.npy")
+    np.savez_compressed(tmp_path / "a.npz", np.zeros(1000))
+    data = (tmp_path / "a.npz").read_bytes()
+    file.write_bytes(data)
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    del manifest["checksum"]
+    sums = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["arrays"]["column-0"] |= sums
+    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
+    (index.path / MANIFEST).write_text(text)
+    with pytest.raises(IndexFormatError, match=r"column-0\.npy cannot be read"):
+        open_index(index.path)

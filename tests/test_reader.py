@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import http.server
 import multiprocessing
 import os
 import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -29,6 +34,8 @@ from twinfeed.loaders.errors import (
     UnsafeContentError,
 )
 from twinfeed.loaders.index import Index, _arrays, open_index
+from twinfeed.loaders.index._paths import remembered_root
+from twinfeed.loaders.index._sources import find_source
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading import _fetch
@@ -372,3 +379,160 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(
     told = r"a file below 1\n  found: 7\n  what to do: "
     with Reader(open_index(index.path)) as reader, pytest.raises(IndexFormatError, match=told):
         reader.read([0])
+
+
+def test_a_range_that_the_system_gives_in_pieces_is_read_whole(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One os.pread gives at most 2 GiB."""
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 3), at))
+    for ids in ([7, 150], range(40)):
+        with Reader(index) as reader:
+            assert reader.read(ids, ["image"])["image"] == [WANT[n] for n in ids]
+
+
+@pytest.mark.parametrize("container", ["tar", "files"])
+def test_what_is_no_regular_file_any_more_is_refused_at_once(
+    tmp_path: Path, container: str
+) -> None:
+    """Opening a FIFO waits for a writer, and a device may never end."""
+    (tmp_path / "images" / "c").mkdir(parents=True)
+    (tmp_path / "images" / "c" / "1.png").write_bytes(b"png")
+    source = tmp_path / "images" if container == "files" else tars(tmp_path, shards=1)[0]
+    index = build_index(source, tmp_path / "x.index")
+    file = tmp_path / index.files[0]
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        file.unlink()
+        make(file)
+        refused = "not a regular file|leads out of its folder|leaves its root"
+        with Reader(index) as reader, pytest.raises(LoaderError, match=refused):
+            reader.read([0])
+
+
+@pytest.mark.parametrize("container", ["tar", "files"])
+def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path, container: str) -> None:
+    root = tmp_path / "root"
+    (root / "images" / "c").mkdir(parents=True)
+    (root / "images" / "c" / "1.png").write_bytes(b"png")
+    source = root / "images" if container == "files" else tars(root, shards=1)[0]
+    index = build_index(source, root / "x.index")
+    file = root / index.files[0]
+    file.rename(tmp_path / "secret")
+    file.symlink_to(tmp_path / "secret")
+    with Reader(index) as reader, pytest.raises(UnsafeContentError):
+        reader.read([0])
+    with pytest.raises(UnsafeContentError):
+        build_index(source, root / "y.index")
+    file.unlink()
+    (tmp_path / "secret").rename(root / "real")
+    file.symlink_to(root / "real")
+    with Reader(index) as reader:
+        assert len(reader.read([0])["image" if container == "files" else "png"]) == 1
+
+
+def test_a_batch_of_more_bytes_than_the_shards_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all rows of a hostile index are of one large record."""
+    samples = [{"x": bytes(1 << 20)}] + [{"x": b"x"}] * 99
+    index = pack(samples, tmp_path / "a", container="tar")["data"]
+    (file,) = index.path.glob("columns-*/field-0.npy")
+    rows = np.load(file, mmap_mode="r+")
+    rows[:] = rows[0]
+    rows.flush()
+    monkeypatch.setattr(_arrays.Arrays, "_compare", lambda *_: None)
+    with Reader(open_index(index.path)) as reader:
+        with pytest.raises(LoaderError, match="a batch of too many bytes") as caught:
+            reader.read(range(100))
+        assert caught.value.found == f"{100 << 20} bytes"
+        assert len(reader.read(range(10))["x"]) == 10
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Serve the bytes of one shard: whole, whatever range is asked for."""
+
+    data = b""
+    asked: ClassVar[list[str]] = []
+    sent = 0
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.asked.append(str(self.headers.get("Range")))
+        self.do_HEAD()
+        with suppress(ConnectionError):
+            for start in range(0, len(self.data), 1 << 16):
+                self.wfile.write(self.data[start : start + (1 << 16)])
+                type(self).sent += 1 << 16
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server without ranges, which has one shard under any name."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        serving.shutdown()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_server_without_ranges_is_named_and_its_first_bytes_are_not_served(
+    tmp_path: Path, server: str, verify: bool
+) -> None:
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
+    Server.data = (tmp_path / index.shard_paths[0]).read_bytes()
+    remote = open_index(index.path, root=server)
+    with Reader(remote, verify=verify) as reader, pytest.raises(LoaderError) as caught:
+        reader.read([5])
+    assert "does not serve ranges" in str(caught.value)
+    assert "RAM" not in str(caught.value)
+
+
+def test_the_kind_of_a_remote_shard_is_told_by_its_first_bytes_alone(
+    tmp_path: Path, server: str
+) -> None:
+    """Of 64 MiB, no more than what lies in the buffers on the way is sent to tell."""
+    Server.data, Server.sent = tars(tmp_path, shards=1)[0].read_bytes() + bytes(1 << 26), 0
+    source = find_source(f"{server}/shard", tmp_path / "x.index", container=None, root=None)
+    assert source.container == "tar"
+    assert Server.sent < 1 << 25
+
+
+def test_a_server_that_is_gone_is_no_missing_file(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound and not listening: it refuses
+        gone = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with (
+            Reader(open_index(index.path, root=gone)) as reader,
+            pytest.raises(LoaderError, match="cannot be reached") as caught,
+        ):
+            reader.read([0])
+        assert "d-000000.tar" in str(caught.value)
+        with pytest.raises(LoaderError, match="cannot be reached"):
+            build_index(f"{gone}/a.tar", tmp_path / "y.index")
+
+
+def test_an_index_remembers_where_its_remote_shards_are(tmp_path: Path) -> None:
+    shards = tars(tmp_path)
+    for shard in shards:
+        fsspec.filesystem("memory").put_file(str(shard), f"/kept/{shard.name}")
+    built = build_index([f"memory://kept/{s.name}" for s in shards], tmp_path / "x.index")
+    index = open_index(built.path)
+    assert index.root == index.options.root == "memory://kept"
+    with Reader(index) as reader:
+        assert len(reader.read([29])["png"]) == 1
+    assert verify(index.path).ok
+
+
+@pytest.mark.parametrize("url", ["file:///etc", "local:///etc", "zip://x::http://host/a.zip"])
+def test_an_index_may_not_lead_to_other_files_of_this_machine(tmp_path: Path, url: str) -> None:
+    assert remembered_root(url, "/data") == "/data"
+    assert remembered_root("s3://bucket/x", "/data") == "s3://bucket/x"

@@ -21,7 +21,7 @@ from twinfeed.loaders.command_line._commands import (
 )
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
+from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.packing import SHARD_BYTES
 
 _INTERRUPTED: dict[Any, str] = {
@@ -311,7 +311,7 @@ def _add_reading(parser: Any) -> None:
     parser.add_argument(
         "--max-record-bytes",
         type=_size,
-        default=MAX_RECORD_BYTES,
+        default=LIMITS.record_bytes,
         metavar="BYTES",
         help="refuse longer records; default 1 GiB",
     )

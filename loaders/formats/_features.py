@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from twinfeed.loaders.formats._wire import FIXED32, LEN, VARINT, WireError, fields, read_short
+from twinfeed.loaders.limits import LIMITS
 
 WIRES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
 """The kinds of lists, and the wire types their values may have: numbers are packed together, or one
@@ -83,8 +84,13 @@ def list_items(kind: str, data: bytes, start: int, stop: int) -> list[tuple[int,
     [(2, 2, 3)]
     """
     wires = WIRES[kind]
-    found = fields(data, start, stop)
-    return [(wire, at, end) for number, wire, at, end in found if number == 1 and wire in wires]
+    found = []
+    for count, (number, wire, at, end) in enumerate(fields(data, start, stop)):
+        if count == LIMITS.values:
+            raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
+        if number == 1 and wire in wires:
+            found.append((wire, at, end))
+    return found
 
 
 def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:

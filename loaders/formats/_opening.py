@@ -28,11 +28,42 @@ def open_shard(path: str, /) -> BinaryIO:
       what to do: run the command yourself, and give the file it makes
     """
     refuse_command(path)
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    return open(open_regular(path), "rb", buffering=BUFFER)
+
+
+def open_regular(path: str, /) -> int:
+    """Open a regular file for reading, and return its descriptor.
+
+    Raises LoaderError for anything else, without waiting: opening a FIFO would block until
+    somebody writes to it, and a device such as /dev/zero never ends.
+
+    >>> open_regular("/dev/zero")
+    Traceback (most recent call last):
+    twinfeed.loaders.errors.LoaderError: not a regular file
+      shard: /dev/zero
+      what to do: give a file that can be sought in
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
         raise LoaderError(
             "not a regular file", path=path, advice="give a file that can be sought in"
         )
-    return open(path, "rb", buffering=BUFFER)
+    return fd
+
+
+def read_at(fd: int, length: int, offset: int, /) -> bytes:
+    """Return the bytes of a range, fewer only at the end of the file. One `os.pread` returns at
+    most 2 GiB.
+    """
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    pieces, at = [data], offset + len(data)
+    while at < offset + length and (data := os.pread(fd, offset + length - at, at)):
+        pieces.append(data)
+        at += len(data)
+    return b"".join(pieces)
 
 
 def refuse_command(path: str, /) -> None:

@@ -11,6 +11,7 @@ from codecs import getincrementaldecoder
 from pathlib import Path
 
 from twinfeed.loaders.formats._checksum import masked
+from twinfeed.loaders.limits import LIMITS
 
 MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
@@ -28,7 +29,7 @@ _COMPRESSED = {
     b"\x78\xda": "zlib",
 }
 COMPRESSED_ADVICE = (
-    "a compressed shard has no random access: decompress it, or pack it again, and index the result"
+    "a compressed shard has no random access: decompress it (gunzip, say), and index the result"
 )
 HEAD = 512
 """So many of a file's first bytes are looked at."""
@@ -72,7 +73,8 @@ def is_index(path: Path, /) -> bool:
     False
     """
     manifest = path / MANIFEST
-    return manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
+    small = manifest.is_file() and manifest.stat().st_size <= LIMITS.manifest_bytes
+    return small and FORMAT.encode() in manifest.read_bytes()
 
 
 def is_tar(head: bytes, /) -> bool:

@@ -20,11 +20,9 @@ from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, Truncated
 from twinfeed.loaders.formats._opening import CLOSED
 from twinfeed.loaders.formats._sniff import disguise, is_tar
 from twinfeed.loaders.formats.records import LEAVE_OUT
+from twinfeed.loaders.limits import LIMITS
 
 BLOCK = 512
-MAX_EXTENDED_BYTES = 1 << 20
-"""Longer extended headers are refused before they are read."""
-
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # of these, the size field counts no data
@@ -39,11 +37,12 @@ _UNSUPPORTED = {
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
-_ADVICE = f"restore the shard, since nothing behind this header can be trusted; {LEAVE_OUT}"
+_ADVICE = f"restore the shard, since nothing after this header can be trusted; {LEAVE_OUT}"
 
 
 class Member(NamedTuple):
     """One member: name, type flag, data range, link target, and header blocks from `start` on.
+    `target` is where the data of a hard link lie, after somebody has looked for them.
 
     >>> Member(b"a.txt", b"0", 0, 512, 3, b"", b"").end
     1024
@@ -56,6 +55,12 @@ class Member(NamedTuple):
     size: int
     link: bytes
     header: bytes
+    target: tuple[int, int] | None = None
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """Return (offset, size) of the data, which for a hard link are the target's."""
+        return self.target or (self.offset, self.size)
 
     @property
     def end(self) -> int:
@@ -89,7 +94,7 @@ class _Extended:
     """What the extended headers before one member say of it: GNU long names, PAX records."""
 
     def __init__(self) -> None:
-        self.blocks = b""
+        self.blocks = bytearray()
         self.gnu: dict[bytes, bytes] = {}
         self.pax: dict[bytes, bytes] | None = None
 
@@ -115,11 +120,16 @@ class _Walk:
                 return self._finish(start, block, size, extended)
             data = self._payload(size)
             extended.blocks += block + data
+            if len(extended.blocks) > 2 * LIMITS.header_bytes:
+                raise self._error(f"extended headers of more than {2 * LIMITS.header_bytes} bytes")
             self._extend(extended, kind, data[:size])
         if extended.gnu or extended.pax is not None:
             raise self._truncated("an extended header, and no member after it", BLOCK)
-        self._check_end()
-        return None
+        following = self._check_end()
+        if following is None:
+            return None
+        self.at, self.shared, self.shared_bytes = following, {}, 0
+        return self.member()
 
     def _header(self) -> bytes | None:
         """Return the header block at hand, its checksum checked; None at the end of the archive."""
@@ -149,10 +159,10 @@ class _Walk:
 
     def _payload(self, size: int) -> bytes:
         """Return the data of an extended header, padding included, after checking their size."""
-        if not 0 < size <= MAX_EXTENDED_BYTES:
+        if not 0 < size <= LIMITS.header_bytes:
             raise self._error(
                 f"extended header at offset {self.at - BLOCK} of {size} bytes",
-                expected=f"1 to {MAX_EXTENDED_BYTES} bytes",
+                expected=f"1 to {LIMITS.header_bytes} bytes",
                 found=f"{size} bytes",
             )
         if self.at + _padded(size) > self.size:
@@ -169,8 +179,8 @@ class _Walk:
             extended.gnu[kind] = data.rstrip(b"\x00")
         elif kind == b"g":
             self.shared_bytes += len(data)
-            if self.shared_bytes > MAX_EXTENDED_BYTES:
-                raise self._error(f"global PAX headers of more than {MAX_EXTENDED_BYTES} bytes")
+            if self.shared_bytes > LIMITS.header_bytes:
+                raise self._error(f"global PAX headers of more than {LIMITS.header_bytes} bytes")
             self.shared.update(self._pax(data))
         elif extended.pax is not None:
             raise self._error("two PAX headers before one member")
@@ -209,11 +219,16 @@ class _Walk:
             name = self._longer(name, extended.gnu.get(b"L"), pax.get(b"path"))
             link = self._longer(link, extended.gnu.get(b"K"), pax.get(b"linkpath"))
             size = self._pax_size(pax[b"size"]) if pax.get(b"size") else size
+        if len(name) > LIMITS.name_bytes or len(link) > LIMITS.name_bytes:
+            raise self._error(
+                f"name longer than {LIMITS.name_bytes} bytes",
+                found=f"{max(len(name), len(link))} bytes",
+            )
         if kind in _DATALESS:
             size = 0
         if self.at + _padded(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
-        return Member(name, kind, start, self.at, size, link, extended.blocks + block)
+        return Member(name, kind, start, self.at, size, link, bytes(extended.blocks) + block)
 
     def _longer(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
         """Return the name that holds: PAX's or GNU's, which must agree, else the header's own."""
@@ -227,8 +242,11 @@ class _Walk:
             raise self._error("PAX size that is no number", found=value)
         return int(value)
 
-    def _check_end(self) -> None:
-        """Warn of an end that is not two blocks of zeros, and of anything but zeros behind it."""
+    def _check_end(self) -> int | None:
+        """Return where another archive follows after the end of this one, as in what `cat a.tar
+        b.tar` makes. Warn of an end that is not two blocks of zeros, and of what follows and is
+        no archive.
+        """
         if not self.size:
             self._warn("the file is empty, without even the end of an archive")
         elif self.size < self.at + 2 * BLOCK:
@@ -238,9 +256,13 @@ class _Walk:
         while data := self.file.read(1 << 20):
             if data.strip(b"\x00"):
                 at += len(data) - len(data.lstrip(b"\x00"))
-                self._warn(f"the bytes from offset {at} on, behind the archive's end, are not read")
-                return
+                self.file.seek(at)
+                if at % BLOCK == 0 and is_tar(self.file.read(BLOCK)):
+                    return at
+                self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
+                return None
             at += len(data)
+        return None
 
     def _warn(self, problem: str) -> None:
         """Warn of an archive that did not end as it should."""

@@ -24,6 +24,7 @@ from twinfeed.loaders.formats._wire import (
     varint,
 )
 from twinfeed.loaders.formats.records import Part
+from twinfeed.loaders.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
@@ -52,6 +53,8 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Part]:
         found = usual(data)
         if found is None:
             found = {name: _only(name, spans) for name, spans in pieces(data).items() if spans}
+        if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
+            raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
         return {name: _part(data, base, *span) for name, span in found.items()}
     except WireError as error:
         raise _corrupt(error, base) from None
@@ -114,7 +117,7 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 def _only(name: str, spans: list[Span]) -> Span:
     """Return the one piece of a feature's list."""
     if len(spans) > 1:
-        raise WireError(f"feature {name!r} is stored in {len(spans)} pieces", spans[1][1])
+        raise WireError(f"feature {name[:40]!r} is stored in {len(spans)} pieces", spans[1][1])
     return spans[0]
 
 

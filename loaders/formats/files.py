@@ -13,13 +13,16 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from twinfeed.loaders._checks import choice
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
+from twinfeed.loaders.formats._opening import open_regular
 from twinfeed.loaders.formats._sniff import is_index
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.limits import LIMITS
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 """The extensions that `folder` takes for images."""
@@ -138,7 +141,7 @@ def table(
     ...     table(f"{root}/all.csv")
     [Entry(key='1', paths={'image': '1.jpg'}, label='cat')]
     """
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file, table_errors(path):
         rows = csv.DictReader(file, delimiter=delimiter, strict=True)
         wanted = [column] if label is None else [column, label]
         lacking = [name for name in wanted if name not in (rows.fieldnames or ())]
@@ -151,6 +154,21 @@ def table(
                 raise ValueError(f"{path}, line {rows.line_num}: needs a {' and a '.join(wanted)}")
             named.append((values[0], None if label is None else values[1]))
     return listed(named, field=field)
+
+
+@contextmanager
+def table_errors(path: str | os.PathLike[str], /) -> Iterator[None]:
+    """Raise ValueError, with the path, for what is no table.
+
+    >>> with table_errors("a.csv"):
+    ...     raise csv.Error("line contains NUL")
+    Traceback (most recent call last):
+    ValueError: a.csv is no table: line contains NUL
+    """
+    try:
+        yield
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)} is no table: {error}") from None
 
 
 def listed(
@@ -205,7 +223,7 @@ def scan(
     entries: Iterable[Entry],
     /,
     *,
-    max_record_bytes: int = MAX_RECORD_BYTES,
+    max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad | None = None,
 ) -> Iterator[Record]:
     """Yield every entry as a record, its files read, in memory bounded by the longest record.
@@ -223,7 +241,7 @@ def scan(
     >>> record.key, record.paths, record.parts["text"].data
     ('1', ('1.txt',), b'abc')
     """
-    places = _Places(root)
+    places = Places(root)
     for number, entry in enumerate(entries):
         paths = tuple(entry.paths.values())
         full = [places.find(path) for path in paths]
@@ -250,7 +268,7 @@ def scan(
         yield Record(0, sum(sizes), entry.key, parts, octets, number, paths, entry.label)
 
 
-class _Places:
+class Places:
     """Find files below a root, with the folders' own places remembered."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -269,14 +287,15 @@ class _Places:
             raise UnsafeContentError(
                 f"path leaves its root: {path!r}",
                 path=self.root,
-                advice="give a root that holds all the files, those behind links too",
+                advice="give a root that holds all the files, those that links lead to too",
             )
         return full
 
 
 def _whole(place: int, path: str) -> Part:
     """Return a whole file as a part."""
-    data = Path(path).read_bytes()
+    with open(open_regular(path), "rb", buffering=0) as file:
+        data = file.read()
     return Part("bytes", place, 0, len(data), data, 0)
 
 

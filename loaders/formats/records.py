@@ -23,9 +23,6 @@ CONTAINERS: tuple[Container, ...] = get_args(Container)
 OnBad = Callable[[DataCorruptionError], None]
 """Called with the error of one bad record after which the scan can go on."""
 
-MAX_RECORD_BYTES = 1 << 30
-"""Records longer than this are refused before they are read, unless the caller allows more."""
-
 TOO_LONG = "raise max_record_bytes if it is meant to be this long"
 """What to do about a record that is refused for its length."""
 

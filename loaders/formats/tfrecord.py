@@ -17,17 +17,17 @@ from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._system import advise
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._checksum import masked
-from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard
+from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard, read_at
 from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.records import (
     LEAVE_OUT,
-    MAX_RECORD_BYTES,
     TOO_LONG,
     OnBad,
     Part,
     Record,
 )
+from twinfeed.loaders.limits import LIMITS
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")
@@ -41,7 +41,7 @@ def scan(
     /,
     *,
     example: bool = True,
-    max_record_bytes: int = MAX_RECORD_BYTES,
+    max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad | None = None,
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
@@ -178,7 +178,7 @@ def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorru
     """Return the error of data that do not match their checksum, read once more to tell why."""
     with open(path, "rb", buffering=0) as file:
         advise(file.fileno(), 0, 0, "DONTNEED")
-        again = os.pread(file.fileno(), len(data) + FOOTER, offset + HEADER)
+        again = read_at(file.fileno(), len(data) + FOOTER, offset + HEADER)
     same = again == data + footer
     return DataCorruptionError(
         f"corrupted data at offset {offset}",

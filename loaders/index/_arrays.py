@@ -74,7 +74,7 @@ class Arrays:
             array = self._read(name, file) if size <= READ_WHOLE else self._map(name, file)
         except IndexFormatError:
             raise
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, MemoryError) as error:
             raise IndexFormatError(
                 f"damaged index: {file.name} cannot be read",
                 path=self.folder,
@@ -96,13 +96,13 @@ class Arrays:
         """Read and check a small array."""
         data = file.read_bytes()
         self._compare(name, hashlib.sha256(data).hexdigest())
-        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         array.flags.writeable = False
         return array
 
     def _map(self, name: str, file: Path) -> Array:
         """Map a large array."""
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(file, mode="r")
         self._maps[name] = array.base  # the mapping of the whole file
         return np.asarray(array)
 

@@ -14,7 +14,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Part, Record
 from twinfeed.loaders.index._numbering import encode
 from twinfeed.loaders.index._parts import ShardPart
-from twinfeed.loaders.index._paths import join
+from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, local
 from twinfeed.loaders.index._strings import StringColumn
@@ -27,9 +27,7 @@ from twinfeed.loaders.index.labels import (
     refuse_mixed,
 )
 from twinfeed.loaders.index.opened import ROW
-
-MOST_FIELDS = 256
-"""More different fields than this are a mistake: names that should have been keys."""
+from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
 """A numeric feature of at most so many values, the same number in every record, becomes a column.
@@ -47,6 +45,8 @@ def build_part(plan: Plan, job: Job) -> ShardPart:
     """Scan one shard, in full and with every checksum, and return its part of the index."""
     if job.entries:
         return _build(plan, job, plan.root)
+    if not is_url(plan.root):
+        below(plan.root, job.shard)
     with local(join(plan.root, job.shard)) as path:
         try:
             return _build(plan, job, path)
@@ -100,8 +100,9 @@ def _build(plan: Plan, job: Job, path: str) -> ShardPart:
 class _Column:
     """Collect the rows of one field over the records of a shard."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, first: int) -> None:
         self.kind = kind
+        self.first = first
         self.places: list[int] = []
         self.rows: list[tuple[int, int, int, int]] = []
         self.values: list[Array] | None = None if kind in ("bytes", "bytes_list") else []
@@ -171,7 +172,7 @@ class _Collector:
         base = len(self.part.files)
         self.part.files += record.paths
         for name, part in parts:
-            self.add_field(name, part, base)
+            self.add_field(name, part, base, record.number)
         self.part.records += 1
 
     def add_label(self, record: Record) -> bool:
@@ -247,7 +248,7 @@ class _Collector:
             )
         self.part.lacking += 1
 
-    def add_field(self, name: str, part: Part, base: int) -> None:
+    def add_field(self, name: str, part: Part, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""
         if part.kind == "bytes" and name in self.plan.reading.lists:
             part = self.as_list(part)
@@ -255,18 +256,18 @@ class _Collector:
         if column is None:
             if name == "label" and self.plan.label is not None:
                 raise label_clash(self.part.path)
-            column = self.columns[name] = _Column(part.kind)
-            if len(self.columns) > MOST_FIELDS:
+            column = self.columns[name] = _Column(part.kind, number)
+            if len(self.columns) > LIMITS.fields:
                 raise ValueError(
-                    f"{self.part.path} has more than {MOST_FIELDS} different fields "
+                    f"{self.part.path} has more than {LIMITS.fields} different fields "
                     f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
                     f"{_DOTS if self.plan.reading.container == 'tar' else ''}"
                 )
         elif column.kind != part.kind:
             if {column.kind, part.kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
-                    f"feature {name!r} of {self.part.path} is {column.kind} in some records "
-                    f"and {part.kind} in others"
+                    f"feature {name!r} of {self.part.path} is {column.kind} in record "
+                    f"{column.first} and {part.kind} in record {number}"
                 )
             self.mixed.add(name)
             return

@@ -18,6 +18,7 @@ from twinfeed.loaders.index._store import write_store
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import FromTable, label_clash
 from twinfeed.loaders.index.opened import ROW, SHARD
+from twinfeed.loaders.limits import LIMITS
 
 
 def write_index(
@@ -124,7 +125,13 @@ def _check_lists(parts: Sequence[ShardPart]) -> None:
 def _features(parts: Sequence[ShardPart]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the columns and the tables of all fields, sorted by name."""
     columns, tables = {}, {}
-    for name in sorted({name for part in parts for name in part.kinds}):
+    names = sorted({name for part in parts for name in part.kinds})
+    if len(names) > LIMITS.fields:
+        raise ValueError(
+            f"the shards have {len(names)} different fields, more than {LIMITS.fields} "
+            f"({', '.join(names[:5])}, ...): name those you want with fields="
+        )
+    for name in names:
         column = _column(name, parts)
         if column is not None:
             columns[name] = column

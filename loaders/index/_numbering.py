@@ -6,7 +6,7 @@ A shard's labels are of one kind, integers or names, and so must those of all sh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,9 +53,10 @@ def join_labels(shards: Sequence[tuple[str, Labels]], /) -> Labels:
         path, name = named[0]
         raise ValueError(f"labels are names in {path} ({name!r}) and integers in {integers[0]}")
     all_names = sorted({name for _, (_, names, _) in shards for name in names or ()})
+    place = _places(all_names)
     numbers, without, start = [], [], 0
     for _, labels in shards:
-        numbers.append(_renumbered(labels, all_names))
+        numbers.append(_renumbered(labels, place))
         without.append(labels.without + start)
         start += len(labels.numbers)
     return Labels(np.concatenate(numbers), None if integers else all_names, np.concatenate(without))
@@ -82,7 +83,7 @@ def label_column(
         labels = _filled(labels, background, from_text)
     numbers, names, _ = labels
     if names is not None and classes is not None and set(names) <= set(classes):
-        return _renumbered(labels, classes), list(classes)
+        return _renumbered(labels, _places(classes)), list(classes)
     if names is not None and from_text and all(map(_is_integer, names)):
         numbers, names = np.array([int(name) for name in names], np.int64)[numbers], None
     if names is None:
@@ -139,16 +140,20 @@ def _filled(labels: Labels, background: Label, from_text: bool) -> Labels:
         name = next(name for name in names if not (from_text and _is_integer(name)))
         raise ValueError(f"background={background} is an integer, and labels are names ({name!r})")
     all_names = sorted({*names, str(background)})
-    numbers = _renumbered(labels, all_names)
+    numbers = _renumbered(labels, _places(all_names))
     numbers[without] = all_names.index(str(background))
     return Labels(numbers, all_names, without)
 
 
-def _renumbered(labels: Labels, names: Sequence[str]) -> Int64s:
-    """Return numbers into other names; integers stay as they are."""
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """Return the place of each name."""
+    return {name: n for n, name in enumerate(names)}
+
+
+def _renumbered(labels: Labels, place: Mapping[str, int]) -> Int64s:
+    """Return numbers into other names, given their places; integers stay as they are."""
     if labels.names is None:
         return labels.numbers
-    place = {name: n for n, name in enumerate(names)}
     return np.array([place[name] for name in labels.names] or [0], np.int64)[labels.numbers]
 
 

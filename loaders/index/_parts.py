@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -97,8 +98,15 @@ class ShardPart:
             return None
         if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
             return None
-        with np.load(io.BytesIO(data[_DIGEST:]), allow_pickle=False) as archive:
-            arrays = dict(archive)
+        try:
+            arrays = _unpacked(data[_DIGEST:])
+            return cls._of(arrays)
+        except (AttributeError, BadZipFile, EOFError, KeyError, TypeError, ValueError):
+            return None
+
+    @classmethod
+    def _of(cls, arrays: dict[str, Array]) -> ShardPart:
+        """Return the part that was saved as these arrays."""
         facts = json.loads(arrays.pop("facts").tobytes())
         names = facts.pop("names", None)
         part = cls(**facts | {"options": IndexOptions(**facts["options"])})
@@ -111,3 +119,11 @@ class ShardPart:
         if "labels" in arrays:
             part.labels = Labels(arrays["labels"], names, arrays["unlabelled"])
         return part
+
+
+def _unpacked(data: bytes) -> dict[str, Array]:
+    """Return the arrays of an .npz, which must not be compressed: a few bytes could be many."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        if any(entry.compress_type for entry in archive.zip.infolist()):
+            raise ValueError("a part is not compressed")
+        return dict(archive)

@@ -12,9 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError, UnsafeContentError
+from twinfeed.loaders.errors import (
+    REBUILD,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+    UnsafeContentError,
+)
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
+_CLOUDS = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "oci", "oss", "r2", "s3", "s3a"}
+_STORES = {*_CLOUDS, "hdfs", "http", "https", "memory", "webhdfs"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
 
@@ -49,12 +57,50 @@ def remote(url: str) -> Iterator[tuple[Any, str]]:
     """Give the fsspec file system of `url`, and the path there of what it leads to, or should."""
     from fsspec.core import url_to_fs
 
-    try:
+    with remote_errors(url):
         yield url_to_fs(url)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            errno.ENOENT, "no such shard; check the URL, and whether you may read there", url
-        ) from None
+
+
+@contextmanager
+def remote_errors(url: str) -> Iterator[None]:
+    """Raise FileNotFoundError for what is not there, and LoaderError for a server that cannot be
+    reached or fails, both with the URL. fsspec takes a server that refuses connections for a file
+    that is not there.
+    """
+    try:
+        yield
+    except (LoaderError, MemoryError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(error, FileNotFoundError) and not _unreachable(cause):
+            gone = "no such shard; check the URL, and whether you may read there"
+            raise FileNotFoundError(errno.ENOENT, gone, url) from None
+        reason = cause if isinstance(error, FileNotFoundError) else error
+        raise LoaderError(
+            "the server of this shard cannot be reached, or fails",
+            path=url,
+            found=f"{type(reason).__name__}: {reason}",
+            advice="check the URL and the network, and try again",
+        ) from error
+
+
+def _unreachable(cause: BaseException | None) -> bool:
+    """Tell the error of a connection from that of a file that is not there."""
+    if isinstance(cause, (ConnectionError, TimeoutError)):
+        return True
+    return any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)
+
+
+def remembered_root(url: str | None, folder: str) -> str:
+    """Return the root of the shards of an index: a URL that the index remembers, or `folder`.
+
+    Only the schemes of stores are followed. Others, such as `file://` or `zip://`, would let an
+    index lead to any file of this machine.
+    """
+    if url is not None and url.partition("://")[0] in _STORES and "::" not in url:
+        return url
+    return folder
 
 
 def to_write(path: str | os.PathLike[str]) -> Path:

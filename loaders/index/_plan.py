@@ -12,6 +12,7 @@ from typing import Any
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.records import OnBad, Record
+from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._sources import Job, Source
 from twinfeed.loaders.index._store import VERSION
 from twinfeed.loaders.index.labels import (
@@ -73,6 +74,7 @@ class Plan:
             label_from=label_from,
             label=label,
             fields=fields,
+            root=self.root if is_url(self.root) else None,
         )
 
     def digest(self) -> str:

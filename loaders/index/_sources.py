@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._opening import open_shard
 from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.interop import read_wids
@@ -218,5 +219,10 @@ def _guess(root: str, shard: str) -> Container:
         return "tar"
     if ".tfrec" in name:
         return "tfrecord"
-    with local(posixpath.join(root, shard)) as path, open(path, "rb") as file:
+    path = posixpath.join(root, shard)
+    if is_url(path):
+        # Not cat_file(): a server without ranges would send all of the file.
+        with remote(path) as (system, place), system.open(place, "rb", block_size=HEAD) as file:
+            return "tar" if is_tar(file.read(HEAD)) else "tfrecord"
+    with open_shard(path) as file:
         return "tar" if is_tar(file.read(HEAD)) else "tfrecord"

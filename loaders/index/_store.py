@@ -24,10 +24,12 @@ from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
+from twinfeed.loaders.limits import LIMITS
 
 VERSION = 2
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
-_OWN = re.compile(rf"\..*|parts|columns-.*|{re.escape(MANIFEST)}", re.DOTALL)
+_HIDDEN = re.compile(r"\..*", re.DOTALL)
+_PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 CHUNK = 1 << 24
 _ELSEWHERE = (
@@ -56,8 +58,8 @@ def write_store(
             with locked(path):
                 _move_folder(temporary, path / manifest["folder"])
                 _switch(path, manifest | {"checksum": digest_of(manifest)})
-                for old in path.glob("columns-*"):
-                    if old.name != manifest["folder"]:
+                for old in path.iterdir():
+                    if old.name != manifest["folder"] and _is_columns(old):
                         shutil.rmtree(old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -67,7 +69,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest under `path`."""
     rebuild = f"rebuild it with the options it had: twinfeed index SHARDS --out {path}"
     try:
-        text = (path / MANIFEST).read_bytes()
+        text = _bounded(path / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         if (path / "parts").is_dir() or any(path.glob(".columns-*")):
             raise IndexFormatError(
@@ -79,7 +81,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IndexFormatError(
             f"incomplete index: {MANIFEST} is not JSON", path=path, found=error, advice=rebuild
         ) from None
@@ -106,9 +108,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
             found=digest_of(manifest),
             advice=rebuild,
         )
-    if not _FOLDER.fullmatch(manifest["folder"]):
+    if not _FOLDER.fullmatch(str(manifest.get("folder"))):
         raise IndexFormatError("damaged index: bad folder name", path=path, advice=rebuild)
     return manifest
+
+
+def _bounded(manifest: Path) -> bytes:
+    """Return the bytes of a manifest; a sparse file could be larger than memory."""
+    size = manifest.stat().st_size
+    if size > LIMITS.manifest_bytes:
+        raise IndexFormatError(
+            "damaged index: its manifest is too long",
+            path=manifest,
+            expected=f"at most {LIMITS.manifest_bytes} bytes",
+            found=f"{size} bytes",
+        )
+    return manifest.read_bytes()
 
 
 def _no_index(path: Path) -> str:
@@ -149,8 +164,34 @@ def _other_files(path: Path) -> str:
     if is_index(path):
         return ""
     held = sorted(each.name for each in path.iterdir()) if path.exists() else []
-    others = [name for name in held if not _OWN.fullmatch(name)]
+    others = [name for name in held if not _may_stay(path / name)]
     return f"it holds other files ({', '.join(others[:5])})" if others else ""
+
+
+def _may_stay(path: Path) -> bool:
+    """Tell what may lie in the folder of a new index: hidden files, and what a build that was
+    interrupted has left.
+    """
+    if path.name == "parts" and path.is_dir() and not path.is_symlink():
+        return all(_HIDDEN.match(each.name) or is_part(each) for each in path.iterdir())
+    return bool(_HIDDEN.match(path.name)) or _is_columns(path)
+
+
+def _is_columns(path: Path) -> bool:
+    """Tell a folder of arrays that this library wrote, by its name and by the names within."""
+    if not _FOLDER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    names = [each.name for each in path.iterdir()]
+    return all(name.endswith(".npy") and ARRAY_NAME.fullmatch(name[:-4]) for name in names)
+
+
+def is_part(path: Path) -> bool:
+    """Tell the file of a part, or what was written of it when the process was killed.
+
+    >>> is_part(Path("notes.part"))
+    False
+    """
+    return bool(_PART.fullmatch(path.name))
 
 
 def digest_of(data: object) -> str:

@@ -76,7 +76,7 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
             continue
         try:
             records.append(_parsed(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line must be such "
                 f'as {{"shard": "a.tar", "record": 7}}: list the records with twinfeed verify'

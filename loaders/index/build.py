@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from twinfeed.loaders.atomic import LOCK, locked
+from twinfeed.loaders.atomic import locked
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.index._collect import work
 from twinfeed.loaders.index._exclude import Exclude, without
 from twinfeed.loaders.index._merge import mixed_fields, write_index
 from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart
-from twinfeed.loaders.index._paths import to_write
+from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._plan import Fields, Plan
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_job, find_source
-from twinfeed.loaders.index._store import make_folder, own_folder
+from twinfeed.loaders.index._store import is_part, make_folder, own_folder
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
@@ -99,7 +101,7 @@ def build_index(
         table = label if isinstance(label, FromTable) else None
         write_index(path, parts, table=table, classes=classes)
         for file in folder.iterdir():
-            if file.name != LOCK:  # whose unlinking would let another process in
+            if is_part(file):  # to unlink the lock would let another process in
                 file.unlink()
     return open_index(path, root=source.root)
 
@@ -192,7 +194,7 @@ def merge_parts(
             advice="build all parts with the same arguments",
         )
     if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         raise ValueError(f"{len(twice)} shards have two parts, first: {', '.join(twice[:5])}")
     mixed = mixed_fields(loaded)
     if mixed:
@@ -200,9 +202,10 @@ def merge_parts(
             f"the features {sorted(mixed)} have one value a record in some shards and several in "
             f"others: build all parts with lists={sorted(mixed)}"
         )
-    where = os.fspath(root) if root is not None else str(path.parent)
+    if root is not None and is_url(os.fspath(root)):
+        loaded[0] = replace(loaded[0], options=replace(loaded[0].options, root=os.fspath(root)))
     write_index(path, loaded, table=label, classes=classes)
-    return open_index(path, root=where)
+    return open_index(path, root=root)
 
 
 def _check_counts(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
 from twinfeed.loaders.index._arrays import Arrays, Columns
-from twinfeed.loaders.index._paths import check_names, check_shards, refuse_unfinished
-from twinfeed.loaders.index._store import read_manifest
+from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
+from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 
@@ -32,6 +32,9 @@ field.
 
 SHARD = np.dtype([("bytes", "<i8"), ("stop", "<i8"), ("headers", "<u4"), ("unused", "<u4")])
 """One shard: its size, the id after its last record, and the checksum of its record headers."""
+
+
+_LOOKED_AT = 1000
 
 
 class Field(NamedTuple):
@@ -56,6 +59,7 @@ class Index:
     stands for the data: it is the same wherever the index is copied, and another one when a
     record, a label or a class changes. `digests` has a SHA-256 of what each bytes field and each
     column holds, by name: the same in every container. `options` tells how the index was built.
+    `digest` is a SHA-256 of the whole manifest, for `open_index(digest=…)`.
     An index pickles as its path.
 
     The index's own bytes are checked too: small arrays and the list of shards at opening, a large
@@ -75,7 +79,8 @@ class Index:
         self.root = root
         self.manifest = manifest
         self.container: str = manifest["container"]
-        self.options = _options(path, manifest)
+        self.options = IndexOptions(**manifest["options"])
+        self.digest: str = digest_of(manifest)
         self.classes: tuple[str, ...] = tuple(manifest["classes"])
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
@@ -83,6 +88,7 @@ class Index:
         )
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
+        self._records = int(manifest["records"])
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
         self._words = {
             name: table.view(np.int64).reshape(-1, 3) for name, table in self._tables.items()
@@ -90,24 +96,65 @@ class Index:
         self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
-        self.shards = arrays.check("shards")
-        self._records = int(self.shards["stop"][-1])
-        self.shard_paths = StringColumn(
-            arrays.check("shardpaths-text"), arrays.check("shardpaths-ends")
-        )
-        self.files = self.shard_paths
-        if "files-ends" in arrays:
-            self.files = StringColumn(arrays["files-text"], arrays["files-ends"])
-        self._keys = None
-        if "keys-ends" in arrays:
-            self._keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise IndexFormatError unless all arrays tell of as many records as the manifest."""
+        arrays, stops = self._arrays, self._arrays["shards"]["stop"]
+        found = {"shards": int(stops[-1]) if len(stops) else 0}
+        found |= {name: len(table) for name, table in self._tables.items()}
+        found |= {f"column-{n}": len(arrays[f"column-{n}"]) for n in range(len(self.columns))}
+        if self.has_keys:
+            found["keys-ends"] = len(arrays["keys-ends"])
+        wrong = {name: n for name, n in found.items() if n != self._records}
+        for name in ("shardpaths", "files", "keys"):
+            last = arrays[f"{name}-ends"][-1:].tolist() if f"{name}-ends" in arrays else []
+            if last and last[0] != len(arrays[f"{name}-text"]):
+                wrong[f"{name}-ends"] = last[0]
+        if wrong or len(stops) != len(arrays["shardpaths-ends"]):
+            raise IndexFormatError(
+                "damaged index: its arrays do not fit together",
+                path=self.path,
+                expected=f"{self._records} records in {len(stops)} shards",
+                found=wrong or f"{len(arrays['shardpaths-ends'])} paths of shards",
+                advice=REBUILD,
+            )
+
+    @property
+    def shards(self) -> npt.NDArray[Any]:
+        """The table of shards: bytes, the id after the last record, the checksum of the headers."""
+        return self._arrays.check("shards")
+
+    @property
+    def shard_paths(self) -> StringColumn:
+        """The paths of the shards, relative to the root."""
+        return self._strings("shardpaths")
+
+    @property
+    def files(self) -> StringColumn:
+        """The paths that the rows of the tables number: of loose files, or of the shards."""
+        return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
+
+    def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
+        """Return a column of strings; for messages and for a first look, as it is."""
+        get = self._arrays.check if checked else self._arrays.__getitem__
+        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"))
+
+    def look_at_shards(self, most: int) -> None:
+        """Compare the sizes of at most `most` shards, spread over all, with those indexed."""
+        arrays, n = self._arrays, len(self._arrays["shards"])
+        chosen = np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
+        paths = self._strings("shardpaths", checked=False)
+        names = [paths[place] for place in chosen.tolist()]
+        check_shards(self.root, names, arrays["shards"]["bytes"][chosen].tolist())
 
     def __len__(self) -> int:
-        return int(self.shards["stop"][-1]) if len(self.shards) else 0
+        return self._records
 
     def __repr__(self) -> str:
         return (
-            f"<Index {str(self.path)!r}: {len(self)} records, {len(self.shards)} shards, "
+            f"<Index {str(self.path)!r}: {len(self)} records, "
+            f"{len(self._arrays['shards'])} shards, "
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
         )
 
@@ -117,7 +164,7 @@ class Index:
     @property
     def has_keys(self) -> bool:
         """Whether records have keys of their own."""
-        return self._keys is not None
+        return "keys-ends" in self._arrays
 
     @property
     def labels(self) -> Int64s | None:
@@ -160,16 +207,15 @@ class Index:
     def keys(self, ids: Ids, /) -> list[str]:
         """Return the key of each record; where the container has none, "shard#number"."""
         ids = check_ids(ids, len(self)).tolist()
-        if self._keys is not None:
-            self._arrays.check("keys-text")
-            self._arrays.check("keys-ends")
-            return [self._keys[record] for record in ids]
+        if self.has_keys:
+            keys = self._strings("keys")
+            return [keys[record] for record in ids]
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
         """Say in one line where a record lies, for messages."""
         record = int(check_ids([record], len(self))[0])
-        key = "" if self._keys is None else f", key {self._keys[record]!r}"
+        key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.place(record)
         held = [table[record] for table in self._tables.values() if table["length"][record] >= 0]
         if self.container == "files" and held:
@@ -179,40 +225,62 @@ class Index:
 
 
 def open_index(
-    path: str | os.PathLike[str], /, *, root: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    /,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    digest: str | None = None,
 ) -> Index:
     """Open the index folder at `path`, and check that its shards are there and of the size they
     were indexed with.
 
-    Shard paths are relative to `root`: by default the folder that holds the index folder. A `root`
-    may be a URL that fsspec knows; its shards are checked when they are first read, as are loose
-    files.
+    Shard paths are relative to `root`. By default that is the URL that the index was built with,
+    or else the folder that holds the index folder. Of more than a thousand shards, a thousand
+    spread over all are looked at. The others, those at a URL and loose files are checked when they
+    are first read.
+
+    A checksum is no signature: whoever can write the index can write checksums that fit. Where the
+    index comes from somebody else, give the `digest` (`Index.digest`) that you got by a way you
+    trust. The digest covers the index with all its checksums.
 
     Raises FileNotFoundError (no index; shards missing: the first five are named), IndexFormatError
-    (an incomplete or damaged index, or a newer version), StaleIndexError (a shard has another
-    size) and UnsafeContentError (a path that leaves the root).
+    (an incomplete or damaged index, or another version), StaleIndexError (a shard has another
+    size, or the index another digest), UnsafeContentError (a path that leaves the root) and
+    ValueError (a URL for `path`).
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> folder = mkdtemp()
     >>> index = pack([{"word": b"to"}], folder)["data"]
-    >>> open_index(f"{folder}/data.index").fingerprint == index.fingerprint
+    >>> open_index(f"{folder}/data.index", digest=index.digest).fingerprint == index.fingerprint
     True
     """
     index = load_index(path, root)
+    refuse_unfinished(index.path.parent, index.path.name)
+    if digest is not None and index.digest != digest:
+        raise StaleIndexError(
+            "this is another index",
+            path=index.path,
+            expected=f"digest {digest}",
+            found=index.digest,
+            advice="get the index again from where the digest comes from",
+        )
     if index.container != "files":  # those are checked when they are read: there may be millions
-        check_shards(index.root, index.shard_paths.tolist(), index.shards["bytes"].tolist())
+        index.look_at_shards(_LOOKED_AT)
     return index
 
 
 def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None, /) -> Index:
     """Open the index folder at `path`, and leave its shards unlooked at."""
+    if is_url(os.fspath(path)):
+        raise ValueError(
+            f"path must be a local folder, got {path}: copy the index here, which is small beside "
+            "its shards, and give root= the URL of the folder that holds the shards"
+        )
     path = Path(os.path.abspath(path))
-    where = os.fspath(root) if root is not None else str(path.parent)
-    refuse_unfinished(path.parent, path.name)
     manifest = read_manifest(path)
     try:
-        index = Index(path, where, manifest)
+        return _index(path, root, manifest)
     except FileNotFoundError:
         again = read_manifest(path)  # was it replaced by a new build meanwhile?
         if again == manifest:
@@ -221,18 +289,23 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
                 path=path,
                 advice=REBUILD,
             ) from None
-        index = Index(path, where, again)
-    check_names(index.shard_paths.tolist())
-    return index
+        return _index(path, root, again)
 
 
-def _options(path: Path, manifest: Mapping[str, Any]) -> IndexOptions:
-    """Return how the index was built."""
+def _index(path: Path, root: str | os.PathLike[str] | None, manifest: Mapping[str, Any]) -> Index:
+    """Return the index that a manifest tells of, whatever the manifest holds."""
     try:
-        return IndexOptions(**manifest["options"])
-    except (TypeError, ValueError) as error:
-        problem = "damaged index: its manifest tells options that mean nothing"
-        raise IndexFormatError(problem, path=path, found=error, advice=REBUILD) from None
+        where = remembered_root(manifest["options"].get("root"), str(path.parent))
+        return Index(path, where if root is None else os.fspath(root), manifest)
+    except IndexFormatError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise IndexFormatError(
+            "damaged index: its manifest tells what cannot be",
+            path=path,
+            found=f"{type(error).__name__}: {error}",
+            advice=REBUILD,
+        ) from None
 
 
 def check_index(index: Index) -> None:

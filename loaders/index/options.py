@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from twinfeed.loaders._checks import choice, count, flag, names
-from twinfeed.loaders.formats.records import CONTAINERS, MAX_RECORD_BYTES, Container
+from twinfeed.loaders.formats.records import CONTAINERS, Container
 from twinfeed.loaders.index.labels import (
     FromFolder,
     FromJson,
@@ -16,6 +16,7 @@ from twinfeed.loaders.index.labels import (
     LabelSource,
     is_label,
 )
+from twinfeed.loaders.limits import LIMITS
 
 Missing = Literal["error", "skip", "empty"]
 LabelFrom = Literal["field", "folder", "function", "json", "table"]
@@ -51,7 +52,7 @@ class Reading:
     join: bool = False
     missing: Missing = "error"
     background: Label | None = None
-    max_record_bytes: int = MAX_RECORD_BYTES
+    max_record_bytes: int = LIMITS.record_bytes
 
     def __post_init__(self) -> None:
         if self.container is not None:
@@ -80,11 +81,14 @@ DEFAULT = Reading()
 class IndexOptions(Reading):
     """Tell how an index was built, as its manifest has it: `Index.options`.
 
-    Beside what `Reading` says: `label_from` is the kind of thing that labels came from, and
-    `label` its name; `fields` maps each chosen field to the names it may have in a record, with
-    ";" between them; `classes_given` tells whether the classes were listed by the caller.
-    `left_out` counts the records that the index leaves out, `broken` the shards of which the rest
-    is left out.
+    Beside what `Reading` says:
+
+    - `label_from` is the kind of thing that labels came from, and `label` its name.
+    - `fields` maps each chosen field to the names it may have in a record, with ";" between them.
+    - `classes_given` tells whether the classes were listed by the caller.
+    - `root` is the URL of the folder of the shards, if they are remote.
+    - `left_out` counts the records that the index leaves out.
+    - `broken` counts the shards of which the rest is left out.
 
     >>> IndexOptions(label_from="field", label="cls").missing
     'error'
@@ -94,6 +98,7 @@ class IndexOptions(Reading):
     label: str | None = None
     fields: Mapping[str, str] | None = None
     classes_given: bool = False
+    root: str | None = None
     left_out: int = 0
     broken: int = 0
 

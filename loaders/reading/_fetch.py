@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._system import advise
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.formats._opening import open_regular, read_at
+from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import is_url, join
+from twinfeed.loaders.index._paths import below, is_url, join, remote_errors
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.reading._handles import Handles
 
@@ -101,7 +103,7 @@ class LocalShards:
         out: list[bytes] = []
         for first, last in _runs(rows, near):
             offset, end = _extent(rows[first:last])
-            piece = os.pread(fds[first], end - offset, offset)
+            piece = read_at(fds[first], end - offset, offset)
             out += _cut(piece, rows[first:last], self.verify, first)
         return out
 
@@ -129,7 +131,7 @@ class LocalShards:
         number, offset, length = int(row["file"]), int(row["offset"]), int(row["length"])
         handle = self.handles.get([number])[number]
         advise(handle.fd, offset, length, "DONTNEED")
-        return os.pread(handle.fd, length, offset)
+        return read_at(handle.fd, length, offset)
 
     def prefetch(self, rows: Rows, /) -> None:
         """Tell the kernel which pages will be needed."""
@@ -145,8 +147,10 @@ class LocalShards:
         """Read row by row: the loop that most reading happens in."""
         lengths = rows["length"].tolist()
         out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
-        if list(map(len, out)) != lengths:
-            raise _first_wrong(out, map(len, out), lengths)
+        if list(map(len, out)) != lengths:  # cut at 2 GiB, or by the end of the file
+            out = list(map(read_at, fds, lengths, rows["offset"].tolist()))
+            if list(map(len, out)) != lengths:
+                raise _first_wrong(out, map(len, out), lengths)
         if self.verify:
             crcs = rows["crc"].tolist()
             if list(map(crc32c, out)) != crcs:
@@ -157,6 +161,7 @@ class LocalShards:
 def open_shard(index: Index, number: int) -> int:
     """Return the descriptor of a shard, which must have the size it was indexed with."""
     path = _path(index, index.shard_paths, number)
+    below(index.root, index.shard_paths[number])
     fd = _descriptor(path)
     size = os.fstat(fd).st_size
     if size != index.shards["bytes"][number]:
@@ -188,7 +193,7 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
 def _descriptor(path: str) -> int:
     """Open a file that was there when it was indexed."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_regular(path)
     except FileNotFoundError:
         gone = "no such file any more: restore it, or index what is there"
         raise FileNotFoundError(errno.ENOENT, gone, path) from None
@@ -200,36 +205,43 @@ class WholeFiles:
     def __init__(self, index: Index, verify: bool) -> None:
         self.index = index
         self.verify = verify
+        self.places = Places(index.root)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
+
+    def open(self, number: int, length: int) -> int:
+        """Open a file, which must be of the length that it was indexed with."""
+        path = _path(self.index, self.index.files, number)
+        fd = _descriptor(self.places.find(self.index.files[number]))
+        size = os.fstat(fd).st_size
+        if size != length:
+            os.close(fd)
+            raise _stale(path, length, size)
+        return fd
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
         out = []
         for place, (_, length, file, crc) in enumerate(rows.tolist()):
-            path = _path(self.index, self.index.files, file)
-            with open(_descriptor(path), "rb", buffering=0) as opened:
-                size = os.fstat(opened.fileno()).st_size
-                if size != length:
-                    raise _stale(path, length, size)
-                data = opened.read()
-            if self.verify and crc32c(data) != crc:
+            with open(self.open(file, length), "rb", buffering=0) as opened:
+                data = read_at(opened.fileno(), length, 0)
+            if len(data) != length or (self.verify and crc32c(data) != crc):
                 raise WrongBytes(place, data)
             out.append(data)
         return out
 
     def reread(self, row: np.void, /) -> bytes:
         """Read one file from the disk."""
-        path = join(self.index.root, self.index.files[int(row["file"])])
-        with open(path, "rb", buffering=0) as opened:
+        number, length = int(row["file"]), int(row["length"])
+        with open(self.open(number, length), "rb", buffering=0) as opened:
             advise(opened.fileno(), 0, 0, "DONTNEED")
-            return opened.read()
+            return read_at(opened.fileno(), length, 0)
 
     def prefetch(self, rows: Rows, /) -> None:
         """Tell the kernel which files will be needed."""
-        for file in rows["file"].tolist():
-            with open(join(self.index.root, self.index.files[file]), "rb", buffering=0) as opened:
+        for _, length, file, _ in rows.tolist():
+            with open(self.open(file, length), "rb", buffering=0) as opened:
                 advise(opened.fileno(), 0, 0, "WILLNEED")
 
 
@@ -256,16 +268,21 @@ class RemoteShards:
         extents = [_extent(rows[first:last]) for first, last in runs]
         paths = [self._path(int(rows["file"][first])) for first, _ in runs]
         starts, ends = [start for start, _ in extents], [end for _, end in extents]
-        pieces = self.system.cat_ranges(paths, starts, ends, on_error="raise")
+        with remote_errors(self.index.root):
+            pieces = self.system.cat_ranges(paths, starts, ends, on_error="raise")
         out: list[bytes] = []
-        for (first, last), piece in zip(runs, pieces, strict=True):
+        for (first, last), piece, path, extent in zip(runs, pieces, paths, extents, strict=True):
+            _check_range(path, extent, len(piece))
             out += _cut(bytes(piece), rows[first:last], self.verify, first)
         return out
 
     def reread(self, row: np.void, /) -> bytes:
         """Read one row again."""
-        start, end = int(row["offset"]), int(row["offset"] + row["length"])
-        return bytes(self.system.cat_file(self._path(int(row["file"])), start=start, end=end))
+        path, (start, end) = self._path(int(row["file"])), _extent(row.reshape(1))
+        with remote_errors(path):
+            data = self.system.cat_file(path, start=start, end=end)
+        _check_range(path, (start, end), len(data))
+        return bytes(data)
 
     def prefetch(self, rows: Rows, /) -> None:
         """Do nothing: there is no page cache between here and there."""
@@ -277,22 +294,38 @@ class RemoteShards:
     def _check(self, number: int) -> None:
         """Compare a shard's size with the index, once."""
         if self.index.container != "files":
-            size, expected = (
-                self.system.size(self._path(number)),
-                self.index.shards["bytes"][number],
-            )
-            if size != expected:
-                raise _stale(self._path(number), int(expected), size)
+            path, expected = self._path(number), int(self.index.shards["bytes"][number])
+            with remote_errors(path):
+                size = self.system.size(path)
+            if size not in (None, expected):  # None: the server does not tell
+                raise _stale(path, expected, size)
         self.checked.add(number)
 
 
+def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
+    """Raise LoaderError where more came than was asked for. A server that knows no ranges sends
+    the file from its first byte on.
+    """
+    expected = extent[1] - extent[0]
+    if found > expected:
+        raise LoaderError(
+            "the server does not serve ranges of a file: it sends the whole file",
+            path=path,
+            offset=extent[0],
+            expected=f"{expected} bytes",
+            found=f"{found} bytes",
+            advice="copy the shards here, or to a server that supports HTTP range requests",
+        )
+
+
+@cache
 def keep_heap() -> None:
     """Let glibc keep freed memory for the next batch.
 
     It gives the top of the heap back beyond 128 KiB, and each batch would fault its pages in anew,
     at more than the price of reading it. Freeing a mapped block once raises that limit to twice
     the block's size (mallopt(3), M_TRIM_THRESHOLD: the limit is dynamic), as any program does that
-    frees a large array. The block's pages are never touched.
+    frees a large array. Once a process is enough; a second block may have its pages touched.
     """
     bytes((1 << 25) - (1 << 13))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,15 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index._paths import below
 from twinfeed.loaders.index.opened import Index, check_index
+from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, keep_heap, many_near
 from twinfeed.loaders.reading._handles import default_limit
 
 Value = Any
+_MUCH = 1 << 26
 
 
 class Reader(Closing):
@@ -164,6 +168,7 @@ class Reader(Closing):
         if any(self.index.fields[name].missing for name in names):
             where = self._held(rows, ids, names)
             rows = rows[where]
+        self._check_batch(rows)
         try:
             data = self._fetcher.fetch(rows, neighbours=neighbours)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
@@ -183,6 +188,27 @@ class Reader(Closing):
         for place, item in zip(where.tolist(), data, strict=True):
             filled[place] = item
         return filled
+
+    def _check_batch(self, rows: npt.NDArray[Any]) -> None:
+        """Raise LoaderError for more bytes than a batch may have. Records of one index do not
+        overlap, but for hard links in a tar: more bytes than all shards have are a hostile index.
+        """
+        wanted = int(rows["length"].sum())
+        if wanted > _MUCH and wanted > self._most and not len(self._outside(rows)):
+            raise LoaderError(
+                "a batch of too many bytes",
+                path=self.index.path,
+                expected=f"at most {self._most} bytes",
+                found=f"{wanted} bytes",
+                advice=f"read fewer records at a time; if these are few, {REBUILD}",
+            )
+
+    @cached_property
+    def _most(self) -> int:
+        """So many bytes can the records of a batch have together."""
+        if self.index.container == "files":  # whose lengths are compared with the files
+            return LIMITS.batch_bytes
+        return min(LIMITS.batch_bytes, LINKED * int(self.index.shards["bytes"].sum()))
 
     def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
         """Return the places of the rows that are there; the others must be allowed to lack."""

@@ -1,0 +1,37 @@
+"""What the loaders refuse for its size, before any memory or time is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Say how much of anything the loaders take; `LIMITS` are the limits in force.
+
+    No honest data comes near these limits, which keep a hostile shard or index from costing more
+    than its own size. Each limit is checked where the number first appears.
+
+    - `record_bytes`: bytes of one record. `Reading(max_record_bytes=…)` sets another limit.
+    - `batch_bytes`: bytes that one `Reader.read` fetches.
+    - `name_bytes`: bytes of the name of a field or of a tar member.
+    - `fields`: different fields of all shards of an index together.
+    - `values`: values of one list of an Example that are stored one by one.
+    - `header_bytes`: bytes of all extended headers before one member of a tar.
+    - `manifest_bytes`: bytes of the manifest of an index.
+
+    >>> LIMITS.fields
+    256
+    """
+
+    record_bytes: int = 1 << 30
+    batch_bytes: int = 1 << 34
+    name_bytes: int = 1 << 12
+    fields: int = 256
+    values: int = 1 << 20
+    header_bytes: int = 1 << 20
+    manifest_bytes: int = 1 << 28
+
+
+LIMITS = Limits()
+"""The limits in force."""
