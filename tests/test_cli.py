@@ -620,13 +620,11 @@ def test_a_worker_warns_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text: str) -> None:
-    """The image is a pipe, so that the command waits for its bytes when the interrupt comes."""
-    (tmp_path / "images" / "a").mkdir(parents=True)
-    image = tmp_path / "images" / "a" / "1.png"
-    os.mkfifo(image)
+    """The command is at work for much longer than the test, so that the interrupt finds it so."""
+    images = long_images(tmp_path / "images" / "a")
     running = start(tmp_path, *command, "-q")
-    with image.open("wb"):  # opens as soon as the command reads
-        error = interrupted(running)
+    wait_for_reading(running.pid, images)
+    error = interrupted(running)
     assert error.startswith(f"twinfeed: interrupted{text}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -636,23 +634,20 @@ def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for n in range(FILES_PER_PART):
         (tmp_path / "images" / f"{n}.png").touch()
-    last = tmp_path / "images" / "last.png"
-    os.mkfifo(last)
+    long_images(tmp_path / "images")
     running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2")
-    with last.open("wb"):
-        seen = b""
-        while b"1/2" not in seen:  # one worker is through, the other waits for the pipe
-            seen += os.read(running.stderr.fileno(), 1)
-        assert "Traceback" not in interrupted(running)
+    seen = b""
+    while b"1/2" not in seen:  # one worker is through, the other has long images
+        seen += os.read(running.stderr.fileno(), 1)
+    assert "Traceback" not in interrupted(running)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3])
 def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     tmp_path: Path, delay: float
 ) -> None:
-    """While they import; the image is a pipe, so that none of them gets further."""
-    (tmp_path / "images").mkdir()
-    os.mkfifo(tmp_path / "images" / "1.png")
+    """While they import; the images are long, so that none of them is through."""
+    long_images(tmp_path / "images")
     running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2", "-q")
     started(running.pid, "spawn_main")
     time.sleep(delay)
@@ -665,12 +660,11 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
 def test_a_worker_that_is_killed_ends_the_command_with_one_line(
     tmp_path: Path, command: str, delay: float
 ) -> None:
-    """As it starts, while it imports, and at work: each of two has a pipe to wait for."""
-    (tmp_path / "images").mkdir()
+    """As it starts, while it imports, and at work: each of two has long images to read."""
+    long_images(tmp_path / "images", "-first")
     for n in range(FILES_PER_PART):
         (tmp_path / "images" / f"{n}.png").touch()
-    for name in ("-first.png", "last.png"):
-        os.mkfifo(tmp_path / "images" / name)
+    long_images(tmp_path / "images")
     options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
     running = start(tmp_path, command, "images", *options)
     worker = started(running.pid, "spawn_main")
@@ -687,6 +681,26 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
             return
         time.sleep(0.01)
     pytest.fail(f"left behind: {group(running.pid)}")
+
+
+def long_images(folder: Path, name: str = "last") -> Path:
+    """Make images that take a minute to read, and no room: files of zeros that are not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(400):
+        with (folder / f"{name}-{n:03}.png").open("wb") as file:
+            file.truncate(1 << 28)
+    return folder
+
+
+def wait_for_reading(leader: int, folder: Path) -> None:
+    """Wait until a process of the group reads a file of the folder."""
+    while True:
+        for stat in group(leader):
+            for fd in Path(f"/proc/{stat.split()[0]}/fd").glob("*"):
+                with suppress(OSError):  # it has been closed meanwhile
+                    if Path(os.readlink(fd)).parent == folder:
+                        return
+        time.sleep(0.001)
 
 
 def group(leader: int) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders._checks import Ids, Int64s, check_ids
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.index._arrays import Arrays, Columns
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
 from twinfeed.loaders.index._store import digest_of, read_manifest
@@ -146,7 +146,11 @@ class Index:
         chosen = np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
         paths = self._strings("shardpaths", checked=False)
         names = [paths[place] for place in chosen.tolist()]
-        check_shards(self.root, names, arrays["shards"]["bytes"][chosen].tolist())
+        try:
+            check_shards(self.root, names, arrays["shards"]["bytes"][chosen].tolist())
+        except (LoaderError, OSError):
+            _ = self.shards, self.shard_paths  # is it the index that is damaged?
+            raise
 
     def __len__(self) -> int:
         return self._records
