@@ -6,8 +6,8 @@ import shlex
 import sys
 from typing import Any
 
-from twinfeed.loaders.formats.records import MAX_RECORD_BYTES
 from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.limits import LIMITS
 
 _LABELS: dict[str | None, tuple[str, ...]] = {
     "field": ("--label",),
@@ -55,7 +55,7 @@ def built_with(options: IndexOptions, index: str = "INDEX", /) -> str:
         "--background": (options.background, None),
         "--container": (options.container, None),
         "--key": (options.key, None),
-        "--max-record-bytes": (options.max_record_bytes, MAX_RECORD_BYTES),
+        "--max-record-bytes": (options.max_record_bytes, LIMITS.record_bytes),
         "--missing": (options.missing, "error"),
     }
     for option, (value, usual) in given.items():
