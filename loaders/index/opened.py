@@ -260,7 +260,6 @@ def open_index(
     True
     """
     index = load_index(path, root)
-    refuse_unfinished(index.path.parent, index.path.name)
     if digest is not None and index.digest != digest:
         raise StaleIndexError(
             "this is another index",
@@ -282,6 +281,7 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
             "its shards, and give root= the URL of the folder that holds the shards"
         )
     path = Path(os.path.abspath(path))
+    refuse_unfinished(path.parent, path.name)
     manifest = read_manifest(path)
     try:
         return _index(path, root, manifest)
