@@ -1,0 +1,360 @@
+"""Mutate shards, index folders, states and command lines, and see that nothing but the library's
+own errors comes of them.
+
+    python tests/fuzz.py --seconds 60
+    python tests/fuzz.py --case tar:1234
+
+A case is a target and a number, and always the same mutation. What a run finds is printed as such a
+case. `FOUND` keeps the cases that once failed; test_fuzz.py runs them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.command_line import main as command_line
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats import tar, tfrecord
+from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index import open_index
+from twinfeed.loaders.index._store import digest_of
+from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.packing import pack
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.verify import verify
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
+
+FOUND: list[str] = []
+
+DOCUMENTED = (LoaderError, OSError)
+SECONDS = 20
+MEMORY = 4 << 30
+NUMBERS = (0, 1, -1, 127, 128, 255, 256, 511, 512, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)
+TEXT = """
+    pack index verify info cat images a.tar a.tfrecord x.index y.index out bad.jsonl
+    --out --label --label-json --label-folder --label-table --classes --background
+    --field --key --list --missing --exclude --container --join --raw --max-record-bytes
+    --root --split --seed --shards --shard-bytes --shard-records --overwrite --bad-list
+    --json -q 0 1 -1 7 1e9 1k tar tfrecord files skip empty cls image label a=1 a=0.5
+    labels.csv classes.txt a{0..9}.tar {a,b}.tar *.tar ** [ json:a.b x=a;b . \u202e \x1b[2J
+"""
+WORDS = (*TEXT.split(), "")
+
+
+class Corpus:
+    """What is mutated, made in a folder of its own that is the current one."""
+
+    def __init__(self) -> None:
+        samples = [
+            {"__key__": f"k{n}", "image": bytes([n] * 9), "label": f"c{n % 3}", "n": [n, 0.5]}
+            for n in range(6)
+        ]
+        for container in ("tfrecord", "tar"):
+            index = pack(samples, container, container=container, shards=2)["data"]  # type: ignore[arg-type]
+            shutil.copy(f"{container}/{index.shard_paths[0]}", f"a.{container}")
+        build_index("a.tar", "x.index", label="cls")
+        Path("images/c").mkdir(parents=True)
+        Path("images/c/1.png").write_bytes(b"...")
+        Path("labels.csv").write_text("k0,a\nk1,b\n")
+        Path("classes.txt").write_text("c0\nc1\n")
+        self.shards = {name: Path(f"a.{name}").read_bytes() for name in ("tfrecord", "tar")}
+        self.files = {
+            path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()
+        }
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for path in sorted(Path().rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            elif path not in self.files or path.is_symlink():
+                path.unlink()
+        for path, data in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """Return bytes with a few changes of the kinds that break parsers."""
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
+        place = draw.randrange(len(out) + 1)
+        kind = draw.randrange(7)
+        if kind == 0 and place < len(out):
+            out[place] ^= 1 << draw.randrange(8)
+        elif kind == 1 and place < len(out):
+            out[place] = draw.randrange(256)
+        elif kind == 2:
+            number = draw.choice(NUMBERS) & (1 << 64) - 1
+            out[place : place + 8] = number.to_bytes(8, draw.choice(("little", "big")))
+        elif kind == 3:
+            del out[place : place + draw.choice((1, 7, 512, 1024))]
+        elif kind == 4:
+            out[place:place] = draw.randbytes(draw.choice((1, 7, 512)))
+        elif kind == 5:
+            start = draw.randrange(len(out) + 1)
+            out[place:place] = out[start : start + draw.choice((4, 512, 1024))]
+        else:
+            del out[place:]
+    return bytes(out)
+
+
+def shard(corpus: Corpus, name: str, draw: random.Random) -> None:
+    """Scan a mutated shard, its checksums right half of the time."""
+    data = corpus.shards[name]
+    if name == "tar" and draw.random() < 0.7:
+        data = tar_with_field(data, draw)
+    elif name == "tfrecord" and draw.random() < 0.7:
+        data = framed(mutated(first_record(data), draw))
+    else:
+        data = mutated(data, draw)
+    path = f"m.{name}"
+    Path(path).write_bytes(data)
+    scan: Any = tar.scan if name == "tar" else tfrecord.scan
+    errors: list[Exception] = []
+    for record in scan(path, max_record_bytes=1 << 20, on_bad=errors.append):
+        assert record.offset >= 0
+        assert record.offset + record.length <= len(data)
+    if draw.random() < 0.05:
+        with Reader(build_index(path, "m.index", label="cls" if name == "tar" else None)) as reader:
+            reader.read(range(len(reader.index)))
+        assert verify("m.index").ok
+
+
+def tar_with_field(data: bytes, draw: random.Random) -> bytes:
+    """Return a tar of which a header has a mutated field and the right checksum."""
+    out = bytearray(data)
+    start = draw.randrange(max(len(out) // 512, 1)) * 512
+    header = bytearray(out[start : start + 512])
+    begin, stop = draw.choice(
+        ((0, 100), (100, 124), (124, 136), (156, 157), (157, 257), (345, 500))
+    )
+    header[begin:stop] = mutated(bytes(header[begin:stop]), draw)[: stop - begin].ljust(
+        stop - begin, b"\0"
+    )
+    if draw.random() < 0.3:
+        header[156:157] = draw.choice((b"x", b"g", b"L", b"K", b"S", b"1", b"2", b"5", b"D"))
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    out[start : start + 512] = header
+    if draw.random() < 0.5:
+        text = mutated(b"30 mtime=1.5\n27 path=k\n19 size=9\n", draw)
+        out[start + 512 : start + 512 + len(text)] = text
+    return bytes(out)
+
+
+def first_record(data: bytes) -> bytes:
+    """Return the bytes of the first record of a TFRecord file."""
+    return data[12 : 12 + int.from_bytes(data[:8], "little")]
+
+
+def framed(data: bytes) -> bytes:
+    """Return a record as a TFRecord file has it."""
+    head = len(data).to_bytes(8, "little")
+    checksums = (tfrecord.masked(part).to_bytes(4, "little") for part in (head, data))
+    return head + next(checksums) + data + next(checksums)
+
+
+def index(corpus: Corpus, draw: random.Random) -> None:
+    """Open and read an index of which a file is mutated, with the right checksums most times."""
+    corpus.restore()
+    folder = Path(draw.choice(("x.index", "tar/data.index", "tfrecord/data.index")))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    arrays = sorted(folder.rglob("*.npy"))
+    if draw.random() < 0.5:
+        file = draw.choice(arrays)
+        head = draw.choice((0, 128))
+        data = file.read_bytes()
+        file.write_bytes(data[:head] + mutated(data[head:], draw))
+        facts = manifest["arrays"][file.stem]
+        facts["bytes"] = file.stat().st_size
+        facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    else:
+        change(manifest, draw)
+    if isinstance(manifest, dict):
+        manifest.pop("checksum", None)
+        manifest["checksum"] = digest_of(manifest)
+    text = json.dumps(manifest).encode()
+    (folder / MANIFEST).write_bytes(mutated(text, draw) if draw.random() < 0.1 else text)
+    opened = open_index(folder)
+    with Reader(opened) as reader:
+        ids = range(min(len(opened), 8))
+        _ = opened.labels, [np.asarray(column).sum() for column in opened.columns.values()]
+        opened.keys(ids)
+        for record in ids:
+            opened.describe(record)
+        reader.read(ids)
+
+
+def change(value: Any, draw: random.Random) -> None:
+    """Change something within a JSON value."""
+    while isinstance(value, (dict, list)) and value:
+        place = draw.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
+        inner = value[place]
+        if not isinstance(inner, (dict, list)) or not inner or draw.random() < 0.2:
+            choices = (None, True, "", "../x", -1, 1.5, 1 << 62, [], {}, [[]], "a" * 99, "\udcff")
+            value[place] = draw.choice((*choices, inner))
+            if draw.random() < 0.2 and isinstance(value, dict):
+                del value[place]
+            return
+        value = inner
+
+
+def state(_: Corpus, draw: random.Random) -> None:
+    """Load a mutated state into a sampler."""
+    sampler = draw.choice(SAMPLERS)()
+    held = json.loads(json.dumps(sampler.state_dict()))
+    for _ in range(draw.choice((1, 1, 2))):
+        change(held, draw)
+    with contextlib.suppress(TypeError, ValueError):  # documented: StateMismatchError is one
+        sampler.load_state_dict(held)
+        next(iter(sampler), None)
+        sampler.state_dict()
+
+
+SAMPLERS: tuple[Callable[[], Any], ...] = (
+    lambda: BatchSampler(RandomSampler(9, seed=1), batch_size=2),
+    lambda: ExactOnceBatchSampler(9, batch_size=2),
+    lambda: PKBatchSampler([0, 0, 1, 1, 2, 2], p=2, k=2, seed=1),
+)
+
+
+def command(corpus: Corpus, draw: random.Random) -> None:
+    """Run a command line of words that belong together, or do not."""
+    if draw.random() < 0.2:
+        name = draw.choice(
+            ("a.tar", "labels.csv", "classes.txt", "bad.jsonl", f"x.index/{MANIFEST}")
+        )
+        data = corpus.files.get(Path(name), b'{"shard": "a.tar", "record": 1}\n')
+        Path(name).write_bytes(mutated(data, draw))
+    words = [draw.choice(WORDS[:5])]
+    words += [draw.choice(WORDS) for _ in range(draw.randrange(7))]
+    if draw.random() < 0.2:
+        place = draw.randrange(len(words))
+        words[place] = mutated(words[place].encode(), draw).decode("utf-8", "surrogateescape")
+    if any(word.startswith(("/", "~")) or ".." in word or "://" in word for word in words):
+        return
+    out, error = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            status = command_line(words)
+        except SystemExit as stop:  # argparse
+            status = stop.code
+    assert status in (0, 1, 2), status
+    if "--field" not in words:  # which writes bytes as they are
+        out.flush()
+        printed = out.buffer.getvalue().decode() + error.getvalue()  # type: ignore[attr-defined]
+        data = [char for char in printed if not char.isprintable() and char != "\n"]
+        assert not data or "usage: " in printed, data
+    if any(path not in corpus.files for path in Path().rglob("*") if path.is_file()) or words[
+        :1
+    ] not in (["info"], ["cat"]):
+        corpus.restore()
+
+
+TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
+    "tar": lambda corpus, draw: shard(corpus, "tar", draw),
+    "tfrecord": lambda corpus, draw: shard(corpus, "tfrecord", draw),
+    "index": index,
+    "state": state,
+    "command": command,
+}
+
+
+def run(corpus: Corpus, case: str) -> str | None:
+    """Run one case, and return the traceback of what should not come of it."""
+    target, _, _ = case.partition(":")
+    signal.alarm(SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            TARGETS[target](corpus, random.Random(case))
+    except DOCUMENTED as error:
+        if isinstance(error, TimeoutError):
+            return traceback.format_exc()
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    return None
+
+
+@contextlib.contextmanager
+def workshop() -> Iterator[Corpus]:
+    """Give the corpus in a temporary folder; what hangs, or takes all memory, is a finding too."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"no end after {SECONDS} seconds")
+
+    before, limits = Path.cwd(), resource.getrlimit(resource.RLIMIT_AS)
+    handler = signal.signal(signal.SIGALRM, stop)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
+        try:
+            yield Corpus()
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+            signal.signal(signal.SIGALRM, handler)
+            os.chdir(before)
+
+
+def main() -> int:
+    """Run cases until the time is over, or one case alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--start", type=int, default=0, help="the first number")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--case", help="run this case alone")
+    options = parser.parse_args()
+    done: Counter[str] = Counter()
+    found: dict[str, str] = {}
+    with workshop() as corpus:
+        if options.case:
+            print(run(corpus, options.case) or "nothing is wrong")
+            return 0
+        end = time.monotonic() + options.seconds
+        for number in itertools.count(options.start):
+            for target in options.targets:
+                problem = run(corpus, f"{target}:{number}")
+                done[target] += 1
+                if problem is not None:
+                    corpus.restore()
+                    place = "\n".join(problem.splitlines()[-3:])
+                    if place not in found:
+                        found[place] = f"{target}:{number}"
+                        print(f"{target}:{number}\n{problem}", flush=True)
+            if time.monotonic() > end:
+                break
+    print(f"{sum(done.values())} cases ({dict(done)}), {len(found)} kinds of findings")
+    print(*found.values(), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
