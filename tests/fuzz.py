@@ -138,9 +138,11 @@ def shard(corpus: Corpus, name: str, draw: random.Random) -> None:
         assert record.offset >= 0
         assert record.offset + record.length <= len(data)
     if draw.random() < 0.05:
-        with Reader(build_index(path, "m.index", label="cls" if name == "tar" else None)) as reader:
-            reader.read(range(len(reader.index)))
-        assert verify("m.index").ok
+        label = "cls" if name == "tar" else None
+        with contextlib.suppress(ValueError):  # documented: no records, labels that do not fit
+            with Reader(build_index(path, "m.index", label=label)) as reader:
+                reader.read(range(len(reader.index)))
+            assert verify("m.index").ok
 
 
 def tar_with_field(data: bytes, draw: random.Random) -> bytes:
@@ -256,6 +258,7 @@ def command(corpus: Corpus, draw: random.Random) -> None:
         words[place] = mutated(words[place].encode(), draw).decode("utf-8", "surrogateescape")
     if any(word.startswith(("/", "~")) or ".." in word or "://" in word for word in words):
         return
+    words += ["-q"] * (words[0] in ("pack", "index", "verify"))  # a bar goes back in its line
     out, error = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
