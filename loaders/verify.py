@@ -200,7 +200,7 @@ class _Scan:
             self.bad.append(lost_file(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
-            if error.record is not None:  # what the index has behind the break counts with it
+            if error.record is not None:  # what the index has after the break counts with it
                 start = error.offset if self.end is None else self.end
                 self.places.append((start or 0, error.record))
         self.places.sort()

@@ -194,7 +194,7 @@ def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
 
 def test_existing_files_are_replaced_only_when_asked(tmp_path: Path) -> None:
     pack(numbered(0, 10), tmp_path, shards=3)
-    with pytest.raises(FileExistsError, match="already holds 4 files of these names"):
+    with pytest.raises(FileExistsError, match="already holds files of these names \\(4"):
         pack(numbered(0, 10), tmp_path)
     (tmp_path / "data-notes.txt").write_text("mine")
     index = pack(numbered(10, 14), tmp_path, shards=2, overwrite=True)["data"]
@@ -216,9 +216,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         (samples, {"split": {"a": 10}}, "needs a seed="),
         (samples, {"split": {"a": 9}, "seed": 0}, "must add up to the 10 records.*such as 0.8"),
         (samples, {"split": {"a": 0.5, "b": 0.6}, "seed": 0}, "fractions that add up to 1"),
-        (samples, {"split": {"../a": 10}, "seed": 0}, "become file names"),
-        (samples, {"split": {"a": -1, "b": 11}, "seed": 0}, "at least 0, not -1 for 'a'"),
-        (samples, {"split": {"a": float("nan"), "b": 1}, "seed": 0}, "at least 0, not nan"),
+        (samples, {"split": {"../a": 10}, "seed": 0}, "must be fit for files"),
+        (samples, {"split": {"a": -1, "b": 11}, "seed": 0}, "at least 0, got -1 for 'a'"),
+        (samples, {"split": {"a": float("nan"), "b": 1}, "seed": 0}, "at least 0, got nan"),
         ([], {}, "nothing to pack"),
         (iter([]), {}, "nothing to pack"),
         ([{"a": b"1", "label": 1}, {"a": b"1"}], {}, "1 of 2 samples have a label"),
@@ -236,8 +236,8 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"a": 1}, {}, "an iterable of samples, got {'a': 1}"),
         (samples, {"shard_bytes": "1M"}, "shard_bytes must be an integer, got '1M'"),
         (samples, {"shards": True}, "shards must be an integer, got True"),
-        (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, not \['a'\]"),
-        (samples, {"split": {"a": "1"}, "seed": 0}, "must be numbers, not '1' for 'a'"),
+        (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, got \['a'\]"),
+        (samples, {"split": {"a": "1"}, "seed": 0}, "must be numbers, got '1' for 'a'"),
     ]
     for source, options, text in wrong:
         with pytest.raises(TypeError, match=text):
@@ -285,7 +285,7 @@ def test_a_label_that_is_no_class_is_the_same_error_in_both_containers(
     with pytest.raises(TypeError) as caught:
         pack(samples, tmp_path, container=container)
     assert str(caught.value).startswith(
-        "record 1 (key 'b'): label must be a name or an integer that fits int64, not "
+        "record 1 (key 'b'): label must be a name or an integer that fits int64, got "
         f"{label!r}: give what is no class another field name"
     )
 
@@ -326,10 +326,10 @@ def test_numbers_that_an_example_cannot_hold_are_refused_by_record(tmp_path: Pat
 
 def test_what_is_no_sample_is_refused_by_record(tmp_path: Path) -> None:
     bad: list[tuple[Any, str]] = [
-        ([{"x": 1}, 2], "record 1: a sample must be a dict of values by field name, not 2"),
-        (np.zeros((2, 2)), r"record 0: a sample must be a dict .* not array\("),
-        ([{"x": 1, 2: 3}], "record 0: a field's name must be a str, not 2"),
-        ([{"x": 1, "__key__": 5}], r"record 0 \(key 5\): __key__ must be a str, not 5"),
+        ([{"x": 1}, 2], "record 1: a sample must be a dict of values by field name, got 2"),
+        (np.zeros((2, 2)), r"record 0: a sample must be a dict .* got array\("),
+        ([{"x": 1, 2: 3}], "record 0: a field's name must be a str, got 2"),
+        ([{"x": 1, "__key__": 5}], r"record 0 \(key 5\): __key__ must be a str, got 5"),
     ]
     for container in CONTAINERS:
         for source, text in bad:
@@ -340,7 +340,7 @@ def test_what_is_no_sample_is_refused_by_record(tmp_path: Path) -> None:
 def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: Path) -> None:
     long = [bytes(1000), bytes(1000)]
     for sample, text in [
-        ({"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, not"),
+        ({"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, got"),
         ({"cls": 3}, "the fields 'cls' and 'label' would both be the tar member 'cls'"),
     ]:
         samples = [{"label": 1}, {"label": 1} | sample]
@@ -383,7 +383,7 @@ def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_
         yield {"word": b"slow"}
         pack([{"word": b"quick"}], tmp_path)
 
-    with pytest.raises(FileExistsError, match="already holds 2 files of these names"):
+    with pytest.raises(FileExistsError, match="already holds files of these names \\(2"):
         pack(samples(), tmp_path)
     with Reader(open_index(tmp_path / "data.index")) as reader:
         assert reader.read([0])["word"] == [b"quick"]
@@ -484,7 +484,7 @@ def test_the_path_of_an_index_is_packed_and_that_of_a_shard_is_refused(tmp_path:
 def test_text_that_is_no_utf_8_is_refused_by_record(tmp_path: Path, container: Any) -> None:
     bad = "a\udcff"
     for sample, text in [
-        ({"__key__": bad, "x": 1}, r"\(key 'a\\udcff'\): __key__ must fit UTF-8, not 'a\\udcff'"),
+        ({"__key__": bad, "x": 1}, r"\(key 'a\\udcff'\): __key__ must fit UTF-8, got 'a\\udcff'"),
         ({"__key__": "b", "x": bad}, "field 'x' must fit UTF-8, .* give its bytes"),
         ({"__key__": "b", bad: 1}, "a field's name must fit UTF-8"),
         ({"__key__": "b", "label": b"\xff"}, "label must fit UTF-8"),

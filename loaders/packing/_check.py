@@ -33,15 +33,15 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """
     if not isinstance(sample, Mapping):
         raise TypeError(
-            f"a sample must be a dict of values by field name, not {reprlib.repr(sample)}"
+            f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
         )
     unnamed = [name for name in sample if not isinstance(name, str)]
     if unnamed:
-        raise TypeError(f"a field's name must be a str, not {unnamed[0]!r}")
+        raise TypeError(f"a field's name must be a str, got {unnamed[0]!r}")
     key = sample.get("__key__")
     if key is not None:
         if not isinstance(key, str):
-            raise TypeError(f"__key__ must be a str, not {key!r}")
+            raise TypeError(f"__key__ must be a str, got {key!r}")
         _check_text("__key__", key, "give another, or rename the file")
     fields = {
         name: _value(name, value)
@@ -54,7 +54,7 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def kind_of(value: Any) -> str:
-    """Return which of a TFRecord's three kinds of values a field's are.
+    """Return which of the three kinds of values of a TFRecord a field has.
 
     >>> kind_of(b"a"), kind_of(["a", "b"]), kind_of(True), kind_of([1, 0.5])
     ('bytes', 'bytes', 'integers', 'floats')
@@ -81,7 +81,7 @@ def _check_text(what: str, text: str, advice: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             shown = reprlib.repr(text)
-            raise ValueError(f"{what} must fit UTF-8, not {shown}: {advice}") from None
+            raise ValueError(f"{what} must fit UTF-8, got {shown}: {advice}") from None
 
 
 def _label(value: Any) -> Label:
@@ -103,6 +103,6 @@ def _label(value: Any) -> Label:
             if is_label(number):
                 return number
     raise TypeError(
-        f"label must be a name or an integer that fits int64, not {reprlib.repr(value)}: "
+        f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
         "give what is no class another field name (an index renames with fields=)"
     )

@@ -32,7 +32,7 @@ def check_free(folder: Path, split: Iterable[str], /) -> None:
     ]
     if taken:
         raise FileExistsError(
-            f"{folder} already holds {len(taken)} files of these names ({', '.join(taken[:5])}): "
+            f"{folder} already holds files of these names ({len(taken)}: {', '.join(taken[:5])}): "
             "pack elsewhere, or with overwrite=True"
         )
 

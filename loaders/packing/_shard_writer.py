@@ -59,8 +59,15 @@ def write_shards(
     most_records: int | None,
     kinds: Kinds,
 ) -> Written:
-    """Write `samples`, which have these `numbers` in the source, to shards: a new one behind each
-    of `stops` records, and where one would grow too large. `kinds` is of all splits together.
+    """Write samples to shards, and return what was written.
+
+    - `samples`: the samples of one split, in the order in which they are written.
+    - `folder`, `name`: where the shards lie, and how their names begin.
+    - `numbers`: the number of each sample in the source, for messages.
+    - `container`: what the shards are.
+    - `stops`: after so many records a shard ends.
+    - `most_bytes`, `most_records`: a shard that has reached these ends too.
+    - `kinds`: what values each field has, in all splits together.
     """
     written = Written()
     writer: TFRecordWriter | TarWriter | None = None
@@ -184,8 +191,8 @@ def _note_label(label: Label, written: Written) -> None:
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
-    """Return the extension of a field in a tar: plain for the image, behind the field's name for
-    others.
+    """Return the extension of a field in a tar: that of its file for the image, the name of the
+    field, and then the extension of its file, for others.
     """
     if name == "label":
         return "cls"
@@ -205,7 +212,7 @@ def _as_bytes(name: str, value: Any) -> bytes:
     array = np.asarray(value)
     if array.dtype.kind not in "iufb":
         raise TypeError(
-            f"field {name!r} must hold bytes, str or numbers in a tar, not {reprlib.repr(value)}: "
+            f"field {name!r} must hold bytes, str or numbers in a tar, got {reprlib.repr(value)}: "
             f"{_OTHERWISE}"
         )
     return json.dumps(array.tolist()).encode()

@@ -14,15 +14,15 @@ def check_split(split: Split, /) -> None:
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
-            f"{{'train': 0.8, 'eval': 0.2}}, not {split!r}"
+            f"{{'train': 0.8, 'eval': 0.2}}, got {split!r}"
         )
     for name, size in split.items():
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
-            raise ValueError(f"split= names become file names, {name!r} cannot")
+            raise ValueError(f"split= names must be fit for files, got {name!r}")
         if isinstance(size, bool) or not isinstance(size, numbers.Real):
-            raise TypeError(f"split= sizes must be numbers, not {size!r} for {name!r}")
+            raise TypeError(f"split= sizes must be numbers, got {size!r} for {name!r}")
         if not size >= 0:
-            raise ValueError(f"split= sizes must be at least 0, not {size!r} for {name!r}")
+            raise ValueError(f"split= sizes must be at least 0, got {size!r} for {name!r}")
 
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:
@@ -33,12 +33,12 @@ def counts_of(split: Split, n: int, /) -> dict[str, int]:
     if all(isinstance(size, numbers.Integral) for size in split.values()):
         if total != n:
             raise ValueError(
-                f"split= must add up to the {n} records of the source, not {total}: "
+                f"split= must add up to the {n} records of the source, got {total}: "
                 f"give counts, or fractions that add up to 1, such as 0.8 and 0.2"
             )
         return {name: int(size) for name, size in split.items()}
     if not math.isclose(total, 1):
-        raise ValueError(f"split= must be counts, or fractions that add up to 1, not {total}")
+        raise ValueError(f"split= must be counts, or fractions that add up to 1, got {total}")
     counts, reached, before = {}, 0.0, 0
     for name, size in split.items():
         reached += size
