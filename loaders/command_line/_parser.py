@@ -118,8 +118,7 @@ def _add_pack(commands: Any) -> None:
         "pack",
         run_pack,
         "Write a folder of images, or the records of an index, to shards and index them. Pairs of "
-        "image and annotation, and other samples, are packed in Python: LooseFiles, or any iterable "
-        "of dicts.",
+        "image and annotation, and other samples, are packed in Python: see LooseFiles, and pack.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
         "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
