@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from twinfeed.samplers._bits import Int64
 
-
-class Namer(Protocol):
-    """Tell the record and the view of a sample."""
-
-    def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id."""
-
-    def views(self, ids: Int64) -> Int64:
-        """Return the view number of each sample id."""
+if TYPE_CHECKING:
+    from twinfeed.samplers._stream import BatchStream
 
 
-def drawing(title: str, ranks: list[list[Int64]], namer: Namer) -> str:
+def drawing(title: str, ranks: list[list[Int64]], namer: BatchStream) -> str:
     """Write steps as rows and ranks as columns below a title."""
     plain = not any(namer.views(ids).any() for batches in ranks for ids in batches)
     columns = [["step", *map(str, range(len(ranks[0])))]]
@@ -31,7 +24,7 @@ def drawing(title: str, ranks: list[list[Int64]], namer: Namer) -> str:
     return "\n".join([title, *rows])
 
 
-def _samples(ids: Int64, namer: Namer, plain: bool) -> str:
+def _samples(ids: Int64, namer: BatchStream, plain: bool) -> str:
     """Write the samples of a batch."""
     pairs = zip(namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True)
     return " ".join(

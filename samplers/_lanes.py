@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinfeed.samplers._bits import Int64, words
 from twinfeed.samplers._memo import Recent
@@ -41,7 +42,7 @@ class Lanes:
         shorter = np.searchsorted(sorted_lengths, self._ends, side="right")
         sums = np.concatenate([[0], np.cumsum(sorted_lengths)])[shorter]
         width = len(self._lengths)
-        self._recent: Recent[Int64] = Recent(2)
+        self._recent: Recent[NDArray[np.int32]] = Recent(2)
         self._first_round = np.concatenate([[0], self._ends])
         self._first_output = np.concatenate([[0], sums + self._ends * (width - shorter)])
         self._active = np.concatenate([[width], width - shorter])
@@ -71,7 +72,7 @@ class Lanes:
             lane[mine] = lanes[row[mine] - first, slot[mine]]
         return lane
 
-    def _lane_order(self, rounds: Int64) -> Int64:
+    def _lane_order(self, rounds: Int64) -> NDArray[np.int32]:
         """Return the lanes of each round in their order of emission; empty lanes come last."""
         lane = np.arange(len(self._lengths))
         keys = words(self._key, rounds if self._renew else np.zeros_like(rounds))
@@ -81,7 +82,7 @@ class Lanes:
         packed[rounds[:, None] >= self._lengths] |= np.uint64(1 << 63)
         packed.sort(axis=1)
         packed &= np.uint64(MAX_LANES - 1)
-        return packed.astype(np.int64)
+        return packed.astype(np.int32)
 
 
 def equal_bounds(size: int, lanes: int) -> Int64:

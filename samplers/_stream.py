@@ -37,7 +37,9 @@ class BatchStream(ABC):
     - The first pass after `load_state_dict` is the rest of the loaded epoch.
     - `set_epoch` says where the next pass begins. A running pass never changes.
 
-    A loader of `twinfeed.loaders` counts what the loop received, and goes on there.
+    torch's workers draw `prefetch_factor * num_workers` batches as soon as an iterator is made. If
+    an epoch has no more steps than that, call `set_epoch` before each pass. A loader of
+    `twinfeed.loaders` counts what the loop received, and goes on there.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, ranges
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.orders import Order, check_order
-
-FinalBatch = Literal["smaller", "pad", "drop"]
 
 
 class BatchSampler(BatchStream):
@@ -45,10 +43,15 @@ class BatchSampler(BatchStream):
     """
 
     def __init__(
-        self, order: Order, /, *, batch_size: SupportsIndex, final: FinalBatch = "smaller"
+        self,
+        order: Order,
+        /,
+        *,
+        batch_size: SupportsIndex,
+        final: Literal["smaller", "pad", "drop"] = "smaller",
     ) -> None:
         batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        self._final: FinalBatch = _validate.choice("final", final, get_args(FinalBatch))
+        self._final = _validate.choice("final", final, ("smaller", "pad", "drop"))
         self._order = check_order(order).for_batches(batch_size)
         if order.live is not None and final == "drop":
             raise ValueError(

@@ -109,7 +109,8 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return the numbers as lines, then the flags."""
         lines = [
-            f"{self.samples:,} samples of {self.records:,} records, batches of {self.batch_size:,}",
+            f"{_validate.counted(self.samples, 'sample')} of "
+            f"{_validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
             f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
             _line("mean displacement", self.displacement),
             f"farthest ahead              {self.most_early:,} places",

@@ -15,6 +15,7 @@ from twinfeed.samplers._lanes import MAX_LANES, Lanes
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import permute, permute_rows
 from twinfeed.samplers._state import digest
+from twinfeed.samplers._validate import counted
 from twinfeed.samplers.orders import Order
 
 
@@ -88,8 +89,9 @@ class ShardShuffleSampler(Order):
 
     def __repr__(self) -> str:
         return (
-            f"ShardShuffleSampler({self._n:,} records in {len(self._lengths):,} shards, "
-            f"{len(self._sizes):,} blocks of {self._block:,}, window={self._window:,}, "
+            f"ShardShuffleSampler({counted(self._n, 'record')} in "
+            f"{counted(len(self._lengths), 'shard')}, {counted(len(self._sizes), 'block')} of "
+            f"{self._block:,}, window={self._window:,}, "
             f"parts={self._parts}, order_within={self._within!r}, seed={self.seed})"
         )
 

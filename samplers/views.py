@@ -63,7 +63,8 @@ class ViewSampler(InnerOrder):
 
     def __repr__(self) -> str:
         return (
-            f"ViewSampler({len(self._counts):,} records, {self._bounds[-1]:,} views, "
+            f"ViewSampler({_validate.counted(len(self._counts), 'record')}, "
+            f"{_validate.counted(int(self._bounds[-1]), 'view')}, "
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
 
