@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sampler_cases import CASES
 from tensorflow_help import decode, engine_of, ids_of, loader, packed
 
-from twinfeed.loaders import DataCorruptionError, Feed, FieldSpec, Index, build_index, pack
+from twinfeed.loaders import DataCorruptionError, Feed, FieldSpec, Index, _system, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.options import Reading
@@ -167,11 +167,11 @@ def open_files_limited_to(number: int) -> Iterator[None]:
 
 
 def test_more_class_files_than_may_be_open_are_drawn_from_ids(tmp_path: Path) -> None:
-    index = class_files(tmp_path, 1100, 4)
+    index = class_files(tmp_path, 150, 4)
     sampler = PKBatchSampler(
-        index.labels, p=100, k=1, seed=1, batches_per_epoch=44, order_within="stored"
+        index.labels, p=50, k=1, seed=1, batches_per_epoch=12, order_within="stored"
     )
-    with open_files_limited_to(1024):
+    with open_files_limited_to(_system.open_files() + 100):
         one = loader(index, sampler, engine="choose_from_datasets")
         assert engine_of(one) == "ChooseIds"
         assert [batch["id"].numpy().tolist() for batch in one] == ids_of(sampler, 0)
