@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def test_decode_runs_once_for_each_record_of_a_batch(
     assert batch["size"].tolist() == [3, 2, 3, 3]
     assert batch["size"].dtype == np.int32
     assert calls == {b"not": 1, b"or": 1}
+
+
+def test_the_threads_that_decode_serve_every_batch(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    """Threads made anew for each batch cost more than what they do."""
+    seen = set()
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        seen.add(threading.current_thread())
+        return measure(sample)
+
+    feed = Feed(index, sampler, decode=decode)
+    assert feed.spec
+    seen.clear()
+    with Batcher(feed, threads=2) as batcher:
+        for _ in range(5):
+            batcher(requested(0, 1, 2, 3))
+    assert 1 <= len(seen) <= 2
 
 
 def test_transform_is_told_the_sample_and_its_numbers(
