@@ -49,8 +49,10 @@ _Check = Callable[[range], Iterator[_Checked]]
 
 
 class Report(NamedTuple):
-    """Say what was verified and what is bad; `record` -1 stands for a whole shard, for a loose file
-    that is not there or has changed, or for the half of a tar sample whose parts lie apart.
+    """Say what was verified, and what is bad.
+
+    In `bad`, a `record` of -1 stands for a whole shard, for a loose file that is not there or has
+    changed, or for the half of a tar sample whose parts lie apart.
 
     >>> Report(3, 1000, []).ok
     True
@@ -76,17 +78,27 @@ def verify(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Report:
-    """Check every checksum of an index (open, or its folder) and its shards, or of shards that have
-    no index yet.
+    """Check every checksum of an index and its shards, or of shards that have no index yet.
 
-    Of shards: the framing, every checksum, every Example; `reading` says how they are read. Of an
-    index also: its own arrays, each shard's record headers, and each field against its CRC-32C, in
-    loose files and tar too; a tar member that only became a label counts with its shard's headers.
-    What is bad or missing is reported, not raised, and bad records are written to `bad_list` for
-    `build_index(exclude=…)`; a scan that cannot go on after a bad record says so (`rest`), and
-    leaving that one out leaves out all that follow. Where an index has no more of such a shard, all
-    is well with it. Shards are named relative to the root, those without an index or a `root` by
-    their full paths.
+    Of shards: the framing, every checksum, every Example. Of an index also:
+
+    - its own arrays;
+    - a checksum over the headers and checksums of each shard's records, which for a tar covers the
+      members that are no fields;
+    - each field against its CRC-32C.
+
+    What is bad or missing is reported, not raised.
+
+    - `source`: an index (open, or its folder), or shards as `build_index` takes them. Shards are
+      named relative to the root; those without an index or a `root` by their full paths.
+    - `bad_list`: the file to write the bad records to, for `build_index(exclude=…)`. Where a scan
+      cannot go on after a bad record, the record says so (`rest`). Leaving out such a record leaves
+      out all that follow. Where an index has no more of such a shard, all is well with it.
+    - `reading`: how the records of shards without an index are read; see `Reading`.
+    - `root`: the folder or URL that shard paths are relative to.
+    - `executor`: any executor of concurrent.futures' kind. The executor is sent the index, and
+      groups of shards, which its workers check side by side.
+    - `progress`: whether to show a progress bar.
 
     Raises IndexFormatError for damaged arrays, FileNotFoundError where every shard of an index is
     missing, or a pattern has no match.
