@@ -112,6 +112,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import twinfeed.loaders.tensorflow
     import twinfeed.loaders.torch  # noqa: F401 - both, before the clock runs
+
     ways: dict[str, Callable[[Index, int], None]] = {
         "decode each image once, one thread": decode_alone,
         "old recipe": old_recipe,

@@ -90,6 +90,23 @@ def test_an_index_that_names_others_files_has_none_deleted(tmp_path: Path, victi
     assert file.read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize(
+    "name", ["data.index", "data.index/notes.md", "data-00000-of-00001.tfrecord/notes.md"]
+)
+def test_what_lies_where_the_new_files_go_is_not_replaced_unless_a_packer_wrote_it(
+    tmp_path: Path, name: str
+) -> None:
+    if name == "data.index/notes.md":
+        pack(numbered(0, 4), tmp_path)
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"mine")
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match=r"holds what no packer wrote .* \(1: data"):
+        pack(numbered(0, 6), tmp_path, overwrite=True)
+    assert tree(tmp_path) == before
+
+
 def name_shard(index: Path, name: str) -> None:
     """Have an index name this shard, its checksums right."""
     manifest = json.loads((index / MANIFEST).read_text())

@@ -110,8 +110,7 @@ def pack(
     source = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
-        if not overwrite:
-            check_free(folder, split or {"data": 1})
+        check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
@@ -137,8 +136,7 @@ def pack(
                 files = named(work, name, done.files, container)
                 _index(work, name, files, done, container, classes, progress)
         with locked(folder):
-            if not overwrite:  # another packer may have been here meanwhile
-                check_free(folder, written)
+            check_free(folder, written, overwrite)  # another packer may have been here meanwhile
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
             return {name: open_index(folder / f"{name}.index") for name in written}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twinfeed.loaders.atomic import beside, locked, sync, writable
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import PLACING
 from twinfeed.loaders.index._store import read_manifest
@@ -19,21 +20,33 @@ from twinfeed.loaders.packing._shard_writer import ShardContainer
 
 _WORK = "packing"
 _OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
+_IN_INDEX = re.compile(rf"{re.escape(MANIFEST)}|columns-[0-9a-f]{{16}}|\..*-[0-9a-f]{{16}}")
 _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
-def check_free(folder: Path, split: Iterable[str], /) -> None:
-    """Refuse to write where there is something already."""
-    taken = [
-        path.name
-        for name in split
-        for path in [folder / f"{name}.index", *_shards(folder, name)]
-        if path.exists()
-    ]
-    if taken:
+def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
+    """Refuse to write where there is something already; with `overwrite`, where that is not what a
+    packer wrote.
+    """
+    taken, others = [], []
+    for name in split:
+        index, shards = folder / f"{name}.index", _shards(folder, name)
+        taken += [path.name for path in (index, *shards) if path.exists()]
+        others += [path.name for path in shards if path.is_dir()]
+        if index.is_dir() and not index.is_symlink():
+            held = [each.name for each in index.iterdir()]
+            others += [f"{index.name}/{each}" for each in held if not _IN_INDEX.fullmatch(each)]
+        elif os.path.lexists(index):
+            others.append(index.name)
+    if taken and not overwrite:
         raise FileExistsError(
             f"{folder} already holds files of these names ({len(taken)}: {', '.join(taken[:5])}): "
             "pack elsewhere, or with overwrite=True"
+        )
+    if others:
+        raise FileExistsError(
+            f"{folder} holds what no packer wrote where the new files go "
+            f"({len(others)}: {', '.join(others[:5])}): move that, or pack elsewhere"
         )
 
 
