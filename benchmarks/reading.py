@@ -206,6 +206,7 @@ def opening(folder: Path, records: int, shards: int) -> None:
         "columns": ["label"],
         "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
         "digests": {},
+        "class_order": None,
     }
     write_store(folder / "big.index", arrays, facts, {"missing": "error"})
     times = []

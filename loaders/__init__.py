@@ -38,6 +38,7 @@ from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
 from twinfeed.loaders.index.options import IndexOptions, Reading
+from twinfeed.loaders.limits import LIMITS, Limits
 from twinfeed.loaders.numpy_loader import NumpyLoader
 from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
@@ -48,6 +49,7 @@ from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [
+    "LIMITS",
     "BadRecord",
     "Batch",
     "Comparison",
@@ -69,6 +71,7 @@ __all__ = [
     "Index",
     "IndexFormatError",
     "IndexOptions",
+    "Limits",
     "Loader",
     "LoaderError",
     "LooseFiles",

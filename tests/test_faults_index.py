@@ -384,6 +384,9 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
             assert again.describe(0)  # a message says what it can
             with pytest.raises(IndexFormatError, match=changed):
                 again.keys([0])
+        elif file.stem.startswith("classorder"):
+            with pytest.raises(IndexFormatError, match=changed):
+                _ = again.class_order
         else:
             assert file.stem.startswith("field")
             with Reader(again) as reader, pytest.raises(DataCorruptionError):

@@ -29,6 +29,7 @@ from twinfeed.loaders.index.opened import ROW, SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers import PKBatchSampler
 
 
 def big_index(folder: Path, records: int, shards: int) -> Path:
@@ -51,6 +52,7 @@ def big_index(folder: Path, records: int, shards: int) -> Path:
         "columns": ["label"],
         "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
         "digests": {},
+        "class_order": None,
     }
     write_store(folder / "big.index", arrays, facts, {"missing": "error"})
     for name in names:
@@ -323,3 +325,23 @@ def test_an_archive_in_place_of_an_array_is_refused(
     (index.path / MANIFEST).write_text(text)
     with pytest.raises(IndexFormatError, match=r"column-0\.npy cannot be read"):
         open_index(index.path)
+
+
+@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
+def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
+) -> None:
+    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
+    built = build_index(tars(tmp_path, each=400), tmp_path / "x.index", label="cls")
+    index = open_index(built.path)
+    assert index.class_order is not None
+    assert index.labels is not None
+    samplers = [PKBatchSampler(of, p=3, k=2, seed=0) for of in (index.labels, index.class_order)]
+    for step in range(20):
+        assert samplers[0].batch(0, step).tolist() == samplers[1].batch(0, step).tolist()
+    assert samplers[0].fingerprint == samplers[1].fingerprint
+    if read_whole == 0:
+        assert len(pickle.dumps(index.class_order)) < 1000
+    again = pickle.loads(pickle.dumps(index.class_order))
+    assert again.records.tolist() == index.class_order.records.tolist()
+    assert build_index(tmp_path / "*.tar", tmp_path / "y.index").class_order is None

@@ -52,9 +52,17 @@ class Arrays:
         are not.
         """
         if name in self._maps and name not in self.checked:
-            self._compare(name, _mapped_digest(self._maps[name]))
+            self._compare(name, _mapped_digest(self._maps[name].base))
             self.checked.add(name)
         return self._arrays[name]
+
+    def mapped(self, name: str) -> Array:
+        """Return an array that was checked, as numpy's memmap if it is mapped: such an array tells
+        where it lies.
+        """
+        array = self.check(name)
+        mapped: Array = self._maps.get(name, array)
+        return mapped
 
     def _open(self, name: str) -> Array:
         """Read or map one array."""
@@ -103,7 +111,7 @@ class Arrays:
     def _map(self, name: str, file: Path) -> Array:
         """Map a large array."""
         array = np.lib.format.open_memmap(file, mode="r")
-        self._maps[name] = array.base  # the mapping of the whole file
+        self._maps[name] = array
         return np.asarray(array)
 
     def _compare(self, name: str, found: str) -> None:

@@ -19,6 +19,7 @@ from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import FromTable, label_clash
 from twinfeed.loaders.index.opened import ROW, SHARD
 from twinfeed.loaders.limits import LIMITS
+from twinfeed.samplers import ClassOrder
 
 
 def write_index(
@@ -63,6 +64,13 @@ def write_index(
         arrays |= keys.arrays("keys")
     arrays |= {f"field-{n}": array for n, array in enumerate(tables.values())}
     arrays |= {f"column-{n}": array for n, array in enumerate(columns.values())}
+    order = _class_order(columns.get("label"))
+    if order is not None:
+        arrays |= {
+            "classorder-records": order.records,
+            "classorder-starts": order.starts,
+            "classorder-sizes": order.sizes,
+        }
     kinds = {name: _kind(name, parts) for name in tables}
     facts = {
         "container": options.container,
@@ -74,8 +82,16 @@ def write_index(
             for name, array in tables.items()
         ],
         "digests": content_digests(kinds, tables, columns),
+        "class_order": order and order.digest,
     }
     write_store(path, arrays, facts, options.facts())
+
+
+def _class_order(labels: Array | None) -> ClassOrder | None:
+    """Return the records sorted by class, where each has one integer for its label."""
+    if labels is None or labels.ndim > 1 or labels.dtype.kind != "i":
+        return None
+    return ClassOrder(labels)
 
 
 def mixed_fields(parts: Sequence[ShardPart]) -> frozenset[str]:

@@ -24,6 +24,7 @@ from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinishe
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.samplers import ClassOrder
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
 """One record's entry in the table of a field; a `length` of -1 says that the record lacks the
@@ -177,6 +178,21 @@ class Index:
         """
         label = self.columns.get("label")
         return None if label is None or label.ndim > 1 or label.dtype.kind != "i" else label
+
+    @property
+    def class_order(self) -> ClassOrder | None:
+        """The records sorted by class, for `PKBatchSampler` in place of `labels`, or None where
+        there are no labels. The order is mapped: it takes no time to sort and is not copied.
+        """
+        if self.manifest["class_order"] is None:
+            return None
+        mapped = self._arrays.mapped
+        return ClassOrder.from_arrays(
+            records=mapped("classorder-records"),
+            starts=mapped("classorder-starts"),
+            sizes=mapped("classorder-sizes"),
+            digest=self.manifest["class_order"],
+        )
 
     @property
     def shard_lengths(self) -> Int64s:
