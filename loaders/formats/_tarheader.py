@@ -72,7 +72,7 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     """Yield every member of an archive, links and directories too.
 
     `file` is the open archive, seekable. When a member is given, the file stands at its data; the
-    caller may move in it. Warns (ShardWarning) of an archive without its end, and of bytes behind
+    caller may move in it. Warns (ShardWarning) of an archive without its end, and of bytes after
     the end.
 
     Raises DataCorruptionError and TruncatedShardError, each naming `path`.

@@ -46,7 +46,7 @@ APART = "write the archive again, sorted by name, or put the parts together with
 """
 _NAMES = "rename the file and write the archive again"
 _FIT = (
-    "a key has no dot behind its last slash, a part no capitals and no slash, neither a newline, "
+    "a key has no dot after its last slash, a part no capitals and no slash, neither a newline, "
     "and no name leads out of its folder"
 )
 _META = re.compile(r"__[^/]*__($|/)")
@@ -88,7 +88,7 @@ def scan(
 
     Raises DataCorruptionError (a header, a name, two parts of one name, a key met again later, a
     link for a part) and TruncatedShardError; warns (ShardWarning) of an archive without its end or
-    with bytes behind it.
+    with bytes after it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def scan(
                         sample.check_key(member, seen)
                 sample.add(member, split[1], file)
         except DataCorruptionError as error:
-            if error.record is None:  # the archive breaks off within this sample, or behind it
+            if error.record is None:  # the archive breaks off within this sample, or after it
                 error.record = next(numbers) if sample is None else sample.number
             raise
         if sample is not None:

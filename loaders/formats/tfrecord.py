@@ -49,7 +49,7 @@ def scan(
     Memory is bounded by the longest record. With `example` the parts are the features of a
     tf.train.Example; without, one part "data" is the record's bytes. A record longer than
     `max_record_bytes` is refused before it is read. Given `on_bad`, a record whose data is bad goes
-    there as the error it is, and the scan goes on behind it; broken framing is raised in any case.
+    there as the error it is, and the scan goes on after it; broken framing is raised in any case.
 
     Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
     TruncatedShardError.
@@ -155,7 +155,7 @@ def _length_error(header: bytes, stored: int, where: dict[str, Any]) -> DataCorr
         **where,
         expected=f"length CRC {stored:#010x}",
         found=f"{masked(header[:8]):#010x}",
-        advice=f"restore the shard, since nothing behind this offset can be read; {LEAVE_OUT}",
+        advice=f"restore the shard, since nothing after this offset can be read; {LEAVE_OUT}",
     )
 
 

@@ -15,7 +15,7 @@ from twinfeed.loaders.index._paths import to_write
 
 class BadRecord(NamedTuple):
     """Name one bad record: its shard, its number there (-1 where leaving a record out does not
-    help), where it lies and what is wrong; with `rest`, all records behind it are lost too.
+    help), where it lies and what is wrong; with `rest`, all records after it are lost too.
 
     >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
     7
