@@ -2,9 +2,12 @@
 
 import ast
 import signal
+import sys
 import threading
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import running
@@ -78,3 +81,29 @@ def imports(body: list[ast.stmt]) -> set[str]:
 @pytest.fixture(autouse=True)
 def _threads_before() -> None:
     running.before[:] = threading.enumerate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _trace_tensorflow() -> Iterator[None]:
+    """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands
+    its trace function to no other.
+    """
+    tf = sys.modules.get("tensorflow")
+    trace = threading.gettrace()
+    if tf is None or trace is None:
+        yield
+        return
+    numpy_function = tf.numpy_function
+
+    def traced(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        @wraps(function)
+        def call(*values: Any) -> Any:
+            if sys.gettrace() is None:
+                sys.settrace(trace)
+            return function(*values)
+
+        return numpy_function(call, *arguments, **options)
+
+    tf.numpy_function = traced
+    yield
+    tf.numpy_function = numpy_function
