@@ -45,7 +45,7 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
 
-FOUND: list[str] = []
+FOUND = [f"index:{number}" for number in (4, 21, 31, 46, 58, 79, 351, 401, 433)]
 
 DOCUMENTED = (LoaderError, OSError)
 SECONDS = 20
@@ -315,8 +315,10 @@ def workshop() -> Iterator[Corpus]:
     handler = signal.signal(signal.SIGALRM, stop)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
+        statm = Path("/proc/self/statm")
+        if statm.exists():  # else the system does not say what is in use
+            used = int(statm.read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
         try:
             yield Corpus()
         finally:

@@ -14,6 +14,7 @@ import json
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class Arrays:
             array = self._read(name, file) if size <= READ_WHOLE else self._map(name, file)
         except IndexFormatError:
             raise
-        except (ValueError, EOFError, MemoryError) as error:
+        except (ValueError, EOFError, MemoryError, SyntaxError, TokenError) as error:
             raise IndexFormatError(
                 f"damaged index: {file.name} cannot be read",
                 path=self.folder,

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._checks import Ids, Int64s, check_ids
+from twinfeed.loaders._checks import Ids, Int64s, check_ids, choice
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
+from twinfeed.loaders.formats._features import WIRES
 from twinfeed.loaders.index._arrays import Arrays, Columns
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
 from twinfeed.loaders.index._store import digest_of, read_manifest
@@ -85,7 +86,10 @@ class Index:
         self.classes: tuple[str, ...] = tuple(manifest["classes"])
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
-            {f["name"]: Field(f["kind"], f["missing"]) for f in manifest["fields"]}
+            {
+                f["name"]: Field(choice("kind", f["kind"], ("bytes", *WIRES)), f["missing"])
+                for f in manifest["fields"]
+            }
         )
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)

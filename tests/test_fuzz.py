@@ -1,0 +1,28 @@
+"""Some cases of each target of the fuzzer, and every case that once failed."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import FOUND, TARGETS, run, workshop
+
+EACH = 100
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_mutations_lead_to_documented_errors_alone(target: str) -> None:
+    cases = [f"{target}:{number}" for number in range(EACH)]
+    with workshop() as corpus:
+        found = {case: problem for case in cases if (problem := run(corpus, case))}
+    assert not found
+
+
+def test_what_once_failed_fails_no_more() -> None:
+    with workshop() as corpus:
+        found = {case: problem for case in FOUND if (problem := run(corpus, case))}
+    assert not found
+
+
+def test_the_fuzzer_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, "state", lambda *_: str(0)[1])
+    with workshop() as corpus:
+        assert "IndexError" in (run(corpus, "state:0") or "")
