@@ -274,6 +274,8 @@ def test_an_index_at_a_url_is_refused_with_the_way_to_open_it() -> None:
         lambda manifest: manifest.pop("records"),
         lambda manifest: manifest.update(fields=7),
         lambda manifest: manifest.update(columns=["a", "b"]),
+        lambda manifest: manifest.update(columns="aaa"),
+        lambda manifest: manifest["fields"][0].update(kind=True),
         lambda manifest: manifest.update(classes=None),
         lambda manifest: manifest["arrays"].pop("shards"),
         lambda manifest: manifest["arrays"].pop("keys-text"),

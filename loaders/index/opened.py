@@ -108,7 +108,8 @@ class Index:
         arrays, stops = self._arrays, self._arrays["shards"]["stop"]
         found = {"shards": int(stops[-1]) if len(stops) else 0}
         found |= {name: len(table) for name, table in self._tables.items()}
-        found |= {f"column-{n}": len(arrays[f"column-{n}"]) for n in range(len(self.columns))}
+        columns = [f"column-{n}" for n in range(len(self.manifest["columns"]))]
+        found |= {name: len(arrays[name]) for name in columns}
         if self.has_keys:
             found["keys-ends"] = len(arrays["keys-ends"])
         wrong = {name: n for name, n in found.items() if n != self._records}
