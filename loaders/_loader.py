@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from twinfeed.loaders._closing import Closing
@@ -57,18 +57,21 @@ class Loader(Closing):
 
     def __iter__(self) -> Iterator[Any]:
         self._stop()
-        epoch, start = self._cursor.begin()
+        yield from self._pass(*self._cursor.begin(), self._cursor.advance)
+
+    def _pass(self, epoch: int, start: int, deliver: Callable[[], None]) -> Iterator[Any]:
+        """Yield the batches of a pass, each after `deliver` was called for it."""
         running = self._running = self._begin(epoch, start)
         try:
             for left in reversed(range(len(self) - start)):
                 batch = next(running)
-                self._cursor.advance()
+                deliver()
                 yield batch
                 if left and self._running is not running:
                     raise RuntimeError(OTHER_PASS)
         finally:
             if self._running is running:  # else a later pass has taken over
-                self._stop()
+                self._end()
 
     @property
     def epoch(self) -> int:
@@ -113,6 +116,10 @@ class Loader(Closing):
         self._reader.close()
 
     def _stop(self) -> None:
+        """End the running pass, as something new begins."""
+        self._end()
+
+    def _end(self) -> None:
         """End the running pass."""
         if self._running is not None:
             running, self._running = self._running, None

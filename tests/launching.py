@@ -1,4 +1,4 @@
-"""Start the examples as a user does, alone or by torchrun, each in processes of its own."""
+"""Start scripts as a user does, alone or by torchrun, each in processes of its own."""
 
 import os
 import socket
@@ -11,15 +11,19 @@ ADDRESS = "127.0.0.1"
 
 
 def run_example(name: str, data: Path, *options: str, ranks: int | None = None) -> str:
-    """What the example prints; `ranks` processes are started by torchrun."""
+    """What the example prints."""
+    return run(EXAMPLES / name, "--data", str(data), *options, ranks=ranks)
+
+
+def run(script: Path, *options: str, ranks: int | None = None) -> str:
+    """What a script prints; `ranks` processes are started by torchrun."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     launcher += ["--local-addr", ADDRESS, "--master-addr", ADDRESS, "--master-port", free_port()]
     # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
     loopback = "lo" if sys.platform == "linux" else "lo0"
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
-    script = [str(EXAMPLES / name), "--data", str(data), *options]
     done = subprocess.run(
-        [sys.executable, *(launcher if ranks else []), *script],
+        [sys.executable, *(launcher if ranks else []), str(script), *options],
         capture_output=True,
         text=True,
         timeout=300,

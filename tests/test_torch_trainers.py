@@ -7,7 +7,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from batches import expected, noted, received
 from launching import run_example
@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler
 from torch_help import OPTIONS, RECORDS, pack_words
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
@@ -125,12 +126,48 @@ def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int)
     assert module.trained == expected(index, random(), (0, 1, 2), **OPTIONS)[saved:12]
 
 
+@pytest.mark.parametrize(("saved", "workers"), [(3, 0), (5, 2), (7, 2), (10, 0)])
+def test_lightning_resumes_a_stateful_dataloader(
+    index: Index, tmp_path: Path, saved: int, workers: int
+) -> None:
+    """It makes an iterator before it names the epoch, and names two."""
+
+    def made() -> Any:
+        feed = Feed(index, random(), **OPTIONS)
+        requests = RequestSampler(feed)
+        options = {"collate_fn": as_tensors, "num_workers": workers}
+        return StatefulDataLoader(RecordDataset(feed), batch_sampler=requests, **options)
+
+    saver = ModelCheckpoint(tmp_path, "state", every_n_train_steps=saved, save_top_k=1)
+    trainer(tmp_path, max_steps=saved + 1, callbacks=[saver]).fit(Notes(), made())
+    module = Notes()
+    again = trainer(tmp_path, max_steps=12, enable_checkpointing=False)
+    again.fit(module, made(), ckpt_path=tmp_path / "state.ckpt")
+    assert module.trained == expected(index, random(), (0, 1, 2), **OPTIONS)[saved:12]
+
+
+@pytest.mark.parametrize(("make", "workers"), [(whole, 2), (plain, 0), (plain, 2)])
+def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
+    index: Index, tmp_path: Path, make: Any, workers: int
+) -> None:
+    """Workers of a plain DataLoader draw before Lightning names the epoch: we name it first."""
+    saver = ModelCheckpoint(tmp_path, "state", save_top_k=1)
+    options = {"max_epochs": 1, "callbacks": [saver]}
+    trainer(tmp_path, **options).fit(Notes(), make(index, random(), num_workers=workers))
+    module, loader = Notes(), make(index, random(), num_workers=workers)
+    if make is plain and workers:
+        loader.batch_sampler.set_epoch(1)
+    again = trainer(tmp_path, max_epochs=3, enable_checkpointing=False)
+    again.fit(module, loader, ckpt_path=tmp_path / "state.ckpt")
+    assert module.trained == expected(index, random(), (1, 2), **OPTIONS)
+
+
 @pytest.mark.parametrize("rank", [None, 0])
 def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: int | None) -> None:
     """It would put its own distributed sampler in; that is an error, not another stream."""
     sampler = random() if rank is None else random().shard(rank, 2)
     other: Any = DistributedSampler(range(RECORDS), num_replicas=2, rank=0)
-    with pytest.raises(TypeError, match=r"inject|rank 0 of 2"):
+    with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
         _update_dataloader(plain(index, sampler), other)
     with pytest.raises(TypeError):
         _update_dataloader(DataLoader(range(RECORDS), batch_sampler=sampler), other)
@@ -147,22 +184,66 @@ def test_accelerate_sets_the_epochs_of_a_prepared_dataloader(index: Index) -> No
     assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
 
 
-def test_accelerate_cannot_shard_a_rank_again(index: Index) -> None:
-    dataloader = plain(index, random().shard(1, 2))
-    with pytest.raises(TypeError, match=r"already is rank 1 of 2.*TorchLoader"):
-        prepare_data_loader(dataloader, num_processes=2, process_index=1, put_on_device=False)
+SHARED = {"num_processes": 2, "process_index": 1, "put_on_device": False}
 
 
-def test_accelerate_does_not_change_what_it_is_given(index: Index) -> None:
-    """Its shards of a sampler add to the first lists they get."""
-    sampler = random()
-    before = sampler.batches(0, 0, len(sampler))
-    prepared = prepare_data_loader(
-        plain(index, sampler), num_processes=2, process_index=0, put_on_device=False
-    )
-    assert len(received(prepared)) == 3
-    for ids, again in zip(before, sampler.batches(0, 0, len(sampler)), strict=True):
-        assert ids.tolist() == again.tolist()
+def even() -> BatchStream:
+    """Return a stream of full batches, which Accelerate can share out."""
+    return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4)
+
+
+def test_accelerate_shares_out_full_batches(index: Index) -> None:
+    """To every process the same number of them, each as it is."""
+    prepared = prepare_data_loader(plain(index, even()), **SHARED)
+    for epoch in range(2):
+        assert received(prepared) == expected(index, even(), (epoch,), **OPTIONS)[1::2]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (even().shard(1, 2), r"already is rank 1 of 2.*TorchLoader.*unprepared"),
+        (random(), r"lose or repeat records.*sampler\.shard\(rank, world_size\)"),
+        (evaluation(), r"lose or repeat records.*sampler\.shard\(rank, world_size\)"),
+    ],
+)
+def test_accelerate_is_refused_what_it_cannot_share_out(
+    index: Index, sampler: BatchStream, words: str
+) -> None:
+    """One rank's batches, batches of several sizes, and evaluations."""
+    with pytest.raises(TypeError, match=words):
+        prepare_data_loader(plain(index, sampler), **SHARED)
+
+
+@pytest.mark.parametrize("shared", [{}, SHARED])
+@pytest.mark.parametrize("step", [0, 2])
+def test_accelerate_skips_batches_in_the_epoch_that_it_is_told(
+    index: Index, shared: dict[str, Any], step: int
+) -> None:
+    """Of a plain DataLoader: named before the batches are skipped, and before each epoch."""
+    mine = slice(1, None, 2) if shared else slice(None)
+    prepared = prepare_data_loader(plain(index, even()), **shared)
+    got = []
+    for epoch in (3, 4):
+        prepared.set_epoch(epoch)
+        got += received(skip_first_batches(prepared, step) if epoch == 3 else prepared)
+    want = [expected(index, even(), (epoch,), **OPTIONS)[mine] for epoch in (3, 4)]
+    assert got == want[0][step:] + want[1]
+
+
+def test_accelerate_goes_on_after_a_state_where_it_is_told_the_epoch(index: Index) -> None:
+    """It would begin its own first epoch, 0, and names that to the sampler."""
+    requests = RequestSampler(Feed(index, even(), **OPTIONS))
+    requests.set_epoch(2)
+    for _ in zip(range(2), requests, strict=False):
+        pass
+    state = requests.state_dict()
+    dataloader = plain(index, even())
+    dataloader.batch_sampler.load_state_dict(state)
+    prepared = Accelerator(cpu=True).prepare(dataloader)
+    prepared.iteration = state["epoch"]
+    got = received(prepared) + received(prepared)
+    assert got == expected(index, even(), epochs=(2, 3), **OPTIONS)[state["step"] :]
 
 
 def test_the_lightning_example_on_two_ranks(tmp_path: Path) -> None:

@@ -157,8 +157,15 @@ class RequestSampler:
 
     @property
     def sampler(self) -> RequestSampler:
-        """Itself: trainers look for `batch_sampler.sampler` when they set the epoch."""
+        """Itself: trainers look for it in one of two places when they set the epoch."""
         return self
+
+    batch_sampler = sampler
+
+    @property
+    def drop_last(self) -> bool:
+        """What the sampler says; see `BatchStream.drop_last`."""
+        return self._stream.drop_last
 
     @property
     def batch_size(self) -> NoReturn:
@@ -167,7 +174,8 @@ class RequestSampler:
             rank, world_size = self._stream.rank, self._stream.world_size
             raise TypeError(
                 f"this sampler already is rank {rank} of {world_size}, and sharding it again would "
-                f"lose records: iterate over the DataLoader itself, or over a TorchLoader"
+                f"lose records: iterate over a TorchLoader, or over the DataLoader unprepared "
+                f"(Lightning: Trainer(use_distributed_sampler=False))"
             )
         raise AttributeError("requests are whole batches, of any size")
 

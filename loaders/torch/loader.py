@@ -6,14 +6,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import cached_property
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from twinfeed.loaders import _checks
 from twinfeed.loaders._batcher import Batch
-from twinfeed.loaders._loader import Loader
+from twinfeed.loaders._lending import LendingLoader
 from twinfeed.loaders._making import ahead, asked, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
@@ -22,9 +22,10 @@ from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts, warn_unsharded
 from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
 from twinfeed.loaders.torch.workers import CatchingDataset, WorkerBatches, as_served
+from twinfeed.samplers import Cursor
 
 
-class TorchLoader(Loader):
+class TorchLoader(LendingLoader):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`.
@@ -117,13 +118,42 @@ class TorchLoader(Loader):
     batch_sampler = sampler
 
     @property
-    def dataloader(self) -> DataLoader[Any]:
-        """This loader as a `DataLoader`, for trainers that take nothing else.
+    def dataset(self) -> NoReturn:
+        """Refuse to have batches skipped; trainers that do so ask for the dataset."""
+        raise AttributeError(
+            "a TorchLoader has no dataset, and batches are not skipped: load_state_dict goes on "
+            "where a run stopped, so turn off the trainer's own skipping (ignore_data_skip=True in "
+            "transformers; leave skip_first_batches of Accelerate out)"
+        )
 
-        Keras on torch, Accelerate and transformers do. Each pass over the DataLoader is a pass over
-        the loader, which counts what was received.
+    def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
+        """Make a `DataLoader` of the batches, for Keras on torch. It counts nothing.
+
+        - `arrange` makes of a batch what a model is given, such as `(inputs, targets)`.
+
+        Its length is that of an epoch. A pass runs from where the loader stands to the end of the
+        epoch; an evaluation is whole, but for the first pass after `load_state_dict`. A pass that
+        is given up costs nothing: Keras looks at a batch of its own to build a model. After the
+        last batch the loader stands at the next epoch.
+
+        Lightning, Accelerate and transformers take the loader itself. A DataLoader that one of them
+        has made of this one raises TypeError.
         """
-        return DataLoader(_Passes(self), batch_size=None, collate_fn=as_served)
+        return _Lent(self, arrange or as_served)
+
+    def _lent(self) -> Iterator[Batch]:
+        """Yield the batches of a pass, of which only the last is counted."""
+        self._end()
+        epoch, start = self.pass_begins()
+        place = Cursor(self.feed.sampler)
+        place.seek(epoch, start)
+
+        def deliver() -> None:
+            place.advance()
+            if place.step == 0:
+                self.pass_delivered(epoch)
+
+        yield from self._pass(epoch, start, deliver)
 
     def close(self) -> None:
         """Stop the running pass, the workers and the files; a later pass starts them anew."""
@@ -131,8 +161,23 @@ class TorchLoader(Loader):
         self.__dict__.pop("_workers", None)
 
 
-class _Passes(IterableDataset[Any]):
-    """The passes of a loader, as a DataLoader without workers iterates over them."""
+class _Lent(DataLoader[Any]):
+    """The lent passes of a loader, as a DataLoader without workers."""
+
+    def __init__(self, loader: TorchLoader, arrange: Callable[[Batch], Any]) -> None:
+        super().__init__(_NotIterated(loader), batch_size=None, collate_fn=as_served)
+        self._loader, self._arrange = loader, arrange
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in self._loader._lent():
+            yield self._arrange(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
+
+
+class _NotIterated(IterableDataset[Any]):
+    """The dataset of such a DataLoader; only another DataLoader would iterate over it."""
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = loader
@@ -140,11 +185,12 @@ class _Passes(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        self._loader.set_epoch(epoch)
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "a trainer has made another DataLoader of TorchLoader.dataloader(), and might read "
+            "ahead, skip or share out batches that the loader counts: give the trainer the "
+            "TorchLoader itself, unprepared, over feed.shard(rank, world_size)"
+        )
 
 
 class _Place:

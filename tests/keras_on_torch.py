@@ -1,0 +1,79 @@
+"""What Keras on torch trains and evaluates on, printed as JSON; KERAS_BACKEND is set before."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from torch_help import RECORDS, lengths, pack_words
+
+from twinfeed.loaders import Feed, Index
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+EPOCHS = 3
+
+
+class Noting(keras.layers.Layer):
+    """Note the ids that a step is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[bool, list[list[int]]] = {True: [], False: []}
+
+    def call(self, ids: Any, training: bool = False) -> Any:
+        if ids.device.type != "meta":
+            self.noted[training].append(ids[:, 0].int().tolist())
+        return ids
+
+
+def pairs(batch: dict[str, Any]) -> tuple[Any, Any]:
+    """Give the id as input, the length as target."""
+    return batch["id"][:, None].float(), batch["length"][:, None].float()
+
+
+def model(*, built: bool) -> tuple[keras.Model, Noting]:
+    noting = Noting()
+    layers = [noting, keras.layers.Dense(1)]
+    network = keras.Sequential([keras.Input([1]), *layers] if built else layers)
+    network.compile("sgd", "mse")
+    return network, noting
+
+
+def random() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
+
+
+def loader(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
+    return TorchLoader(Feed(index, sampler, decode=lengths), device="cpu", **options)
+
+
+def main(folder: Path) -> None:
+    index = pack_words(folder)
+    expected = [ids.tolist() for epoch in range(EPOCHS) for ids in random().batches(epoch, 0, 5)]
+    said: dict[str, Any] = {}
+    for built, workers in ((True, 2), (False, 0)):
+        network, noting = model(built=built)
+        training = loader(index, random(), num_workers=workers)
+        validation = loader(index, ExactOnceBatchSampler(RECORDS, batch_size=7))
+        looked_at = next(iter(training.dataloader(pairs)))
+        assert np.asarray(looked_at[0])[:, 0].tolist() == expected[0]
+        network.fit(
+            training.dataloader(pairs),
+            validation_data=validation.dataloader(pairs),
+            epochs=EPOCHS,
+            verbose=0,
+        )
+        assert noting.noted[True] == expected, (built, workers, noting.noted[True])
+        network.evaluate(validation.dataloader(pairs), verbose=0)
+        met = [number for ids in noting.noted[False] for number in ids]
+        assert met == list(range(RECORDS)) * (EPOCHS + 1), (built, workers, met)
+        said[f"built={built}, workers={workers}"] = [training.epoch, training.step]
+        training.close()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""Keras on torch, in a process of its own: its backend is chosen before it is imported."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator, skip_first_batches
+from torch_help import RECORDS, lengths, pack_words
+
+from twinfeed.loaders import Feed, Index
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return pack_words(tmp_path_factory.mktemp("words"))
+
+
+def random() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
+
+
+def loader(index: Index, sampler: BatchStream) -> TorchLoader:
+    return TorchLoader(Feed(index, sampler, decode=lengths), device="cpu")
+
+
+def epochs(*numbers: int) -> list[list[int]]:
+    return [ids.tolist() for epoch in numbers for ids in random().batches(epoch, 0, 5)]
+
+
+def test_fit_trains_each_epoch_once_and_evaluates_whole(tmp_path: Path) -> None:
+    """Of a built model and of one that fit builds from a batch it looks at, with workers or not."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "keras_on_torch.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert list(said.values()) == [[3, 0], [3, 0]]
+
+
+def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:
+    one = loader(index, random())
+    dataloader = one.dataloader(lambda batch: batch["id"].tolist())
+    assert isinstance(dataloader, torch.utils.data.DataLoader)
+    assert len(dataloader) == 5
+    assert next(iter(dataloader)) == epochs(0)[0]
+    assert (one.epoch, one.step) == (0, 0)
+    assert list(dataloader) + list(dataloader) == epochs(0, 1)
+    assert (one.epoch, one.step) == (2, 0)
+
+
+def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
+    one = loader(index, random())
+    received = [batch["id"].tolist() for batch in islice(one, 3)]
+    dataloader = one.dataloader(lambda batch: batch["id"].tolist())
+    assert received + list(dataloader) + list(dataloader) == epochs(0, 1)
+    one.set_epoch(7)
+    assert list(dataloader) == epochs(7)
+
+
+def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None:
+    one = loader(index, random())
+    dataloader = one.dataloader(lambda batch: batch["id"].tolist())
+    one._arm(1, 2)
+    assert list(dataloader) == epochs(1)[2:]
+    assert one._drawn_from(1, 2)
+    assert (one.epoch, one.step) == (0, 0)
+    assert next(iter(dataloader)) == epochs(2)[0]
+    one._trained(2, 1)
+    one._disarm()
+    assert list(dataloader) == epochs(2)[1:]
+
+
+def test_passes_over_an_evaluation_are_whole(index: Index) -> None:
+    one = loader(index, ExactOnceBatchSampler(RECORDS, batch_size=7))
+    dataloader = one.dataloader(lambda batch: batch["id"].tolist())
+    next(iter(dataloader))
+    for _ in range(3):
+        assert [number for ids in dataloader for number in ids] == list(range(RECORDS))
+
+
+def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
+    dataloader = loader(index, random()).dataloader()
+    next(iter(dataloader)), next(iter(dataloader))
+    with pytest.warns(UserWarning, match="begin epoch 0 for the third time"):
+        next(iter(dataloader))
+
+
+def test_two_passes_at_once_are_refused(index: Index) -> None:
+    one = loader(index, random())
+    lent = iter(one.dataloader())
+    next(lent)
+    next(iter(one))
+    with pytest.raises(RuntimeError, match="ended before its last batch"):
+        next(lent)
+
+
+def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None:
+    """Accelerate's reads one batch ahead of the loop, which the loader would count."""
+    one = loader(index, random())
+    for made in (
+        Accelerator(cpu=True).prepare(one.dataloader()),
+        skip_first_batches(one.dataloader(), 2),
+    ):
+        with pytest.raises(TypeError, match="give the trainer the TorchLoader itself"):
+            next(iter(made))
+    with pytest.raises(AttributeError, match="ignore_data_skip=True"):
+        skip_first_batches(one, 2)
+    assert not hasattr(one, "dataset")
