@@ -8,6 +8,9 @@ import warnings
 from twinfeed.loaders._loader import Loader
 from twinfeed.loaders.feed import Feed
 
+# Frameworks begin passes in threads of their own. One for all, as loaders are pickled.
+_LOCK = threading.Lock()
+
 
 class LendingLoader(Loader):
     """Say where a lent pass begins; lent passes count nothing but whole epochs.
@@ -19,14 +22,13 @@ class LendingLoader(Loader):
 
     def __init__(self, feed: Feed, /) -> None:
         super().__init__(feed)
-        self._lock = threading.Lock()  # frameworks begin passes in threads of their own
         self._armed: tuple[int, int] | None = None  # while something counts what is received
         self._latest: tuple[int, int] | None = None  # where the latest pass began
         self._times = 0  # that the training epoch of the latest pass was begun by passes alone
 
     def pass_begins(self) -> tuple[int, int]:
         """Return the epoch and the step at which a lent pass begins."""
-        with self._lock:
+        with _LOCK:
             if self._armed is not None:
                 self._latest = self._armed
                 return self._armed
@@ -44,7 +46,7 @@ class LendingLoader(Loader):
 
     def pass_delivered(self, epoch: int, /) -> None:
         """Move on to the next epoch, or have the next pass begin there while something counts."""
-        with self._lock:
+        with _LOCK:
             evaluation = self.feed.sampler.evaluation
             if self._armed is not None:
                 if self._armed[0] == epoch:
@@ -56,7 +58,7 @@ class LendingLoader(Loader):
 
     def _arm(self, epoch: int, step: int) -> None:
         """Have passes begin here, however many are made, while something counts."""
-        with self._lock:
+        with _LOCK:
             self._armed = epoch, step
 
     def _drawn_from(self, epoch: int, step: int) -> bool:
@@ -69,7 +71,7 @@ class LendingLoader(Loader):
 
     def _disarm(self) -> None:
         """Count no more from outside."""
-        with self._lock:
+        with _LOCK:
             self._armed = self._latest = None
 
     def _stop(self) -> None:
