@@ -99,11 +99,12 @@ def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
 
 def test_two_passes_at_once_are_refused(index: Index) -> None:
     one = loader(index, random())
-    lent = iter(one.dataloader())
-    next(lent)
-    next(iter(one))
-    with pytest.raises(RuntimeError, match="ended before its last batch"):
+    for other in (lambda: next(iter(one)), lambda: one.set_epoch(0), one.close):
+        lent = iter(one.dataloader())
         next(lent)
+        other()
+        with pytest.raises(RuntimeError, match="ended before its last batch"):
+            next(lent)
 
 
 def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None:
