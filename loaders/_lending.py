@@ -20,6 +20,8 @@ class LendingLoader(Loader):
     batch the loader stands at the next epoch. A callback that counts says where passes begin.
     """
 
+    _counts = "loop over the loader itself"  # as a warning advises
+
     def __init__(self, feed: Feed, /) -> None:
         super().__init__(feed)
         self._armed: tuple[int, int] | None = None  # while something counts what is received
@@ -38,8 +40,8 @@ class LendingLoader(Loader):
             if self._times == 3 and not self.feed.sampler.evaluation:
                 warnings.warn(
                     f"passes begin epoch {self._latest[0]} for the third time, so the same batches "
-                    f"come again: call loader.set_epoch(epoch) before each pass, or let the loader "
-                    f"count what is received",
+                    f"come again: call loader.set_epoch(epoch) before each pass, or "
+                    f"{self._counts}, which goes on after the batches that the loop received",
                     stacklevel=3,
                 )
             return self._latest

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from torch_help import RECORDS, lengths, pack_words
 
 from twinfeed.loaders import Feed, Index
+from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
 
@@ -50,6 +52,32 @@ def loader(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
     return TorchLoader(Feed(index, sampler, decode=lengths), device="cpu", **options)
 
 
+def resumes(index: Index, folder: Path, expected: list[list[int]]) -> None:
+    """Break `fit` off in its second epoch, and go on from the last save in another model."""
+
+    class Break(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (one.epoch, one.step) == (1, 3):
+                raise KeyboardInterrupt
+
+    network, noting = model(built=False)
+    one = loader(index, random())
+    resume = ResumeCallback(one, folder, every=2)
+    with suppress(KeyboardInterrupt):
+        network.fit(one.dataloader(pairs), epochs=3, verbose=0, callbacks=[resume, Break()])
+    assert noting.noted[True] == expected[:8]
+    network, noting = model(built=True)
+    one = loader(index, random())
+    resume = ResumeCallback(one, folder)
+    assert resume.restore(network)
+    assert (one.epoch, one.step) == (1, 2)
+    network.fit(
+        one.dataloader(pairs), initial_epoch=1, epochs=EPOCHS, verbose=0, callbacks=[resume]
+    )
+    assert noting.noted[True] == expected[7:]
+    assert (one.epoch, one.step) == (EPOCHS, 0)
+
+
 def main(folder: Path) -> None:
     index = pack_words(folder)
     expected = [ids.tolist() for epoch in range(EPOCHS) for ids in random().batches(epoch, 0, 5)]
@@ -72,6 +100,7 @@ def main(folder: Path) -> None:
         assert met == list(range(RECORDS)) * (EPOCHS + 1), (built, workers, met)
         said[f"built={built}, workers={workers}"] = [training.epoch, training.step]
         training.close()
+    resumes(index, folder / "saved", expected)
     print(json.dumps(said))
 
 

@@ -34,7 +34,7 @@ def epochs(*numbers: int) -> list[list[int]]:
     return [ids.tolist() for epoch in numbers for ids in random().batches(epoch, 0, 5)]
 
 
-def test_fit_trains_each_epoch_once_and_evaluates_whole(tmp_path: Path) -> None:
+def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
     """Of a built model and of one that fit builds from a batch it looks at, with workers or not."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "keras_on_torch.py"), str(tmp_path)],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -12,7 +10,8 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._loader import OTHER_PASS, Loader
+from twinfeed.loaders._lending import LendingLoader
+from twinfeed.loaders._loader import OTHER_PASS
 from twinfeed.loaders._making import ahead
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.tensorflow.choose import ChooseIds
@@ -26,7 +25,7 @@ from twinfeed.loaders.tensorflow.serve import Server
 EngineName = Literal["gather", "choose_from_datasets"]
 
 
-class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
+class TensorFlowLoader(LendingLoader, tf.train.experimental.PythonState):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`. Errors are raised as they were
@@ -72,6 +71,8 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     2
     """
 
+    _counts = "loop over loader.counted(dataset)"
+
     def __init__(
         self,
         feed: Feed,
@@ -88,10 +89,6 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         self.prefetch, known = ahead(feed, prefetch, threads)
         # None stays None: where nothing is decoded, the engine knows what threads are good for.
         self.threads = None if threads is None and not feed.alone else known
-        self._lock = threading.Lock()
-        self._armed: tuple[int, int] | None = None  # while something counts what is received
-        self._latest: tuple[int, int] | None = None  # where the latest pass began
-        self._times = 0  # that the training epoch of the latest pass was begun by passes alone
 
     @cached_property
     def dataset(self) -> tf.data.Dataset:
@@ -163,37 +160,6 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         """Take the state from `tf.train.Checkpoint`."""
         self.load_state_dict(json.loads(state))
 
-    def pass_begins(self) -> tuple[int, int]:
-        """Return the epoch and the step at which a pass over a dataset begins."""
-        with self._lock:
-            if self._armed is not None:
-                self._latest = self._armed
-                return self._armed
-            before, self._latest = self._latest, self._cursor.begin()
-            again = before is not None and before[0] == self._latest[0]
-            self._times = self._times + 1 if again else 1
-            if self._times == 3 and not self.feed.sampler.evaluation:
-                warnings.warn(
-                    f"passes over the dataset begin epoch {self._latest[0]} for the third time, so "
-                    f"the same batches come again: call loader.set_epoch(epoch) before each pass, "
-                    f"or loop over loader.counted(dataset), which goes on after the batches that "
-                    f"the loop received",
-                    stacklevel=2,
-                )
-            return self._latest
-
-    def pass_delivered(self, epoch: int) -> None:
-        """Move on to the next epoch, or have the next pass begin there while something counts."""
-        with self._lock:
-            evaluation = self.feed.sampler.evaluation
-            if self._armed is not None:
-                if self._armed[0] == epoch:
-                    self._armed = (epoch if evaluation else epoch + 1), 0
-            elif evaluation:
-                self._cursor.end()
-            elif self._cursor.epoch == epoch:
-                self._cursor.seek(epoch, len(self))
-
     def _begin(self, epoch: int, start: int) -> _Pass:
         self._arm(epoch, start)
         return _Pass(self, self._on_device)
@@ -205,25 +171,6 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         if device == "/CPU:0":
             return self.dataset
         return prefetch_to_device(self.dataset, device=device, buffer_size=self.prefetch)
-
-    def _arm(self, epoch: int, step: int) -> None:
-        """Have passes begin here, however many iterators are made, while something counts."""
-        with self._lock:
-            self._armed = epoch, step
-
-    def _drawn_from(self, epoch: int, step: int) -> bool:
-        return self._latest == (epoch, step)
-
-    def _trained(self, epoch: int, step: int) -> None:
-        self._cursor.seek(epoch, step)
-
-    def _disarm(self) -> None:
-        with self._lock:
-            self._armed = self._latest = None
-
-    def _stop(self) -> None:
-        super()._stop()
-        self._disarm()
 
     def _dataset_of(self, feeds: list[Feed]) -> tf.data.Dataset:
         engine = self._engine_for(Server(self, feeds, self._reader))
@@ -257,5 +204,6 @@ class _Pass:
             return next(self._batches)
 
     def close(self) -> None:
-        """Give the iterator up, and with it what it has drawn ahead."""
+        """Give the iterator up, and with it what it has drawn ahead; it is no longer counted."""
+        self._loader._disarm()
         self._dataset, self._batches = (), iter(())

@@ -95,7 +95,8 @@ class TorchLoader(LendingLoader):
             "worker_init_fn": worker_init_fn,
         }
         self._place = _Place(self)
-        DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)  # checks the options
+        # It checks the options.
+        DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
 
     @cached_property
     def _workers(self) -> DataLoader[Any]:
