@@ -37,6 +37,16 @@ class Loader(Closing):
 
     There is one pass at a time: another one, `set_epoch`, `load_state_dict` or `close` within a
     loop ends the loop with RuntimeError.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, NumpyLoader, pack
+    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> loader = NumpyLoader(Feed(index, BatchSampler(SequentialSampler(3), batch_size=1)))
+    >>> for batch in loader:
+    ...     break
+    >>> [batch["word"] for batch in loader], loader.epoch
+    ([[b'be'], [b'or']], 1)
     """
 
     def __init__(self, feed: Feed, /) -> None:
