@@ -25,3 +25,10 @@ def test_every_law_that_a_test_cites_is_in_the_design() -> None:
     laws = numbered(r"^(\d+)\. \*", (ROOT / "docs" / "design.md").read_text())
     assert laws == set(range(1, 12))
     assert numbered(r'"""Laws? (\d+)', TESTS) <= laws
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    for path in documents:
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text())
+        assert [target for target in targets if not (path.parent / target).exists()] == [], path
