@@ -10,6 +10,7 @@ from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinfeed.loaders import build_index
 from twinfeed.loaders.index._shards import check_complete, expand, expand_braces
 
 numbers = st.tuples(st.integers(-30, 30), st.integers(-30, 30), st.integers(-4, 4).filter(bool))
@@ -93,3 +94,9 @@ def test_completeness_can_be_waived(tmp_path: Path) -> None:
     assert len(expand(tmp_path / "*.tar", complete=False)) == 1
     with pytest.raises(ValueError, match="1 of 2 missing, first: 00000"):
         expand(tmp_path / "*.tar")
+
+
+def test_a_folder_of_a_store_asks_for_a_pattern(tmp_path: Path) -> None:
+    told = r"got the folder s3://bucket/folder/: .* such as s3://bucket/folder/\*\.tar"
+    with pytest.raises(ValueError, match=told):
+        build_index("s3://bucket/folder/", tmp_path / "x.index")

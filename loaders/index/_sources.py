@@ -77,6 +77,12 @@ def find_source(
         return Source("files", where, _stretches(entries))
     named = _expand(shards, complete)
     names = list(named)
+    for name in names:
+        if is_url(name) and name.endswith("/"):
+            raise ValueError(
+                f"shards must be files, got the folder {name}: name the files by a pattern, such as "
+                f"{name}*.tar or {name}*.tfrecord"
+            )
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(place)
     if root is not None:
