@@ -49,7 +49,6 @@ from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [
-    "LIMITS",
     "BadRecord",
     "Batch",
     "Comparison",
@@ -71,6 +70,7 @@ __all__ = [
     "Index",
     "IndexFormatError",
     "IndexOptions",
+    "LIMITS",
     "Limits",
     "Loader",
     "LoaderError",
