@@ -49,6 +49,7 @@ from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
 __all__ = [
+    "LIMITS",
     "BadRecord",
     "Batch",
     "Comparison",
@@ -70,7 +71,6 @@ __all__ = [
     "Index",
     "IndexFormatError",
     "IndexOptions",
-    "LIMITS",
     "Limits",
     "Loader",
     "LoaderError",

@@ -4,7 +4,6 @@ import doctest
 import importlib
 import inspect
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -46,8 +45,3 @@ def test_every_public_name_has_an_example(name: str) -> None:
     module = importlib.import_module(name)
     public = getattr(module, "__all__", ())
     assert [name for name in public if lacks_example(getattr(module, name))] == []
-
-
-@pytest.mark.parametrize("package", [twinfeed.samplers, twinfeed.loaders])
-def test_public_names_are_sorted(package: ModuleType) -> None:
-    assert list(package.__all__) == sorted(package.__all__)

@@ -80,7 +80,7 @@ def find_source(
     for name in names:
         if is_url(name) and name.endswith("/"):
             raise ValueError(
-                f"shards must be files, got the folder {name}: name the files by a pattern, such as "
+                f"shards must be files, got the folder {name}: name them by a pattern, such as "
                 f"{name}*.tar or {name}*.tfrecord"
             )
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
