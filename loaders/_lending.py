@@ -27,13 +27,14 @@ class LendingLoader(Loader):
         self._armed: tuple[int, int] | None = None  # while something counts what is received
         self._latest: tuple[int, int] | None = None  # where the latest pass began
         self._times = 0  # that the training epoch of the latest pass was begun by passes alone
+        self._turn = 0  # a new one whenever something begins or ceases to count
 
-    def pass_begins(self) -> tuple[int, int]:
-        """Return the epoch and the step at which a lent pass begins."""
+    def pass_begins(self) -> tuple[int, int, int]:
+        """Return the epoch and the step at which a lent pass begins, and the turn it belongs to."""
         with _LOCK:
             if self._armed is not None:
                 self._latest = self._armed
-                return self._armed
+                return *self._armed, self._turn
             before, self._latest = self._latest, self._cursor.begin()
             again = before is not None and before[0] == self._latest[0]
             self._times = self._times + 1 if again else 1
@@ -44,11 +45,13 @@ class LendingLoader(Loader):
                     f"{self._counts}, which goes on after the batches that the loop received",
                     stacklevel=3,
                 )
-            return self._latest
+            return *self._latest, self._turn
 
-    def pass_delivered(self, epoch: int, /) -> None:
+    def pass_delivered(self, epoch: int, turn: int, /) -> None:
         """Move on to the next epoch, or have the next pass begin there while something counts."""
         with _LOCK:
+            if turn != self._turn:
+                return  # a pass that was given up may still run ahead, and would skip an epoch
             evaluation = self.feed.sampler.evaluation
             if self._armed is not None:
                 if self._armed[0] == epoch:
@@ -61,6 +64,7 @@ class LendingLoader(Loader):
     def _arm(self, epoch: int, step: int) -> None:
         """Have passes begin here, however many are made, while something counts."""
         with _LOCK:
+            self._turn += self._armed is None
             self._armed = epoch, step
 
     def _drawn_from(self, epoch: int, step: int) -> bool:
@@ -74,6 +78,7 @@ class LendingLoader(Loader):
     def _disarm(self) -> None:
         """Count no more from outside."""
         with _LOCK:
+            self._turn += self._armed is not None
             self._armed = self._latest = None
 
     def _stop(self) -> None:

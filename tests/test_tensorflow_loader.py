@@ -51,6 +51,20 @@ def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
+def test_a_pass_that_was_given_up_moves_nothing() -> None:
+    """A thread that runs ahead may deliver its last batch after the loop was left."""
+    one = loader(packed(RECORDS), sampler())
+    one._arm(0, 3)
+    epoch, start, turn = one.pass_begins()
+    assert (epoch, start) == (0, 3)
+    one._disarm()
+    one.pass_delivered(epoch, turn)
+    assert (one.epoch, one.step) == (0, 0)
+    epoch, _, turn = one.pass_begins()
+    one.pass_delivered(epoch, turn)
+    assert (one.epoch, one.step) == (1, 0)
+
+
 @pytest.mark.parametrize("how", ["map", "take", "device"])
 def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
     one, got = loader(packed(RECORDS), sampler()), []
@@ -307,7 +321,7 @@ def test_two_passes_over_a_reuse_feed_have_a_cache_each() -> None:
 
 def batchers() -> list[weakref.ref[Batcher]]:
     gc.collect()
-    return [weakref.ref(one) for one in gc.get_objects() if isinstance(one, Batcher)]
+    return [weakref.ref(one) for one in gc.get_objects() if type(one) is Batcher]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

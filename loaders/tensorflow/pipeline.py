@@ -16,7 +16,7 @@ class Engine(Protocol):
     server: Server
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of a pass; `begun` is its number, epoch and step."""
+        """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
 
 
 def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
@@ -55,12 +55,12 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
         begun, place, batch = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
         tf.cond(
             place == last,
-            lambda: called(server.delivered, [begun[1]], tf.bool),
+            lambda: called(server.delivered, [begun], tf.bool),
             lambda: False,
         )
         return batch
 
-    passes = generated(server.passes, tf.TensorSpec([3], tf.int64)).flat_map(one_pass)
+    passes = generated(server.passes, tf.TensorSpec([4], tf.int64)).flat_map(one_pass)
     if prefetch:
         passes = passes.prefetch(prefetch)
     steps = passes.concatenate(_empty_rows()).take(server.steps)

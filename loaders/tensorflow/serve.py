@@ -64,10 +64,10 @@ class Place(Protocol):
     feed: Feed
     threads: int | None
 
-    def pass_begins(self) -> tuple[int, int]:
-        """Return the epoch and the step at which a pass begins."""
+    def pass_begins(self) -> tuple[int, int, int]:
+        """Return the epoch and the step at which a pass begins, and the turn it belongs to."""
 
-    def pass_delivered(self, epoch: int) -> None:
+    def pass_delivered(self, epoch: int, turn: int, /) -> None:
         """Note that the last batch of an epoch has reached the consumer."""
 
 
@@ -101,24 +101,24 @@ class Server:
         return self.steps * len(self.ranks)
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass: yield its number, epoch and first step, int64[3], and end the pass after.
+        """Begin a pass: yield its number, epoch, first step and turn, int64[4]; end the pass after.
 
         The generator is closed when the iterator of the pass has ended or is given up.
         """
-        epoch, start = self.loader.pass_begins()
+        epoch, start, turn = self.loader.pass_begins()
         number = next(self._numbers)
         batchers = [Batcher(one, reader=self.reader, threads=self._shared) for one in self.feeds]
         self._passes[number] = batchers
         try:
-            yield np.array([number, epoch, start])
+            yield np.array([number, epoch, start, turn])
         finally:
             del self._passes[number]
             for batcher in batchers:
                 batcher.close()
 
-    def delivered(self, epoch: np.int64) -> bool:
-        """Note that the last batch of an epoch has left the pipeline."""
-        self.loader.pass_delivered(int(epoch))
+    def delivered(self, begun: Int64s) -> bool:
+        """Note that the last batch of a pass has left the pipeline."""
+        self.loader.pass_delivered(int(begun[1]), int(begun[3]))
         return True
 
     @staticmethod

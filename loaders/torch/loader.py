@@ -145,14 +145,14 @@ class TorchLoader(LendingLoader):
     def _lent(self) -> Iterator[Batch]:
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
-        epoch, start = self.pass_begins()
+        epoch, start, turn = self.pass_begins()
         place = Cursor(self.feed.sampler)
         place.seek(epoch, start)
 
         def deliver() -> None:
             place.advance()
             if place.step == 0:
-                self.pass_delivered(epoch)
+                self.pass_delivered(epoch, turn)
 
         yield from self._pass(epoch, start, deliver)
 
