@@ -61,7 +61,8 @@ def die(decode: Any) -> None:
 
 def spawned() -> None:
     """Start a worker that imports the script anew."""
-    with TorchLoader(words(), sampler(), num_workers=1, multiprocessing_context="spawn") as loader:
+    feed = Feed(words(), sampler())
+    with TorchLoader(feed, num_workers=1, multiprocessing_context="spawn") as loader:
         list(loader)
 
 
