@@ -30,7 +30,8 @@ def array(sample: dict[str, Any]) -> dict[str, Any]:
 
 def through_torch(sample: dict[str, Any]) -> dict[str, Any]:
     """Write to a cached array: torch does not know that numpy forbids it."""
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 5)}
 
 
@@ -46,7 +47,8 @@ def test_every_use_is_checked_on_request(tmp_path: Path) -> None:
     words = pack([{"word": bytes(n)} for n in range(40)], tmp_path)["data"]
 
     def late(sample: dict[str, Any]) -> dict[str, Any]:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 39)}
 
     views = ViewSampler(SequentialSampler(80), [2] * 40, per_epoch="all", seed=0)
