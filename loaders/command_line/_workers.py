@@ -42,10 +42,14 @@ def workers(jobs: int) -> Iterator[Executor | None]:
     pool = _Pool(jobs, mp_context=context, initializer=_start)
     try:
         yield pool
-    except BrokenProcessPool as error:
+    except Exception as error:
+        # A pool that breaks while it is given work fails in many ways: its pipes and queues close.
+        if not isinstance(error, BrokenProcessPool) and not context.died():
+            raise
         context.end()  # one that starts just now would be left behind by the pool
+        pool.give_up()
         pool.shutdown()
-        raise _why(context.started) from error
+        raise _why(context.running()) from error
     except KeyboardInterrupt:  # nobody waits for the rest
         context.end()
         raise
@@ -64,9 +68,17 @@ class _Context(SpawnContext):
         self.started.append(SpawnProcess(*args, **kwargs))
         return self.started[-1]
 
+    def running(self) -> list[SpawnProcess]:
+        """Return the processes that were started, also those that have ended since."""
+        return [process for process in self.started if process.pid is not None]
+
+    def died(self) -> bool:
+        """Say whether a process has ended by a signal or an error."""
+        return any(process.exitcode for process in self.running())
+
     def end(self) -> None:
         """End all processes that are there."""
-        for process in self.started:
+        for process in self.running():
             process.terminate()
 
 
@@ -80,6 +92,15 @@ class _Pool(ProcessPoolExecutor):
             return super().submit(fn, *args, **kwargs)
         finally:
             pthread_sigmask(SIG_SETMASK, before)
+
+    def give_up(self) -> None:
+        """Let go of the thread that sends work: without readers its pipe is full for ever.
+
+        Python does so itself from 3.12 on (CPython's issue 94777).
+        """
+        queue: Any = self._call_queue  # type: ignore[attr-defined]
+        if queue is not None:
+            queue._reader.close()
 
 
 def _start() -> None:
