@@ -7,13 +7,23 @@ ends them.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGKILL, SIGTERM, Signals, pthread_sigmask
+from signal import (
+    SIG_BLOCK,
+    SIG_SETMASK,
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    Signals,
+    pthread_sigmask,
+    signal,
+)
 from typing import Any, ParamSpec, TypeVar
 
 from twinfeed.loaders.command_line._wording import show_warning
@@ -40,6 +50,9 @@ def workers(jobs: int) -> Iterator[Executor | None]:
         return
     context = _Context()
     pool = _Pool(jobs, mp_context=context, initializer=_start)
+    # A pool that loses a process while it starts others prints a traceback of its own thread.
+    print_error = threading.excepthook
+    threading.excepthook = lambda error: None if context.died() else print_error(error)
     try:
         yield pool
     except Exception as error:
@@ -55,6 +68,7 @@ def workers(jobs: int) -> Iterator[Executor | None]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        threading.excepthook = print_error
 
 
 class _Context(SpawnContext):
@@ -88,10 +102,17 @@ class _Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a process call a function; all of it must be picklable."""
         before = pthread_sigmask(SIG_BLOCK, {SIGINT})
+        # Other threads still take the signal, and Python would raise here, in the midst of a start.
+        asked: list[int] = []
+        handler = signal(SIGINT, lambda number, _: asked.append(number))
         try:
-            return super().submit(fn, *args, **kwargs)
+            submitted = super().submit(fn, *args, **kwargs)
         finally:
+            signal(SIGINT, handler)
             pthread_sigmask(SIG_SETMASK, before)
+        if asked:
+            raise KeyboardInterrupt
+        return submitted
 
     def give_up(self) -> None:
         """Let go of the thread that sends work: without readers its pipe is full for ever.
