@@ -4,7 +4,7 @@ import doctest
 import importlib
 import inspect
 from pathlib import Path
-from types import GenericAlias
+from types import GenericAlias, ModuleType
 
 import pytest
 
@@ -48,3 +48,10 @@ def test_every_public_name_has_an_example(name: str) -> None:
     module = importlib.import_module(name)
     public = getattr(module, "__all__", ())
     assert [name for name in public if lacks_example(getattr(module, name))] == []
+
+
+@pytest.mark.parametrize("package", [twinfeed.samplers, twinfeed.loaders])
+def test_public_names_are_sorted(package: ModuleType) -> None:
+    """Constants first, as the linter has them."""
+    names = list(package.__all__)
+    assert names == sorted(names, key=lambda name: (not name.isupper(), name))
