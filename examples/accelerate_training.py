@@ -13,38 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from sklearn.datasets import load_digits
+from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import PKBatchSampler
 
-SEED = 7
 STEPS, SAVED, STOPPED = 20, 27, 34  # steps of an epoch; where a state is saved; where a run stops
-
-
-def prepare(folder: Path) -> None:
-    """Pack the digits, as raw bytes, unless an earlier run did."""
-    if (folder / "data.index").exists():
-        return
-    digits = load_digits()
-    samples = [
-        {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
-        for pixels, label in zip(digits.images, digits.target, strict=True)
-    ]
-    pack(samples, folder, seed=SEED)
-
-
-def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """Turn 64 bytes into 64 numbers between 0 and 1."""
-    return {"pixels": np.frombuffer(sample["pixels"], np.uint8).astype(np.float32) / 16}
 
 
 def sampler_of(index: Index, accelerator: Accelerator) -> PKBatchSampler:
@@ -96,16 +76,11 @@ def train(index: Index, *, resume: Path | None) -> list[list[int]]:
 def main() -> None:
     """Train beyond a checkpoint, start again from it, and compare what was received."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("accelerate-data"))
-    folder: Path = parser.parse_args().data
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():  # whose checkpoints this would load
-        raise SystemExit(f"{folder} belongs to another user: give --data a folder of your own")
+    parser.add_argument("--out", type=Path, default=Path("accelerate-data"))
+    folder: Path = parser.parse_args().out
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    if accelerator.is_main_process:
-        prepare(folder)
-    accelerator.wait_for_everyone()
-    index = open_index(folder / "data.index")
+    with accelerator.main_process_first():  # it packs
+        index, _ = open_digits(folder)
 
     first = train(index, resume=None)
     resumed = train(index, resume=folder / "state")

@@ -15,36 +15,17 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
+from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
-SEED, BATCH = 7, 40
-
-
-def prepare(folder: Path, rank: int) -> tuple[Index, Index]:
-    """Pack the digits, as raw bytes, on the first rank; open them on every one."""
-    if rank == 0 and not (folder / "eval.index").exists():
-        digits = load_digits()
-        samples = [
-            {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
-            for pixels, label in zip(digits.images, digits.target, strict=True)
-        ]
-        pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
-    dist.barrier()
-    return open_index(folder / "train.index"), open_index(folder / "eval.index")
-
-
-def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """Turn 64 bytes into 64 numbers between 0 and 1."""
-    return {"pixels": np.frombuffer(sample["pixels"], np.uint8) / 16}
+BATCH = 40
 
 
 def train(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> None:
@@ -54,7 +35,8 @@ def train(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> N
     with TorchLoader(Feed(index, sampler.shard(rank, world_size), decode=decode)) as loader:
         for _ in range(2):
             for batch in loader:
-                loss = cross_entropy(model(batch["pixels"]), batch["label"], reduction="sum")
+                logits = model(batch["pixels"].double())
+                loss = cross_entropy(logits, batch["label"], reduction="sum")
                 optimiser.zero_grad()
                 (loss * world_size / BATCH).backward()  # DDP divides by the number of ranks
                 optimiser.step()
@@ -73,7 +55,7 @@ def evaluate(model: torch.nn.Module, index: Index, rank: int, world_size: int) -
     sampler = ExactOnceBatchSampler(len(index), batch_size=64).shard(rank, world_size)
     with TorchLoader(Feed(index, sampler, decode=decode)) as loader:
         for batch in loader:
-            logits, labels = model(batch["pixels"]), batch["label"]
+            logits, labels = model(batch["pixels"].double()), batch["label"]
             loss = cross_entropy(logits, labels, reduction="sum")
             right = logits.argmax(1).eq(labels).sum()
             sums += torch.stack([torch.tensor(len(labels), device=device), loss, right])
@@ -87,8 +69,8 @@ def evaluate(model: torch.nn.Module, index: Index, rank: int, world_size: int) -
 def main() -> None:
     """Train and evaluate on as many processes as torchrun started."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("ddp-data"))
-    folder: Path = parser.parse_args().data
+    parser.add_argument("--out", type=Path, default=Path("ddp-data"))
+    folder: Path = parser.parse_args().out
     for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, alone)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -98,7 +80,10 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    training, evaluation = prepare(folder, rank)
+    if rank == 0:
+        open_digits(folder)  # packs
+    dist.barrier()
+    training, evaluation = open_digits(folder)
 
     torch.manual_seed(SEED)
     model = torch.nn.Linear(64, 10, dtype=torch.float64)

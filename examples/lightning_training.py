@@ -11,41 +11,21 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
+from digits import SEED, decode, open_digits
 from lightning.pytorch.callbacks import ModelCheckpoint
-from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders import Feed, Index, open_index
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
-SEED = 7
 STEPS, SAVED, STOPPED = 20, 27, 34  # steps of an epoch; where a state is saved; where a run stops
-
-
-def prepare(folder: Path) -> None:
-    """Pack the digits, as raw bytes, unless an earlier run did."""
-    if (folder / "eval.index").exists():
-        return
-    digits = load_digits()
-    samples = [
-        {"pixels": pixels.astype(np.uint8).tobytes(), "label": int(label)}
-        for pixels, label in zip(digits.images, digits.target, strict=True)
-    ]
-    pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
-
-
-def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """Turn 64 bytes into 64 numbers between 0 and 1."""
-    return {"pixels": np.frombuffer(sample["pixels"], np.uint8).astype(np.float32) / 16}
 
 
 def training_sampler(index: Index) -> PKBatchSampler:
@@ -120,17 +100,14 @@ def main() -> None:
     """Train beyond a checkpoint, start again from it, and compare what was received."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--data", type=Path, default=Path("lightning-data"))
+    parser.add_argument("--out", type=Path, default=Path("lightning-data"))
     arguments = parser.parse_args()
-    folder: Path = arguments.data
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():  # whose checkpoints this would load
-        raise SystemExit(f"{folder} belongs to another user: give --data a folder of your own")
+    folder: Path = arguments.out
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     # torchrun's and Lightning's other ranks run this script as well.
     if lightning.fabric.utilities.rank_zero.rank_zero_only.rank == 0:
-        prepare(folder)
+        open_digits(folder)
 
     first = fit(folder, arguments.devices, steps=STOPPED, checkpoint=None)
     resumed = fit(folder, arguments.devices, steps=STOPPED, checkpoint=folder / "state.ckpt")

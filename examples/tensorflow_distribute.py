@@ -20,42 +20,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
-
-CLASSES, SIZE, EVALUATED = 12, 8, 761
-
-
-def make_data(folder: Path) -> tuple[Index, Index]:
-    """Pack points around the centre of their class, for training and for evaluation."""
-    centres = np.random.default_rng(0).normal(size=(CLASSES, SIZE))
-
-    def points(count: int, seed: int) -> list[dict[str, Any]]:
-        noise = np.random.default_rng(seed).normal(size=(count, SIZE))
-        return [
-            {
-                "x": (centres[n % CLASSES] + noise[n]).astype(np.float32).tobytes(),
-                "label": n % CLASSES,
-            }
-            for n in range(count)
-        ]
-
-    return (
-        pack(points(600, 1), folder / "train")["data"],
-        pack(points(EVALUATED, 2), folder / "eval")["data"],
-    )
-
-
-def decode(sample: dict[str, Any]) -> dict[str, Any]:
-    """Give the network its numbers."""
-    return {"x": np.frombuffer(sample["x"], np.float32)}
 
 
 def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> dict[str, Any]:
     """Train two epochs in a loop of its own; return what the replicas of this process received."""
-    sampler = PKBatchSampler(index.labels, p=6, k=4, batches_per_epoch=15, seed=0)
+    sampler = PKBatchSampler(index.labels, p=6, k=4, batches_per_epoch=15, seed=SEED)
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
     loader = TensorFlowLoader(Feed(index, sampler, decode=decode))
     evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
@@ -64,13 +38,13 @@ def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> 
     training = strategy.distribute_datasets_from_function(loader.dataset_for)
     evaluating = strategy.distribute_datasets_from_function(evaluator.dataset_for)
     with strategy.scope():
-        weights = tf.Variable(tf.zeros([SIZE, CLASSES]))
+        weights = tf.Variable(tf.zeros([64, 10]))
 
     @tf.function
     def step(batch: Any) -> Any:
         def replica(batch: dict[str, tf.Tensor]) -> tf.Tensor:
             with tf.GradientTape() as tape:
-                logits = tf.matmul(batch["x"], weights)
+                logits = tf.matmul(batch["pixels"], weights)
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
                 loss = tf.reduce_mean(losses)
             together = tf.distribute.get_replica_context().all_reduce(
@@ -84,7 +58,7 @@ def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> 
     @tf.function
     def correct(batch: Any) -> tuple[Any, tf.Tensor]:
         def replica(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            found = tf.argmax(tf.matmul(batch["x"], weights), axis=1)
+            found = tf.argmax(tf.matmul(batch["pixels"], weights), axis=1)
             return batch["id"], tf.reduce_sum(tf.cast(found == batch["label"], tf.int64))
 
         ids, right = strategy.run(replica, (batch,))
@@ -129,15 +103,12 @@ def main() -> int:
     options = parser.parse_args()
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
     name = f"worker-{task['index']}.json"
+    index, evaluation = open_digits(options.out)
+    if options.workers:
+        return start_workers(options.workers, options.out)
     if "TF_CONFIG" in os.environ:
         strategy: tf.distribute.Strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        index, evaluation = (
-            open_index(options.out / part / "data.index") for part in ("train", "eval")
-        )
     else:
-        index, evaluation = make_data(options.out)
-        if options.workers:
-            return start_workers(options.workers, options.out)
         cpu = tf.config.list_physical_devices("CPU")[0]
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(cpu, two)

@@ -14,34 +14,13 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from sklearn.datasets import load_digits
+from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed.loaders import Feed
 from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, ShardShuffleSampler
 
-EPOCHS, BATCH, SEED = 3, 51, 7
-
-
-def open_data(folder: Path) -> tuple[Index, Index]:
-    """Open the shards, packed by the first run: the pixels of handwritten digits as bytes."""
-    if not (folder / "eval.index").exists():
-        data = load_digits()
-        rows = zip(data.images.astype("uint8"), data.target, strict=True)
-        samples = [{"pixels": pixels.tobytes(), "label": int(label)} for pixels, label in rows]
-        pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
-    return open_index(folder / "train.index"), open_index(folder / "eval.index")
-
-
-def scaled(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Decode a whole batch in TensorFlow operations, of fixed length as the pixels are."""
-    pixels = tf.io.decode_raw(batch["pixels"], tf.uint8, fixed_length=64)
-    return {**batch, "pixels": tf.cast(pixels, tf.float32) / 16}
-
-
-def batches(loader: TensorFlowLoader) -> tf.data.Dataset:
-    """Make the dataset: the device prefetch last, which leaves strings on the host."""
-    return prefetch_to_device(loader.dataset.map(scaled))
+EPOCHS, BATCH = 3, 51
 
 
 def main() -> None:
@@ -50,14 +29,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("loop-data"))
     parser.add_argument("--stop-after", type=int, default=0, help="batches")
     options = parser.parse_args()
-    train, evaluation = open_data(options.out)
+    train, evaluation = open_digits(options.out)
 
     keras.utils.set_random_seed(SEED)
     model = keras.Sequential([keras.Input([64]), keras.layers.Dense(10)])
     optimizer = keras.optimizers.Adam(1e-2)
     optimizer.build(model.trainable_variables)
     shuffle = ShardShuffleSampler(train.shard_lengths, block=64, window=8, seed=SEED)
-    loader = TensorFlowLoader(Feed(train, BatchSampler(shuffle, batch_size=BATCH, final="drop")))
+    sampler = BatchSampler(shuffle, batch_size=BATCH, final="drop")
+    loader = TensorFlowLoader(Feed(train, sampler, decode=decode))
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=loader)
     manager = tf.train.CheckpointManager(checkpoint, str(options.out / "saved"), max_to_keep=1)
     if manager.restore_or_initialize():
@@ -78,7 +58,9 @@ def main() -> None:
         return tf.reduce_sum(tf.cast(found == batch["label"], tf.int32))
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
-    training, validation = batches(loader), batches(TensorFlowLoader(Feed(evaluation, once)))
+    evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
+    # The device prefetch comes last. It takes batches ahead, so `counted` says what was received.
+    training, validation = prefetch_to_device(loader.dataset), prefetch_to_device(evaluator.dataset)
     received = 0
     while loader.epoch < EPOCHS:
         for batch in loader.counted(training):

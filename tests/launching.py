@@ -12,7 +12,7 @@ ADDRESS = "127.0.0.1"
 
 def run_example(name: str, data: Path, *options: str, ranks: int | None = None) -> str:
     """What the example prints."""
-    return run(EXAMPLES / name, "--data", str(data), *options, ranks=ranks)
+    return run(EXAMPLES / name, "--out", str(data), *options, ranks=ranks)
 
 
 def run(script: Path, *options: str, ranks: int | None = None) -> str:

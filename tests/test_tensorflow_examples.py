@@ -46,9 +46,9 @@ def test_keras_fit(tmp_path: Path) -> None:
     assert "stopped at epoch 1, step 5" in interrupted
     resumed = run("keras_fit.py", "--out", tmp_path)
     assert "resuming at epoch 1, step 5" in resumed
-    assert "15/20" in resumed
-    assert "20/20" in resumed
-    assert "evaluated 761 images" in resumed
+    whole = run("keras_fit.py", "--out", tmp_path / "whole")
+    assert "evaluated 761 images" in whole
+    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
 
 
 def test_tensorflow_loop(tmp_path: Path) -> None:
