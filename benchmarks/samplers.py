@@ -1,10 +1,9 @@
 """Compare the samplers with their floor and their peers, all in one run.
 
-P x K over 10 million labels of 100,000 classes (P=32, K=4), a random order of 10 million, restoring
-a position, and what grows: ranks, orders, live records, weights, labels. Each way runs in a process
-of its own; the numbers are medians of `--rounds` runs that take turns. A peer that is not installed
-is left out, and said to be. Memory is the peak beyond what the process held when the data were
-there.
+P x K over 10 million labels of 100,000 classes (P=32, K=4), a random order of 10 million, and
+restoring a position. Each way runs in a process of its own; the numbers are medians of `--rounds`
+runs that take turns. A peer that is not installed is left out, and said to be. Memory is the peak
+beyond what the process held when the data were there.
 
     pip install pytorch-metric-learning open-metric-learning grain torch
     python benchmarks/samplers.py
@@ -12,23 +11,15 @@ there.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import itertools
-import json
-import pickle
 import resource
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ways import Ways, main, timed
 
 N, CLASSES, P, K = 10_000_000, 100_000, 32, 4
 BATCH = P * K
@@ -40,13 +31,6 @@ def labels() -> np.ndarray:
     made = np.random.default_rng(0).integers(0, CLASSES, N)
     made[: 4 * CLASSES] = np.tile(np.arange(CLASSES), 4)  # no class below K
     return made
-
-
-def timed(make: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a call gives, and its seconds."""
-    begin = time.perf_counter()
-    made = make()
-    return made, time.perf_counter() - begin
 
 
 def one_by_one(ids: Iterable[Any]) -> Iterator[list[Any]]:
@@ -158,101 +142,7 @@ def restore_torch_replay() -> dict[str, float]:
     return {"restored batch ms": replayed * 1e3}
 
 
-def draws(sampler: Any, *, steps: int = 300, lead: int = 1) -> dict[str, float]:
-    """Measure single draws of an epoch, after `lead` of them."""
-    sampler.batches(0, 0, lead)
-    seconds = [timed(partial(sampler.batch, 0, lead + step))[1] for step in range(steps)]
-    return {"draw ms": statistics.median(seconds) * 1e3, "slowest draw ms": max(seconds) * 1e3}
-
-
-def one_rank(name: str) -> dict[str, float]:
-    """Draw the 32 ids of one rank of 10,000."""
-    from twinfeed import samplers as s
-
-    ranks, rows = 10_000, 320_000
-    if name == "P x K":
-        classes = np.arange(10**6) // 10
-        stream: Any = s.PKBatchSampler(classes, p=ranks, k=4, seed=0, batches_per_epoch=1000)
-    else:
-        orders: dict[str, Callable[[], s.Order]] = {
-            "random": lambda: s.RandomSampler(10**9, seed=0),
-            "shard shuffle": lambda: s.ShardShuffleSampler([10**5] * 10_000, seed=0),
-            "1,000 parts": lambda: s.ShardShuffleSampler(
-                [10**5] * 10_000, seed=0, window=10_000, parts=1000
-            ),
-            "weighted": lambda: s.WeightedSampler(np.arange(10**6), num_samples=10**9, seed=0),
-        }
-        stream = s.BatchSampler(orders[name](), batch_size=rows)
-    return draws(stream.shard(77, ranks))
-
-
-def mixture_of_many() -> dict[str, float]:
-    """Draw 64 ids of 1,000 orders."""
-    from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
-
-    orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
-    mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**8, seed=0)
-    return draws(BatchSampler(mixture, batch_size=64), steps=2000)
-
-
-def reuse_of_many() -> dict[str, float]:
-    """Draw 100 ids with 100,000 records live."""
-    from twinfeed.samplers import BatchSampler, ReuseSampler
-
-    order = ReuseSampler(10**6, reuse=10, live=10**5, seed=0)
-    return draws(BatchSampler(order, batch_size=100), steps=2000)
-
-
-def weighted_epochs() -> dict[str, float]:
-    """Draw 10 million without replacement: the slowest draw is where an epoch begins."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
-
-    weights = np.random.default_rng(0).random(N)
-    stream = BatchSampler(WeightedSampler(weights, replacement=False, seed=0), batch_size=1000)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    first = timed(lambda: stream.batch(0, 0))[1]
-    seconds = [timed(partial(stream.batch, 0, step))[1] for step in range(len(stream))]
-    seconds += [timed(partial(stream.batch, 1, step))[1] for step in range(100)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-        "first batch ms": first * 1e3,
-        "draw ms": statistics.median(seconds) * 1e3,
-        "slowest draw ms": max(seconds) * 1e3,
-        "extra memory MB": (peak - before) / 1024,
-    }
-
-
-def pk_mapped() -> dict[str, float]:
-    """P x K of 100 million labels from a class order that is mapped."""
-    from twinfeed.samplers import ClassOrder, PKBatchSampler
-
-    classes, size = 1_000_000, 100
-    with tempfile.TemporaryDirectory() as folder:
-        arrays: dict[str, Any] = {
-            "records": np.arange(classes * size, dtype=np.int32),
-            "starts": np.arange(classes) * size,
-            "sizes": np.full(classes, size),
-        }
-        for name in arrays:
-            np.save(Path(folder) / f"{name}.npy", arrays[name])
-            arrays[name] = np.load(Path(folder) / f"{name}.npy", mmap_mode="r")
-        order = ClassOrder.from_arrays(**arrays, digest="")
-        sampler, construction = timed(lambda: PKBatchSampler(order, p=P, k=K, seed=0))
-        found = {"construction s": construction, **draws(sampler)}
-        return {**found, "pickled MB": len(pickle.dumps(sampler)) / 2**20}
-
-
-def states() -> dict[str, float]:
-    """Take a state with four million weights."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
-
-    sampler = BatchSampler(WeightedSampler(np.arange(4_000_000), seed=0), batch_size=64)
-    sampler.state_dict()
-    return {"draw ms": min(timed(sampler.state_dict)[1] for _ in range(100)) * 1e3}
-
-
-SCALE = ("random", "shard shuffle", "1,000 parts", "P x K", "weighted")
-WAYS: dict[str, tuple[Callable[[], dict[str, float]], str | None]] = {
+WAYS: Ways = {
     "P x K: one stable argsort": (pk_argsort, None),
     "P x K: twinfeed": (pk_twinfeed, None),
     "P x K: pytorch-metric-learning": (pk_pytorch_metric_learning, "pytorch_metric_learning"),
@@ -262,48 +152,8 @@ WAYS: dict[str, tuple[Callable[[], dict[str, float]], str | None]] = {
     "random order: Grain": (random_grain, "grain"),
     "restore: twinfeed": (restore_twinfeed, None),
     "restore: torch, by replay": (restore_torch_replay, "torch"),
-    **{f"a rank of 10,000: {name}": (partial(one_rank, name), None) for name in SCALE},
-    "mixture of 1,000 orders": (mixture_of_many, None),
-    "reuse, 100,000 live": (reuse_of_many, None),
-    "weighted, no replacement, 10 million": (weighted_epochs, None),
-    "P x K of 100 million, mapped": (pk_mapped, None),
-    "a state, 4 million weights": (states, None),
 }
 
 
-def alone(name: str) -> dict[str, float]:
-    """Run one way in a process of its own."""
-    command = [sys.executable, __file__, "--way", name]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    return dict(json.loads(result.stdout.splitlines()[-1]))
-
-
-def main() -> None:
-    """Run every way whose peer is installed, in turns, and print a table of medians."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.way:
-        print(json.dumps(WAYS[options.way][0]()))
-        return
-    there = [n for n, (_, peer) in WAYS.items() if not peer or importlib.util.find_spec(peer)]
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in there}
-    for _ in range(options.rounds):
-        for name in there:
-            runs[name].append(alone(name))
-    columns = list(dict.fromkeys(c for found in runs.values() for c in found[0]))
-    print("| |", " | ".join(columns), "|\n|---|" + "---|" * len(columns))
-    for name, found in runs.items():
-        medians = {c: statistics.median(run[c] for run in found) for c in found[0]}
-        print(
-            f"| {name} |",
-            " | ".join(f"{medians[c]:,.4g}" if c in medians else "" for c in columns),
-            "|",
-        )
-    for name in WAYS.keys() - set(there):
-        print(f"{name}: not installed")
-
-
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, WAYS)

@@ -1,0 +1,230 @@
+"""Measure what grows with records, classes, shards, ranks, orders and fields.
+
+Each way runs in a process of its own; the numbers are medians of `--rounds` runs that take turns.
+Seconds and milliseconds are by the clock. Memory is the peak beyond what the process held when the
+data were there.
+
+    python benchmarks/growth.py                     # all of it, about ten minutes a round
+    python benchmarks/growth.py --only "a rank"
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ways import Ways, main, timed
+
+from twinfeed.loaders import Reader, build_index, open_index, verify
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+
+Found = dict[str, float]
+
+
+def peak() -> float:
+    """Return the most memory that this process has held, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def draws(sampler: Any, *, steps: int = 300, lead: int = 1) -> Found:
+    """Measure single draws of an epoch, after `lead` of them."""
+    sampler.batches(0, 0, lead)
+    seconds = [timed(partial(sampler.batch, 0, lead + step))[1] for step in range(steps)]
+    return {"draw ms": statistics.median(seconds) * 1e3, "slowest draw ms": max(seconds) * 1e3}
+
+
+def one_rank(name: str) -> Found:
+    """Draw the 32 ids of one rank of 10,000."""
+    from twinfeed import samplers as s
+
+    ranks, rows = 10_000, 320_000
+    if name == "P x K":
+        classes = np.arange(10**6) // 10
+        stream: Any = s.PKBatchSampler(classes, p=ranks, k=4, seed=0, batches_per_epoch=1000)
+    else:
+        orders: dict[str, Callable[[], s.Order]] = {
+            "random": lambda: s.RandomSampler(10**9, seed=0),
+            "shard shuffle": lambda: s.ShardShuffleSampler([10**5] * 10_000, seed=0),
+            "1,000 parts": lambda: s.ShardShuffleSampler(
+                [10**5] * 10_000, seed=0, window=10_000, parts=1000
+            ),
+            "weighted": lambda: s.WeightedSampler(np.arange(10**6), num_samples=10**9, seed=0),
+        }
+        stream = s.BatchSampler(orders[name](), batch_size=rows)
+    return draws(stream.shard(77, ranks))
+
+
+def mixture_of_many() -> Found:
+    """Draw 64 ids of 1,000 orders."""
+    from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+
+    orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
+    mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**8, seed=0)
+    return draws(BatchSampler(mixture, batch_size=64), steps=2000)
+
+
+def reuse_of_many() -> Found:
+    """Draw 100 ids with 100,000 records live."""
+    from twinfeed.samplers import BatchSampler, ReuseSampler
+
+    order = ReuseSampler(10**6, reuse=10, live=10**5, seed=0)
+    return draws(BatchSampler(order, batch_size=100), steps=2000)
+
+
+def weighted_epochs() -> Found:
+    """Draw 10 million without replacement: the slowest draw is where an epoch begins."""
+    from twinfeed.samplers import BatchSampler, WeightedSampler
+
+    weights = np.random.default_rng(0).random(10_000_000)
+    stream = BatchSampler(WeightedSampler(weights, replacement=False, seed=0), batch_size=1000)
+    before = peak()
+    first = timed(lambda: stream.batch(0, 0))[1]
+    seconds = [timed(partial(stream.batch, 0, step))[1] for step in range(len(stream))]
+    seconds += [timed(partial(stream.batch, 1, step))[1] for step in range(100)]
+    return {
+        "first batch ms": first * 1e3,
+        "draw ms": statistics.median(seconds) * 1e3,
+        "slowest draw ms": max(seconds) * 1e3,
+        "extra memory MB": peak() - before,
+    }
+
+
+def pk_mapped() -> Found:
+    """P x K of 100 million labels from a class order that is mapped."""
+    from twinfeed.samplers import ClassOrder, PKBatchSampler
+
+    classes, size = 1_000_000, 100
+    with tempfile.TemporaryDirectory() as folder:
+        arrays: dict[str, Any] = {
+            "records": np.arange(classes * size, dtype=np.int32),
+            "starts": np.arange(classes) * size,
+            "sizes": np.full(classes, size),
+        }
+        for name in arrays:
+            np.save(Path(folder) / f"{name}.npy", arrays[name])
+            arrays[name] = np.load(Path(folder) / f"{name}.npy", mmap_mode="r")
+        order = ClassOrder.from_arrays(**arrays, digest="")
+        sampler, construction = timed(lambda: PKBatchSampler(order, p=32, k=4, seed=0))
+        found = {"construction s": construction, **draws(sampler)}
+        return {**found, "pickled MB": len(pickle.dumps(sampler)) / 2**20}
+
+
+def states() -> Found:
+    """Take a state with four million weights."""
+    from twinfeed.samplers import BatchSampler, WeightedSampler
+
+    sampler = BatchSampler(WeightedSampler(np.arange(4_000_000), seed=0), batch_size=64)
+    sampler.state_dict()
+    return {"draw ms": min(timed(sampler.state_dict)[1] for _ in range(100)) * 1e3}
+
+
+def write_shards(folder: Path, shards: int, samples: Callable[[int], list[dict[str, Any]]]) -> str:
+    """Write the `samples` of each shard; return a pattern of all shards."""
+    for shard in range(shards):
+        with TFRecordWriter(folder / f"s-{shard:06d}.tfrecord") as writer:
+            for sample in samples(shard):
+                writer.write(encode(sample))
+    return str(folder / "s-*.tfrecord")
+
+
+def labels_by_name() -> Found:
+    """Build an index of 1,000 shards with 100 records each, whose labels are 100,000 names."""
+
+    def samples(shard: int) -> list[dict[str, Any]]:
+        return [{"x": b"1", "name": f"class {(shard * 100 + n) % 100_000:06d}"} for n in range(100)]
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        shards = write_shards(folder, 1000, samples)
+        plain = timed(lambda: build_index(shards, folder / "a.index", fields=["x"]))[1]
+        named = partial(build_index, shards, folder / "b.index", fields=["x"], label="name")
+        return {"s": timed(named)[1], "s without labels": plain}
+
+
+def readers_and_verify(shards: int) -> Found:
+    """Make a reader, and verify shards of 10 records, alone and by two processes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pattern = write_shards(folder, shards, lambda _: [{"x": bytes(100)}] * 10)
+        index = build_index(pattern, folder / "a.index")
+        Reader(index).close()
+        reader = timed(lambda: Reader(index).close())[1]
+        serial = timed(lambda: verify(index))[1]
+        with ProcessPoolExecutor(2) as pool:
+            pool.submit(int).result()
+            side_by_side = timed(lambda: verify(index, executor=pool))[1]
+        return {"reader ms": reader * 1e3, "s": serial, "s by two processes": side_by_side}
+
+
+def fields(number: int) -> Found:
+    """Index and read records that have this many fields."""
+    count = 20_000
+    sample = {f"field{n}": bytes(20) for n in range(number)}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pattern = write_shards(folder, 1, lambda _: [sample] * count)
+        index, seconds = timed(lambda: build_index(pattern, folder / "a.index"))
+        stored = sum(file.stat().st_size for file in (folder / "a.index").rglob("*.npy"))
+        ids = np.random.default_rng(0).permutation(count).reshape(-1, 100)
+        with Reader(index) as reader:
+            taken = timed(lambda: [reader.read(some) for some in ids])[1]
+        return {
+            "s": seconds,
+            "index bytes a record": stored / count,
+            "records/s": count / taken,
+        }
+
+
+def held() -> float:
+    """Return what this process holds now, in MB, since a new process inherits its parent's peak."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def opened(path: Path, record: int) -> Found:
+    """Open an index, and read one record."""
+    before = held()
+    index, seconds = timed(lambda: open_index(path))
+    with Reader(index) as reader:
+        read = timed(lambda: reader.read([record]))[1]
+    return {"open ms": seconds * 1e3, "read ms": read * 1e3, "extra memory MB": held() - before}
+
+
+def many_shards(shards: int) -> Found:
+    """Open an index of very many shards of one record in a new process."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pattern = write_shards(folder, shards, lambda _: [{"x": b"1"}])
+        build_index(pattern, folder / "a.index")
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(opened, folder / "a.index", shards // 2).result()
+
+
+SCALE = ("random", "shard shuffle", "1,000 parts", "P x K", "weighted")
+WAYS: Ways = {
+    **{f"a rank of 10,000: {name}": (partial(one_rank, name), None) for name in SCALE},
+    "mixture of 1,000 orders": (mixture_of_many, None),
+    "reuse, 100,000 live": (reuse_of_many, None),
+    "weighted, no replacement, 10 million": (weighted_epochs, None),
+    "P x K of 100 million, mapped": (pk_mapped, None),
+    "a state, 4 million weights": (states, None),
+    "labels by name, 1,000 shards, 100,000 classes": (labels_by_name, None),
+    "verify 1,000 shards": (partial(readers_and_verify, 1000), None),
+    "verify 10,000 shards": (partial(readers_and_verify, 10_000), None),
+    "1 field": (partial(fields, 1), None),
+    "20 fields": (partial(fields, 20), None),
+    "100,000 shards": (partial(many_shards, 100_000), None),
+}
+
+
+if __name__ == "__main__":
+    main(__file__, __doc__, WAYS)
