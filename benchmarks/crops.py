@@ -1,7 +1,9 @@
 """Measure many crops of very large images: what a cache of decoded images costs beside decoding.
 
 The floor is decoding each image once, in one thread. The old recipe is a generator that keeps some
-decoded images and cuts crops from them, with no seed, no bound by a proof and no resume.
+decoded images and cuts crops from them, with no seed, no bound by a proof and no resume. A loader
+has threads of its own: one decodes, and one cuts the crops. So the processor's time is told beside
+the clock's, both as multiples of the floor's in the same round.
 
     python benchmarks/crops.py [--images 60] [--crops 100]
 """
@@ -25,6 +27,8 @@ from twinfeed.loaders import DecodeImage, Feed, Index, Loader, NumpyLoader, Read
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 HEIGHT, WIDTH, SIDE, BATCH, LIVE = 3000, 4000, 224, 10, 10
+
+Time = tuple[float, float]  # the clock's and the processor's, in seconds
 
 
 def samples(count: int) -> Iterator[dict[str, Any]]:
@@ -116,23 +120,28 @@ def main() -> None:
     ways: dict[str, Callable[[Index, int], None]] = {
         "decode each image once, one thread": decode_alone,
         "old recipe": old_recipe,
-        "NumpyLoader, one thread": an_epoch(lambda feed: NumpyLoader(feed, threads=1)),
-        "TorchLoader, one thread": an_epoch(torch_loader),
-        "TensorFlowLoader, one thread": an_epoch(tensorflow_loader),
+        "NumpyLoader, threads=1": an_epoch(lambda feed: NumpyLoader(feed, threads=1)),
+        "NumpyLoader, threads=2": an_epoch(lambda feed: NumpyLoader(feed, threads=2)),
+        "TorchLoader, threads=1": an_epoch(torch_loader),
+        "TensorFlowLoader, threads=1": an_epoch(tensorflow_loader),
     }
     with tempfile.TemporaryDirectory() as folder:
         index = pack(samples(options.images), Path(folder))["data"]
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        times: dict[str, list[Time]] = {name: [] for name in ways}
         for _ in range(options.rounds):
             for name, run in ways.items():
-                started = time.perf_counter()
+                began = time.perf_counter(), time.process_time()
                 run(index, options.crops)
-                times[name].append(time.perf_counter() - started)
+                ended = time.perf_counter(), time.process_time()
+                times[name].append((ended[0] - began[0], ended[1] - began[1]))
     floor = times["decode each image once, one thread"]
-    print("| way | seconds | of decoding alone |\n|---|---|---|")
-    for name, seconds in times.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds, floor, strict=True))
-        print(f"| {name} | {statistics.median(seconds):.1f} | {ratio:.2f} |")
+    print("| way | seconds | of decoding alone | processor time of decoding alone |")
+    print("|---|---|---|---|")
+    for name, taken in times.items():
+        pairs = list(zip(taken, floor, strict=True))
+        seconds = statistics.median(clock for clock, _ in taken)
+        clock, processor = (statistics.median(a[n] / b[n] for a, b in pairs) for n in range(2))
+        print(f"| {name} | {seconds:.1f} | {clock:.2f} | {processor:.2f} |")
 
 
 if __name__ == "__main__":

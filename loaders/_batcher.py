@@ -82,6 +82,15 @@ class Batcher(Closing):
         held = {"id": records.tolist(), **joined, **values}
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
+    def look_ahead(self, requests: Iterator[Request], /) -> None:
+        """Decode on threads what a cache of decoded images will need for these requests.
+
+        The next batch must be that of the first request, and so on.
+        """
+        threads = self.samples.calls.threads
+        if self.samples.cache is not None and threads:
+            self.samples.cache.look_ahead(requests, threads=threads)
+
     def close(self) -> None:
         """End the threads, drop the cache, and close the files of a reader of its own."""
         self.samples.close()

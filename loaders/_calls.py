@@ -63,7 +63,7 @@ class Calls:
                     raise DecodeError(told + self._given(error, rows[place][0])) from error
             return made
 
-        if self.threads < 2:
+        if self.threads < 2 or len(rows) < 2:
             return part(range(len(rows)))
         if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
             self._pid = os.getpid()

@@ -62,6 +62,7 @@ def making(
     """
     in_turn = feed.sampler.live is not None
     with Batcher(feed, reader=reader, threads=threads if in_turn else 0) as batcher:
+        batcher.look_ahead(requests(feed.sampler, epoch, start))
         made = in_order(
             lambda request: then(batcher(request)),
             asked(feed, reader, epoch, start),

@@ -27,6 +27,9 @@ Array = npt.NDArray[Any]
 # What a transform is told of its sample, beside the fields, and does not give to the batch.
 TOLD = ("id", "record", "view", "seed", "seed32")
 
+# Uses of shared arrays that are checked: a checksum of a large image costs more than a crop.
+_CHECKED = 4
+
 
 class Samples:
     """Read, decode and transform the samples of requests, for one pass.
@@ -52,8 +55,9 @@ class Samples:
         self.transform = feed.transform
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
-        self.cache = None if sampler.live is None else DecodedCache(sampler.reuse)
-        self._shared = SharedArrays(always=feed.verify == "all") if feed.shares else None
+        self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
+        uses = -1 if feed.verify == "all" else _CHECKED
+        self._shared = SharedArrays(uses) if feed.shares else None
         self._slots = self._writable_fields(feed, spec or {})
 
     def values(
@@ -73,6 +77,8 @@ class Samples:
         """Return the values of one sample, by calls that must repeat themselves."""
         if self.decode is None and self.transform is None:
             return self.values(request, joined)
+        if self._shared is not None:
+            self._shared = SharedArrays(1)  # one call stands for all, which must be alike
         records = request.records.tolist()
         own = type(self.decode).__module__.startswith("twinfeed.")
         sample = self._repeated("decode", lambda: self._decode(records)[0], 1 if own else 3)
@@ -108,7 +114,7 @@ class Samples:
         """End the threads and drop what is cached; a later call starts them anew."""
         self.calls.close()
         if self.cache is not None:
-            self.cache.clear()
+            self.cache.close()
 
     def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
         """The fields that decode can write into the batch itself, which nothing changes after."""
@@ -140,12 +146,10 @@ class Samples:
 
     def _decoded(self, request: Request, *, cached: bool) -> list[Mapping[str, Any]]:
         """Decode the samples; each record once, where samples may share."""
-        records = request.records.tolist()
         if cached and self.cache is not None:
-            position = (request.epoch, request.step)
-            return self.cache.get(position, records, request.views.tolist(), self._decode)
+            return self.cache.get(request)
         if self._shared is None:
-            return self._decode(records)
+            return self._decode(request.records.tolist())
         distinct, where = np.unique(request.records, return_inverse=True)
         decoded = self._decode(distinct.tolist())
         return [decoded[place] for place in where]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.formats._checksum import crc32c
 
-_FIRST = 4  # uses whose arrays are checked: a checksum of a large image costs as much as a crop
+_PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all costs four times it
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
@@ -22,11 +22,11 @@ class SharedArrays:
 
     numpy keeps to the lock. torch does not: `torch.from_numpy(array).add_(1)` writes to the array,
     and every later use of the image would be another one. So the first uses are compared with a
-    checksum taken before; all uses, where `always` is set.
+    checksum taken before: `uses` of them, or all where `uses` is negative.
     """
 
-    def __init__(self, *, always: bool) -> None:
-        self._left = -1 if always else _FIRST
+    def __init__(self, uses: int, /) -> None:
+        self._left = uses
 
     @staticmethod
     def lock(sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,4 +73,7 @@ def _locked(value: Any) -> Any:
 
 
 def _checksum(array: npt.NDArray[Any]) -> int:
-    return crc32c(array.tobytes())
+    flat, checksum = np.ascontiguousarray(array).reshape(-1), 0
+    for start in range(0, flat.size, _PIECE):
+        checksum = crc32c(flat[start : start + _PIECE].tobytes(), checksum)
+    return checksum

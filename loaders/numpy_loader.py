@@ -15,7 +15,8 @@ class NumpyLoader(Loader):
     """Iterate over the batches of `feed` as numpy arrays.
 
     - `prefetch`: batches kept ready ahead of the step; 0 leaves all to the calling thread.
-    - `threads`: make a batch each; where a sampler reuses decoded images, they share one batch.
+    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
+      as many threads decode what the coming batches need: an image each beside those that are live.
       Default: the processors this process may use, at most 8; none where nothing is decoded.
 
     Where a pass begins, and what the state counts: see `Loader`.

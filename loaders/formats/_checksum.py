@@ -9,18 +9,20 @@ it warns at import and computes in Python, some 3,000 times slower.
 
 from __future__ import annotations
 
-from google_crc32c import value as _value
+from google_crc32c import extend as _extend
 
 Buffer = bytes | bytearray | memoryview
 
 
-def crc32c(data: Buffer, /) -> int:
+def crc32c(data: Buffer, before: int = 0, /) -> int:
     """Return the CRC-32C of `data`, in `[0, 2**32)`; anything but `bytes` is copied once.
+
+    `before` is the checksum of what stands before `data`, where a whole comes in pieces.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
-    checksum: int = _value(data if type(data) is bytes else bytes(data))
+    checksum: int = _extend(before, data if type(data) is bytes else bytes(data))
     return checksum
 
 

@@ -146,13 +146,14 @@ def readers_for(server: Server) -> int:
 
     The first epoch tells. Readers need local TFRecord files of which no record is left out, runs of
     records that are worth opening a file for, and no more files at once than may be open. Class
-    files would move between the ranks of P x K.
+    files would move between the ranks of P x K. A cache of decoded images asks for an image once,
+    where readers would read it for every use.
     """
     index, sampler = server.feed.index, server.feed.sampler
     local = index.container == "tfrecord" and not is_url(index.root)
     if not local or index.options.left_out:
         return 0
-    if isinstance(sampler, PKBatchSampler) and sampler.world_size > 1:
+    if sampler.live is not None or (isinstance(sampler, PKBatchSampler) and sampler.world_size > 1):
         return 0
     runs = runs_of(server, select(server, 0, 0).ids)
     if len(runs.turns) < _WORTH_OPENING * len(runs.first):

@@ -39,7 +39,8 @@ class TensorFlowLoader(LendingLoader, tf.train.experimental.PythonState):
     - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
       sees, else the CPU.
     - `prefetch`: batches kept ready ahead of the step, on the host and on the device.
-    - `threads`: make a batch each; where a sampler reuses decoded images, they share one batch.
+    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
+      as many threads decode what the coming batches need: an image each beside those that are live.
       Default: the processors this process may use, at most 8; one where short records are read and
       nothing is decoded.
 

@@ -19,7 +19,7 @@ from twinfeed.loaders._making import MOST_THREADS
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request
+from twinfeed.loaders.request import Request, requests
 from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.layout import Layout
 from twinfeed.samplers import BatchStream
@@ -110,6 +110,8 @@ class Server:
         batchers = [Batcher(one, reader=self.reader, threads=self._shared) for one in self.feeds]
         self._passes[number] = batchers
         try:
+            for one, batcher in zip(self.feeds, batchers, strict=True):
+                batcher.look_ahead(requests(one.sampler, epoch, start))
             yield np.array([number, epoch, start, turn])
         finally:
             del self._passes[number]

@@ -32,7 +32,8 @@ class TorchLoader(LendingLoader):
 
     - `device` gets the tensors. Default: the current CUDA device, or the CPU where there is none.
     - `prefetch`: batches kept ready there ahead of the step; 0 leaves all to the calling thread.
-    - `threads`: make a batch each; where a sampler reuses decoded images, they share one batch.
+    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
+      as many threads decode what the coming batches need: an image each beside those that are live.
       Default: the processors this process may use, at most 8; none where nothing is decoded. Reads
       and image decoders leave the interpreter lock alone.
     - `num_workers`: processes that make the batches, for a transform that holds the lock. They are
