@@ -18,7 +18,7 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing import ImageFolder, LooseFiles, _shard_writer, pack
+from twinfeed.loaders.packing import ImageFolder, LooseFiles, _samples, _shard_writer, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 
@@ -507,3 +507,22 @@ def test_a_field_of_two_kinds_is_found_at_the_record_where_it_changes(tmp_path: 
     split = {"a": 1, "b": 1}
     with pytest.raises(ValueError, match="field 'a' has "):  # each split has its own index
         pack([{"a": 1}, {"a": 2.5}], tmp_path, split=split, seed=0)
+
+
+class Compared(str):
+    """A key that counts how often any key is compared with another."""
+
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+def test_a_collision_among_many_keys_is_found_without_comparing_each_with_each() -> None:
+    entries = [Entry("", {"a": f"{n}/x"}) for n in range(2_000)] + [Entry("", {"a": "y/x"})] * 2
+    keys = [Compared(n) for n in range(2_000)] + [Compared("same")] * 2
+    with pytest.raises(ValueError, match="two records have the key 'y/x': rename one"):
+        _samples._distinct([*keys], entries)
+    assert Compared.times < 10 * len(keys)

@@ -8,6 +8,7 @@ the files they come from.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,16 +187,14 @@ def _tar_key(key: str) -> str:
 
 def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
     """Return keys of which no two are the same."""
-    counts: dict[str, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
+    times = Counter(keys)
     out = [
-        key if counts[key] == 1 else _tar_key(next(iter(entry.paths.values())))
+        key if times[key] == 1 else _tar_key(next(iter(entry.paths.values())))
         for key, entry in zip(keys, entries, strict=True)
     ]
-    if len(set(out)) < len(out):
-        twice = next(key for key in out if out.count(key) > 1)
-        raise ValueError(f"two records have the key {twice!r}: rename one of their files")
+    for key, count in Counter(out).most_common(1):
+        if count > 1:
+            raise ValueError(f"two records have the key {key!r}: rename one of their files")
     return out
 
 
