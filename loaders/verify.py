@@ -254,9 +254,6 @@ class _PlainShards:
             bad = [one._replace(shard=name) for one in scan.bad] if self.full else scan.bad
             # Half a sample is not to be left out, since that would keep the other half.
             bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
-            if not bad and job.samples not in (None, scan.records):
-                problem = f"the wids index says {job.samples} samples, the shard has {scan.records}"
-                bad = [BadRecord(name, -1, None, None, problem)]
             yield scan.records, bad
 
 

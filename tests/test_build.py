@@ -23,14 +23,11 @@ from twinfeed.loaders.errors import (
     IndexFormatError,
     LoaderError,
     ShardWarning,
-    StaleIndexError,
-    UnsafeContentError,
 )
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry, folder
-from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import _collect, _numbering, open_index
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
@@ -933,27 +930,6 @@ def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Pat
     write_tfrecord(two, [{"caption": [7]}])
     with pytest.raises(ValueError, match="'caption' is bytes in some shards and int64_list in"):
         build_index([one, two], tmp_path / "x.index")
-
-
-def test_a_wids_index_stands_for_its_shards(tmp_path: Path) -> None:
-    write_wids(tars(tmp_path), tmp_path / "shards.json")
-    index = build_index(tmp_path / "shards.json", tmp_path / "x.index")
-    assert len(index.shards) == 3
-    text = (tmp_path / "shards.json").read_text()
-    (tmp_path / "shards.json").write_text(text.replace('"nsamples": 10', '"nsamples": 11', 1))
-    with pytest.raises(StaleIndexError, match="does not describe this shard") as stale:
-        build_index(tmp_path / "shards.json", tmp_path / "x.index")
-    assert (stale.value.path, stale.value.found) == ("d-000000.tar", 10)
-    assert stale.value.expected == "samples: 11"
-    (entry,) = verify(str(tmp_path / "shards.json")).bad
-    problem = "the wids index says 11 samples, the shard has 10"
-    assert (entry.record, entry.problem) == (-1, problem)
-    (tmp_path / "shards.json").write_text(text.replace("d-000001", "./d-000000"))
-    with pytest.raises(ValueError, match="1 shards are named twice"):
-        build_index(tmp_path / "shards.json", tmp_path / "x.index")
-    (tmp_path / "shards.json").write_text(text.replace("d-000001", "../d-000001"))
-    with pytest.raises(UnsafeContentError, match="index the shards that it names by their own"):
-        build_index(tmp_path / "shards.json", tmp_path / "x.index")
 
 
 def test_too_many_fields_are_taken_for_a_mistake(tmp_path: Path) -> None:

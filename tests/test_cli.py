@@ -22,7 +22,6 @@ from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 from twinfeed.loaders.command_line._parser import _parser, main
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.formats import tfrecord
-from twinfeed.loaders.formats.interop import write_wids
 from twinfeed.loaders.index import open_index
 from twinfeed.loaders.index._sources import FILES_PER_PART
 from twinfeed.loaders.index.build import build_index
@@ -366,7 +365,7 @@ def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
     assert main(["verify", "x.index", "-q"]) == 0
 
 
-@pytest.mark.parametrize("kind", ["shards", "wids", "images"])
+@pytest.mark.parametrize("kind", ["shards", "images"])
 def test_what_lies_elsewhere_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -375,11 +374,9 @@ def test_what_lies_elsewhere_is_verified(
     shards = [tmp_path / "data" / "a" / "1.tar", tmp_path / "data" / "b" / "2.tar"]
     for shard in shards:
         write_tar(shard, [("k", {"txt": b"..."})])
-    write_wids([shards[0]], tmp_path / "data" / "a" / "wids.json")
     (tmp_path / "images" / "x" / "1.png").write_bytes(b"...")
     targets = {
         "shards": list(map(str, shards)),
-        "wids": [f"{tmp_path}/data/a/wids.json"],
         "images": [f"{tmp_path}/images"],
     }
     monkeypatch.chdir(tmp_path / "here")

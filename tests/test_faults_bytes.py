@@ -7,7 +7,6 @@ security.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import re
@@ -43,7 +42,7 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     UnsafeContentError,
 )
-from twinfeed.loaders.formats import files, interop, tar, tfrecord
+from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._checksum import masked
 from twinfeed.loaders.formats._wire import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
@@ -800,17 +799,12 @@ def test_g61_pickles_in_samples_are_bytes_and_nothing_else(tmp_path: Path) -> No
 
 def test_g62_pipe_commands_are_never_run(tmp_path: Path) -> None:
     command = f"pipe:mkdir {tmp_path}/exploded"
-    index = tmp_path / "index.json"
-    index.write_text(
-        '{"wids_version": 1, "shardlist": [{"url": "%s", "nsamples": 1}]}' % command  # noqa: UP031
-    )
     uses: list[Callable[[], object]] = [
         lambda: list(tar.scan(command)),
         lambda: list(tfrecord.scan(command)),
         lambda: list(tar.scan(command.replace("pipe", "PIPE"))),
         lambda: _shards.expand(command),
         lambda: _shards.expand([command, "{a,b}.tar"]),
-        lambda: interop.read_wids(index),
     ]
     for use in uses:
         with pytest.raises(UnsafeContentError):
@@ -853,10 +847,9 @@ def test_g63_example_bombs_end_soon_and_deep_nesting_is_refused() -> None:
 def test_g65_paths_of_loose_files_and_indexes_stay_below_their_root(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "secret").write_text("x")
-    (tmp_path / "root" / "all.csv").write_text("path,label\n../secret,1\n")
-    entries = files.table(tmp_path / "root" / "all.csv")
+    entry = files.Entry("secret", {"image": "../secret"})
     with pytest.raises(UnsafeContentError, match="leaves its root"):
-        list(files.scan(tmp_path / "root", entries))
+        list(files.scan(tmp_path / "root", [entry]))
 
 
 # what is no shard at all
@@ -989,15 +982,3 @@ def test_mutated_messages_raise_nothing_but_the_librarys_errors() -> None:
         only_library_errors(lambda: locate(data))  # noqa: B023
         for kind in ("bytes_list", "int64_list", "float_list"):
             only_library_errors(lambda: decode_list(kind, data[20:]))  # noqa: B023
-
-
-def test_mutated_indexes_of_others_raise_nothing_but_the_librarys_errors(tmp_path: Path) -> None:
-    small_tar(tmp_path / "a.tar")
-    interop.write_wids([tmp_path / "a.tar"], tmp_path / "wids")
-    described = (tmp_path / "wids").read_bytes()
-    for seed in range(500):
-        (tmp_path / "wids").write_bytes(mutated(random.Random(seed), described))
-        if only_library_errors(lambda: interop.read_wids(tmp_path / "wids")):
-            (entry,) = json.loads((tmp_path / "wids").read_bytes())["shardlist"]
-            told = [(f"{tmp_path}/{entry['url']}", entry["nsamples"])]
-            assert interop.read_wids(tmp_path / "wids") == told

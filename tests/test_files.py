@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
-from twinfeed.loaders.formats.files import Entry, folder, listed, pairs, scan, table, walk
+from twinfeed.loaders.formats.files import Entry, folder, scan
 
 
 def tree(root: Path, *names: str) -> Path:
@@ -44,10 +44,10 @@ def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
     assert len(heard) == 1
 
 
-def test_folder_takes_other_fields_and_extensions(tmp_path: Path) -> None:
+def test_folder_takes_other_extensions(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.WAV", "a/1.jpg")
-    found = folder(tmp_path, field="sound", extensions=[".wav"])
-    assert found == [Entry("a/1", {"sound": "a/1.WAV"}, "a")]
+    found = folder(tmp_path, extensions=[".wav"])
+    assert found == [Entry("a/1", {"image": "a/1.WAV"}, "a")]
 
 
 def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
@@ -57,66 +57,10 @@ def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
         folder(tree(tmp_path, "file") / "file")
 
 
-def test_walk_does_not_enter_linked_folders(tmp_path: Path) -> None:
+def test_folder_does_not_enter_linked_folders(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.jpg")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert walk(tmp_path) == ["a/1.jpg"]
-
-
-def test_pairs_join_files_by_what_the_star_stands_for(tmp_path: Path) -> None:
-    tree(tmp_path, "img/cat/1.jpg", "img/cat/2.png", "box/cat/1.xml", "box/cat/2.xml")
-    found = pairs(tmp_path, {"image": ("img/*.jpg", "img/*.png"), "boxes": "box/*.xml"})
-    assert found == [
-        Entry("cat/1", {"image": "img/cat/1.jpg", "boxes": "box/cat/1.xml"}, "cat"),
-        Entry("cat/2", {"image": "img/cat/2.png", "boxes": "box/cat/2.xml"}, "cat"),
-    ]
-
-
-def test_pairs_that_lack_a_file_are_counted_or_left_out(tmp_path: Path) -> None:
-    tree(tmp_path, *(f"{n}.jpg" for n in range(8)), "7.xml")
-    with pytest.raises(ValueError, match=r"7 of 8 records lack .* first: 0, 1, 2, 3, 4; leave"):
-        pairs(tmp_path, {"image": "*.jpg", "boxes": "*.xml"})
-    left = pairs(tmp_path, {"image": "*.jpg", "boxes": "*.xml"}, missing="skip")
-    assert [entry.key for entry in left] == ["7"]
-
-
-def test_pairs_refuse_two_files_for_one_field_and_patterns_without_one_star(tmp_path: Path) -> None:
-    tree(tmp_path, "1.jpg", "1.png")
-    with pytest.raises(ValueError, match=r"both 1\.jpg and 1\.png"):
-        pairs(tmp_path, {"image": ("*.jpg", "*.png")})
-    for pattern in ("a.jpg", "*/*.jpg"):
-        with pytest.raises(ValueError, match="one"):
-            pairs(tmp_path, {"image": pattern})
-    with pytest.raises(ValueError, match="missing"):
-        pairs(tmp_path, {"image": "*.jpg"}, missing="ignore")
-
-
-def test_table_keeps_its_order_quotes_and_labels(tmp_path: Path) -> None:
-    path = tmp_path / "all.csv"
-    path.write_text('\ufefffile,class,more\r\nb.jpg,"big, cat",1\r\na/é.jpg,dog,2\r\n', "utf-8")
-    assert table(path, column="file", label="class") == [
-        Entry("b", {"image": "b.jpg"}, "big, cat"),
-        Entry("a/é", {"image": "a/é.jpg"}, "dog"),
-    ]
-    assert [entry.label for entry in table(path, column="file", label=None)] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name,label\na.jpg,1\n", "no column 'path'"),
-        ("", "no column 'path'"),
-        ("path,label\na.jpg\n", "line 2"),
-        ("path,label\na.jpg,1\nb.jpg,\n", "line 3"),
-        ("path,label\n,1\n", "line 2"),
-        ("path,label\na.jpg,1,2\n", "line 2"),
-        ("path,label\na.jpg,1\na.jpg,2\n", "1 paths are named twice, first: a.jpg"),
-    ],
-)
-def test_table_that_does_not_fit_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "all.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        table(tmp_path / "all.csv")
+    assert [entry.paths["image"] for entry in folder(tmp_path)] == ["a/1.jpg"]
 
 
 def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
@@ -165,4 +109,4 @@ def test_scan_hands_too_long_records_over(tmp_path: Path) -> None:
 
 def test_scan_of_a_missing_file_is_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        list(scan(tmp_path, listed([("none.jpg", 1)])))
+        list(scan(tmp_path, [Entry("1", {"image": "none.jpg"})]))

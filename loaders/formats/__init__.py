@@ -3,12 +3,11 @@
 TFRecord files: tfrecord.py frames, example.py reads `tf.train.Example` (_wire.py and _features.py
 are protobuf's part of it). Tar files: tar.py, with the headers in _tarheader.py. Loose files:
 files.py. Each scans a shard into `Record`s (records.py), checks all it meets (_checksum.py), and
-refuses what is no shard (_opening.py, _sniff.py). interop.py knows the indexes of others.
+refuses what is no shard (_opening.py, _sniff.py).
 """
 
 from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.formats.interop import write_tfrecord2idx, write_wids
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
-__all__ = ["Entry", "TFRecordWriter", "TarWriter", "write_tfrecord2idx", "write_wids"]
+__all__ = ["Entry", "TFRecordWriter", "TarWriter"]

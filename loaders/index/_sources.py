@@ -19,10 +19,9 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._opening import open_shard
 from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.formats.files import Entry, folder
-from twinfeed.loaders.formats.interop import read_wids
 from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to, remote
-from twinfeed.loaders.index._shards import check_distinct, expand
+from twinfeed.loaders.index._shards import expand
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -32,7 +31,7 @@ FILES_PER_PART = 4096
 
 class Job(NamedTuple):
     """One piece of work: a shard, or a stretch of loose files; which of its records to leave out,
-    those from number `rest` on among them; and how many `samples` a wids index says there are.
+    those from number `rest` on among them.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -42,7 +41,6 @@ class Job(NamedTuple):
     entries: tuple[Entry, ...] = ()
     exclude: frozenset[int] = frozenset()
     rest: int | None = None
-    samples: int | None = None
 
     def without(self, number: int | None) -> bool:
         """Tell whether the record of this number is to be left out."""
@@ -75,8 +73,7 @@ def find_source(
     if entries is not None:
         where, entries = _loose_root(shards, entries, beside, root)
         return Source("files", where, _stretches(entries))
-    named = _expand(shards, complete)
-    names = list(named)
+    names = _expand(shards, complete)
     for name in names:
         if is_url(name) and name.endswith("/"):
             raise ValueError(
@@ -96,10 +93,7 @@ def find_source(
     relative = [
         relative_to(where, name if is_url(name) else os.path.abspath(name)) for name in names
     ]
-    jobs = [
-        Job(name, samples=samples) for name, samples in zip(relative, named.values(), strict=True)
-    ]
-    return Source(container or _guess(where, relative[0]), where, jobs)
+    return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
 
 
 @contextmanager
@@ -191,14 +185,8 @@ def _stretches(entries: list[Entry]) -> list[Job]:
     ]
 
 
-def _expand(shards: Any, complete: bool) -> dict[str, int | None]:
-    """Return the paths of the shards in order, with their numbers of samples where they are known:
-    a wids index stands for its shards.
-    """
-    if isinstance(shards, (str, os.PathLike)) and os.fspath(shards).endswith(".json"):
-        listed = read_wids(shards)
-        check_distinct(path for path, _ in listed)
-        return dict(listed)
+def _expand(shards: Any, complete: bool) -> list[str]:
+    """Return the paths of the shards in order."""
     names = expand(shards, complete=complete)
     for name in names:
         if os.path.isdir(name):
@@ -208,7 +196,7 @@ def _expand(shards: Any, complete: bool) -> dict[str, int | None]:
                 advice="give a pattern that leaves it out, such as *.tfrecord or *.tar; "
                 "a folder of images is indexed by itself",
             )
-    return dict.fromkeys(names)
+    return names
 
 
 def _common_folder(urls: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twinfeed.loaders.atomic import locked
-from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
+from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._collect import work
 from twinfeed.loaders.index._exclude import Exclude, without
 from twinfeed.loaders.index._merge import mixed_fields, write_index
@@ -209,23 +209,12 @@ def merge_parts(
 
 
 def _check_counts(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
-    """Refuse to exclude a record that is not there, and another number of samples than a wids index
-    has for a shard.
-    """
+    """Refuse to exclude a record that is not there."""
     for job, part in zip(jobs, parts, strict=True):
         if part.excluded < len(job.exclude):
             raise ValueError(
                 f"exclude= names {len(job.exclude)} records of {job.shard}, "
                 f"of which {part.excluded} are there"
-            )
-        samples = part.records + part.excluded + part.lacking
-        if job.samples not in (None, samples) and not part.broken:
-            raise StaleIndexError(
-                "the wids index does not describe this shard",
-                path=job.shard,
-                expected=f"samples: {job.samples}",
-                found=samples,
-                advice="write the index again: widsindex create, or write_wids",
             )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.files import table_errors
 from twinfeed.loaders.formats.records import Record
 
 Label = int | str
@@ -241,8 +240,11 @@ def _twice(items: Iterable[str]) -> list[str]:
 def _read_table(path: str) -> dict[str, Label | float]:
     """Read a table of keys and labels."""
     delimiter = "\t" if path.endswith(".tsv") else ","
-    with open(path, newline="", encoding="utf-8-sig") as file, table_errors(path):
-        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no table: {error}") from None
     places = (0, 1)
     names = [name.strip().lower() for name in rows[0]] if rows else []
     if {"key", "label"} <= set(names):
