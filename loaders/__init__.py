@@ -9,7 +9,7 @@ feed to a loop, and so do the loaders of the backends, which import their framew
 `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. `twinfeed.loaders.keras` resumes `fit`.
 `DecodeImage` and other batteries (decode.py, extensions.py) decode, `Seeded` (seeded.py) makes
 transforms repeatable. `compare` (compare.py) runs several frameworks and tells what differs.
-The command `twinfeed` is command_line/.
+`twinfeed.loaders.pictures` draws streams and batches. The command `twinfeed` is command_line/.
 """
 
 import twinfeed.loaders._system  # noqa: F401 - first, since on Windows the message is there

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import running
 
-FRAMEWORKS = {"accelerate", "keras", "lightning", "tensorflow", "torch", "torchdata"}
-BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow")
+FRAMEWORKS = {"accelerate", "keras", "lightning", "matplotlib", "tensorflow", "torch", "torchdata"}
+BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow", "twinfeed.loaders.pictures")
 HERE = Path(__file__).parent
 
 

@@ -11,7 +11,9 @@ import pytest
 import twinfeed.loaders
 import twinfeed.samplers
 
-BACKENDS = ("twinfeed.loaders.keras", "twinfeed.loaders.torch", "twinfeed.loaders.tensorflow")
+BACKENDS = tuple(
+    f"twinfeed.loaders.{name}" for name in ("keras", "pictures", "torch", "tensorflow")
+)
 
 
 def modules() -> list[object]:

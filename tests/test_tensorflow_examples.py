@@ -51,6 +51,14 @@ def test_keras_fit(tmp_path: Path) -> None:
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
 
 
+def test_shuffle_bias(tmp_path: Path) -> None:
+    lines = run("shuffle_bias.py", "--out", tmp_path).splitlines()
+    buffered, blocks, uniform = (float(line.split(": ")[-1].split()[0]) for line in lines[:3])
+    assert buffered < 0.7 * blocks
+    assert abs(blocks - uniform) < 0.5
+    assert (tmp_path / "mixing.png").stat().st_size > 10_000
+
+
 def test_tensorflow_loop(tmp_path: Path) -> None:
     interrupted = run("tensorflow_loop.py", "--out", tmp_path, "--stop-after", 25)
     assert "stopped at epoch 1, step 5" in interrupted

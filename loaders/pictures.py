@@ -1,0 +1,260 @@
+"""Pictures of streams and batches, drawn by matplotlib (the extra `report`).
+
+`plot_mixing` shows how well streams are shuffled, `plot_ranks` what each rank gets, and
+`show_batch` what a batch holds. Each returns a figure, which a notebook shows by itself;
+`figure.savefig("mixing.png")` and `"mixing.svg"` write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from twinfeed.loaders import _checks
+from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders.feed import Feed
+from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
+
+_MOST_POINTS = 20_000
+
+
+def plot_mixing(
+    streams: Mapping[str, BatchStream | npt.ArrayLike],
+    /,
+    *,
+    labels: npt.ArrayLike | None = None,
+    buffers: Sequence[int] = (),
+    epoch: int = 0,
+) -> Figure:
+    """Draw how streams mix their records: a column for each, with numbers below.
+
+    The upper row has the record number against the place in the epoch, the lower row the label. A
+    uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data leaves
+    a wedge.
+
+    - `streams`: batch samplers by name; or record ids, int[samples], as a pipeline gave them, which
+      are counted in batches of the samplers' size.
+    - `labels`: one a record, int or str.
+    - `buffers`: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
+    - `epoch`: the epoch of the samplers.
+
+    Raises ValueError where there is nothing to draw, and what `diagnose` raises.
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> uniform = BatchSampler(RandomSampler(1000, seed=0), batch_size=20)
+    >>> labels = [n // 100 for n in range(1000)]
+    >>> figure = plot_mixing({"uniform": uniform}, labels=labels, buffers=[50])
+    >>> len(figure.axes)
+    4
+    """
+    if not streams:
+        raise ValueError("streams must name one at least, got none")
+    sizes = [one.batch_size for one in streams.values() if isinstance(one, BatchStream)]
+    size = max(sizes, default=64)
+    drawn = {name: _ids(stream, epoch) for name, stream in streams.items()}
+    found = {
+        name: diagnose(stream, epoch=epoch, batch_size=size, labels=labels)
+        if isinstance(stream, BatchStream)
+        else diagnose(stream, batch_size=size, labels=labels)
+        for name, stream in streams.items()
+    }
+    records = found[next(iter(found))].records
+    for buffer in buffers:
+        name = f"shuffle({buffer:,})"
+        drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
+        found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
+    classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
+    rows = 1 if classes is None else 2
+    figure = Figure(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
+    grid = figure.subplots(rows, len(drawn), squeeze=False, sharex="col")
+    for column, (name, ids) in enumerate(drawn.items()):
+        shown = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _MOST_POINTS)).astype(int))
+        values = [ids] if classes is None else [ids, classes[ids]]
+        for axes, value in zip(grid[:, column], values, strict=True):
+            axes.scatter(
+                shown,
+                value[shown],
+                s=max(2, 8000 / len(ids)),
+                alpha=0.5,
+                linewidths=0,
+                rasterized=True,
+            )
+        grid[0, column].set_title(name)
+        below = [f"moves records {found[name].displacement.ratio:.0%} as far as uniform"]
+        for what, one in found[name].distinct.items():
+            below.append(f"{one.value:.1f} {what} a batch, uniform {one.uniform:.1f}")
+        if isinstance(streams.get(name), BatchStream):
+            below += [f"reads about {_together(ids):.0f} records in a row", "holds no record"]
+        elif column >= len(streams):
+            below += ["reads in stored order", f"holds {buffers[column - len(streams)]:,} records"]
+        grid[-1, column].set_xlabel("\n".join(["place in the epoch", "", *below]))
+    for axes, name in zip(grid[:, 0], ("record number", "class"), strict=False):
+        axes.set_ylabel(name)
+    return figure
+
+
+def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
+    """Return the record ids of an epoch, without padding."""
+    if isinstance(stream, BatchStream):
+        stream = stream.records(np.concatenate(stream.batches(epoch, 0, len(stream))))
+    ids = np.asarray(stream, np.int64)
+    return ids[ids >= 0]
+
+
+def _together(ids: Int64s) -> float:
+    """Return in how long a stretch of stored order the average record is read.
+
+    Two neighbours count as read together if a stream meets both within a quarter of an epoch.
+    """
+    squares = 0
+    for some in np.array_split(ids, 4):
+        met = np.unique(some)
+        ends = np.append(np.flatnonzero(np.diff(met) > 1), len(met) - 1)
+        squares += int((np.diff(ends, prepend=-1) ** 2).sum())
+    return squares / len(ids)
+
+
+def plot_ranks(
+    sampler: BatchStream,
+    /,
+    *,
+    world_size: int = 2,
+    steps: int = 4,
+    labels: npt.ArrayLike | None = None,
+) -> Figure:
+    """Draw what each rank gets in the first steps: a column for each rank, coloured by class.
+
+    `sampler.explain` has the same in text. `labels`: one a record; every record has one colour
+    without them.
+
+    >>> from twinfeed.samplers import PKBatchSampler
+    >>> classes = [n // 10 for n in range(80)]
+    >>> figure = plot_ranks(PKBatchSampler(classes, p=4, k=2, seed=0), labels=classes)
+    >>> [axes.get_title() for axes in figure.axes]
+    ['rank 0', 'rank 1']
+    """
+    _checks.count("world_size", world_size)
+    whole = sampler.shard(0, 1) if sampler.world_size == 1 else sampler
+    ranks = [whole.shard(rank, world_size) for rank in range(world_size)]
+    batches = [rank.batches(0, 0, min(steps, len(rank))) for rank in ranks]
+    classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
+    widths = [max(1, *map(len, own)) for own in batches]
+    figure = Figure(
+        figsize=(0.45 * sum(widths) + 1, 0.5 * len(batches[0]) + 0.7), layout="constrained"
+    )
+    grid = figure.subplots(1, world_size, width_ratios=widths, squeeze=False)[0]
+    for rank, (axes, own) in enumerate(zip(grid, batches, strict=True)):
+        for step, ids in enumerate(own):
+            records = np.where(ids < 0, -1, sampler.records(ids))
+            for place, record in enumerate(records.tolist()):
+                colour = (
+                    "none" if record < 0 else f"C{0 if classes is None else classes[record] % 10}"
+                )
+                axes.barh(step, 0.94, left=place, height=0.9, color=colour, alpha=0.6)
+                text = "-" if record < 0 else str(record)
+                axes.text(place + 0.47, step, text, ha="center", va="center", fontsize=8)
+        axes.set_title(f"rank {rank}")
+        axes.set_xlim(0, widths[rank])
+        axes.set_ylim(len(own) - 0.4, -0.6)
+        axes.set_xticks([])
+        axes.set_yticks(
+            range(len(own)),
+            [f"step {step}" for step in range(len(own))] if not rank else [""] * len(own),
+        )
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    return figure
+
+
+def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
+    """Draw a batch of a feed as a contact sheet: its images, with their captions below.
+
+    Images are the first field whose samples are uint8 or float arrays [height, width] or [height,
+    width, 1, 3 or 4]. A row has the samples of one class where a batch is made of classes. Below an
+    image: its class, its record and what else is short: texts and numbers.
+
+    Raises ValueError for a feed without images; the errors of reading and decoding.
+
+    >>> import numpy as np
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import PKBatchSampler
+    >>> index = pack([{"x": bytes(12), "label": n // 3} for n in range(12)], mkdtemp())["data"]
+    >>> def decode(sample):
+    ...     return {"image": np.frombuffer(sample["x"], np.uint8).reshape(3, 4)}
+    >>> feed = Feed(index, PKBatchSampler(index.labels, p=2, k=3, seed=0), decode=decode)
+    >>> len(show_batch(feed).axes)
+    6
+    """
+    batch = next(feed.batches(epoch, step))
+    images = next((name for name, value in batch.items() if _is_images(value)), None)
+    if images is None:
+        raise ValueError(
+            f"the feed must give images, got fields {', '.join(batch)}: "
+            "give Feed a decode= such as DecodeImage()"
+        )
+    sizes = _rows(batch.get("label"), len(batch["id"]))
+    widest = max(sizes)
+    figure = Figure(figsize=(1.3 * widest, 1.6 * len(sizes)), layout="constrained")
+    number = 0
+    for row, size in enumerate(sizes):
+        for column in range(size):
+            axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
+            axes.imshow(_displayed(batch[images][number]), cmap="gray")
+            axes.set_axis_off()
+            axes.set_title(_caption(feed, batch, number, images), fontsize=7, y=-0.02, va="top")
+            number += 1
+    return figure
+
+
+def _is_images(value: Any) -> bool:
+    """Whether a value of a batch holds images."""
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype.kind in "uf"
+        and (value.ndim == 3 or (value.ndim == 4 and value.shape[3] in (1, 3, 4)))
+    )
+
+
+def _displayed(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an image as matplotlib takes it: floats are scaled to what they span."""
+    image = image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
+    if image.dtype.kind == "u":
+        return image
+    low, high = float(image.min()), float(image.max())
+    return (image - low) / max(high - low, 1e-12)
+
+
+def _rows(labels: npt.NDArray[Any] | None, count: int) -> list[int]:
+    """Return how many samples each row of the sheet has: classes, or rows of about equal length."""
+    if labels is not None and count:
+        starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
+        sizes = np.diff(np.append(starts, count))
+        if sizes.min() > 1 and len(np.unique(labels)) == len(starts):
+            return [int(size) for size in sizes]
+    width = max(1, int(np.ceil(np.sqrt(count))))
+    return [min(width, count - begin) for begin in range(0, count, width)]
+
+
+def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
+    """Return what is said below an image."""
+    lines = [f"record {feed.sampler.records(batch['id'][number : number + 1])[0]}"]
+    for name, values in batch.items():
+        value = values[number]
+        if name in ("id", "mask", images) or np.ndim(value):
+            continue
+        if name == "label" and feed.index.classes:
+            lines.insert(0, feed.index.classes[int(value)])
+        elif isinstance(value, bytes):
+            try:
+                lines.append(value.decode()[:40])
+            except UnicodeDecodeError:
+                lines.append(f"{name}: {len(value):,} bytes")
+        else:
+            lines.append(f"{name} {value}")
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""Pictures say what is true of the streams and batches that they show."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from twinfeed.loaders import Feed, pack
+from twinfeed.loaders.pictures import plot_mixing, plot_ranks, show_batch
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    diagnose,
+)
+
+LABELS = np.repeat(list("abcdefghij"), 100)
+
+
+def below(figure: Figure) -> list[str]:
+    """What is said under each column."""
+    return [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()]
+
+
+def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
+    order = ShardShuffleSampler([500, 500], block=10, window=25, seed=0)
+    streams = {
+        "stored": BatchSampler(SequentialSampler(1000), batch_size=20),
+        "shuffled": BatchSampler(order, batch_size=20),
+        "as a pipeline gave it": np.arange(1000)[::-1],
+    }
+    figure = plot_mixing(streams, labels=LABELS, buffers=[50])
+    stored, shuffled, given, buffer = below(figure)
+    assert "moves records 0% as far" in stored
+    assert "1.0 classes a batch" in stored
+    assert "moves records 9" in shuffled or "moves records 10" in shuffled
+    told = diagnose(streams["shuffled"], labels=LABELS).distinct["classes"]
+    assert f"{told.value:.1f} classes a batch, uniform {told.uniform:.1f}" in shuffled
+    assert "1.0 classes a batch" in given
+    assert "holds" not in given  # nobody knows
+    assert "holds 50 records" in buffer
+    places, records = figure.axes[3].collections[0].get_offsets().T
+    assert (records - places).max() < 50  # the wedge: no record leaves earlier
+    assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50)"]
+
+
+def test_reading_is_told_from_the_stream() -> None:
+    uniform = BatchSampler(RandomSampler(10_000, seed=0), batch_size=20)
+    blocks = ShardShuffleSampler([10_000], block=50, window=10, seed=0)
+    told = below(plot_mixing({"u": uniform, "b": BatchSampler(blocks, batch_size=20)}))
+    at_random, in_blocks = (int(one.split("about ")[1].split()[0]) for one in told)
+    assert at_random <= 2
+    assert 35 <= in_blocks <= 60
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_figures_are_written(kind: str, tmp_path: pytest.TempPathFactory) -> None:
+    path = f"{tmp_path}/mixing.{kind}"
+    sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
+    plot_mixing({"uniform": sampler}).savefig(path)
+    with open(path, "rb") as file:
+        assert file.read(5) in (b"\x89PNG\r", b"<?xml")
+
+
+def test_ranks_are_columns_and_padding_is_a_dash() -> None:
+    sampler = ExactOnceBatchSampler(5, batch_size=4, final="pad")
+    figure = plot_ranks(sampler, world_size=2)
+    shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert shown == [["0", "1", "4", "-"], ["2", "3", "-", "-"]]
+
+
+def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> None:
+    samples = [
+        {"pixels": bytes(range(12)), "label": LABELS[n * 10], "text": f"caption {n}".encode()}
+        for n in range(100)
+    ]
+    index = pack(samples, f"{tmp_path}/data")["data"]
+
+    def decode(sample: dict[str, bytes]) -> dict[str, object]:
+        image = np.frombuffer(sample["pixels"], np.uint8).reshape(2, 2, 3)
+        return {"image": image, "text": sample["text"]}
+
+    sampler = PKBatchSampler(index.labels, p=3, k=4, seed=0)
+    figure = show_batch(Feed(index, sampler, decode=decode), step=1)
+    captions = [axes.get_title().split("\n") for axes in figure.axes]
+    ids = sampler.batch(0, 1)
+    assert [caption[0] for caption in captions] == [index.classes[n] for n in index.labels[ids]]
+    assert [caption[1] for caption in captions] == [f"record {record}" for record in ids]
+    assert all(caption[2].startswith("caption ") for caption in captions)
+    rows = [round(axes.get_subplotspec().get_position(figure).y0, 3) for axes in figure.axes]
+    assert [rows.count(row) for row in sorted(set(rows))] == [4, 4, 4]
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> None:
+    index = pack([{"x": b"1"}], f"{tmp_path}/data")["data"]
+    feed = Feed(index, ExactOnceBatchSampler(1, batch_size=1))
+    with pytest.raises(ValueError, match="must give images, got fields id, x"):
+        show_batch(feed)
+    with pytest.raises(ValueError, match="streams must name one at least"):
+        plot_mixing({})
