@@ -6,6 +6,7 @@ are needed, since macOS lacks some of them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sys
@@ -59,6 +60,13 @@ def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTN
     """Tell the kernel what becomes of some pages of a file, where the kernel can be told."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, offset, length, getattr(os, f"POSIX_FADV_{advice}"))
+
+
+def give_back_memory() -> None:
+    """Have glibc return freed memory, which it keeps for the threads that freed it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def shared_memory() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders import _checks, _system
 from twinfeed.loaders.formats.example import parse
+from twinfeed.loaders.limits import LIMITS
 
 _this_thread = threading.local()
 
@@ -25,10 +28,14 @@ class DecodeImage:
 
     `mode` is "RGB" or "L" (then the array is uint8[height, width]); `size` (height, width)
     resizes with Pillow's bilinear filter, the same in both frameworks. JPEG goes through
-    simplejpeg, any other of `FORMATS` through Pillow, whose limit against bombs holds.
-    Needs the extra `images`. Raises ValueError for another mode, and Pillow's and simplejpeg's
-    own errors for bytes that are no image, which the loaders turn into DecodeError with the
-    record's place.
+    simplejpeg, any other of `FORMATS` through Pillow. Needs the extra `images`.
+
+    An image of more than `max_pixels` is refused by its header, before memory is taken. Pillow has
+    a limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Raises ValueError for another mode and for an image that is too large, and Pillow's and
+    simplejpeg's own errors for bytes that are no image. The loaders turn what a record raises into
+    DecodeError with the record's place.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -39,12 +46,16 @@ class DecodeImage:
     """
 
     def __init__(
-        self, field: str = "image", *, mode: str = "RGB", size: tuple[int, int] | None = None
+        self,
+        field: str = "image",
+        *,
+        mode: str = "RGB",
+        size: tuple[int, int] | None = None,
+        max_pixels: int = LIMITS.pixels,
     ) -> None:
-        if mode not in ("RGB", "L"):
-            raise ValueError(f"mode must be 'RGB' or 'L', got {mode!r}")
         self.field = field
-        self.mode = mode
+        self.mode = _checks.choice("mode", mode, ("RGB", "L"))
+        self.max_pixels = _checks.count("max_pixels", max_pixels)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
             raise ValueError(f"size must be (height, width), got {size!r}")
         self.size = size
@@ -75,7 +86,7 @@ class DecodeImage:
         """Decode a JPEG into the slot, and say so, where it needs no resizing and just fits."""
         import simplejpeg
 
-        if slot.dtype != np.uint8 or slot.ndim < 2 or _bomb(slot.shape[0] * slot.shape[1]):
+        if slot.dtype != np.uint8 or slot.ndim < 2 or math.prod(slot.shape[:2]) > self.max_pixels:
             return False
         try:
             if self.size is not None and simplejpeg.decode_jpeg_header(data)[:2] != self.size:
@@ -94,38 +105,41 @@ class DecodeImage:
                 return array
             image = Image.fromarray(array)
         else:
-            image = Image.open(io.BytesIO(data), formats=FORMATS).convert(self.mode)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            self._check(image.height, image.width)
+            image = image.convert(self.mode)
+        huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
         if self.size is not None and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
-        return np.asarray(image)
+        array = np.asarray(image)
+        if huge:
+            del image
+            _system.give_back_memory()
+        return array
 
     def _jpeg(self, data: bytes) -> npt.NDArray[np.uint8]:
-        """Decode, within Pillow's limit; into this thread's buffer where a resize follows."""
+        """Decode; into this thread's buffer where a resize follows."""
         import simplejpeg
-        from PIL import Image
 
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        if _bomb(height * width):
-            raise Image.DecompressionBombError(
-                f"image of {height} x {width} pixels: more than twice Image.MAX_IMAGE_PIXELS, "
-                f"{Image.MAX_IMAGE_PIXELS}"
-            )
+        self._check(height, width)
         resized = self.size is not None and (height, width) != self.size
         buffer = _scratch(height * width * (1 if self.mode == "L" else 3)) if resized else None
         array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=buffer)
         return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
 
+    def _check(self, height: int, width: int) -> None:
+        """Refuse an image for the size that its header tells."""
+        if height * width > self.max_pixels:
+            raise ValueError(
+                f"the image has {height} x {width} pixels, more than {self.max_pixels}: decode it "
+                f"with DecodeImage(max_pixels=…) if images are meant to be so large"
+            )
+
     @property
     def _colours(self) -> str:
         """simplejpeg's name for the mode."""
         return "GRAY" if self.mode == "L" else "RGB"
-
-
-def _bomb(pixels: int) -> bool:
-    """Tell whether an image is beyond what Pillow decodes."""
-    from PIL import Image
-
-    return pixels > 2 * (Image.MAX_IMAGE_PIXELS or pixels)
 
 
 def _is_jpeg(data: bytes) -> bool:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.limits import LIMITS
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
 INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
@@ -27,8 +28,8 @@ class DecodeExtensions:
     A field is named by its member's extension, of which the last part counts (`seg.png`); `kinds`
     gives the extension of a field with another name (`{"image": "jpg"}`).
 
-    - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or as `mode` and `size` say;
-      the bytes tell which kind of image it is
+    - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or as `mode`, `size` and
+      `max_pixels` say to `DecodeImage`; the bytes tell which kind of image it is
     - cls, index, count, id, …: an int
     - txt, text, transcript: a str; json, jsn: what it holds, for a transform to make arrays of
     - npy: an array; npz: each of its arrays, as `<field>.<name>`
@@ -52,13 +53,12 @@ class DecodeExtensions:
         kinds: Mapping[str, str] | None = None,
         mode: str = "RGB",
         size: tuple[int, int] | None = None,
+        max_pixels: int = LIMITS.pixels,
         allow_pickle: bool = False,
     ) -> None:
         self.kinds = dict(kinds or {})
-        self.mode = mode
-        self.size = size
         self.allow_pickle = allow_pickle
-        self._image = DecodeImage("image", mode=mode, size=size)
+        self._image = DecodeImage("image", mode=mode, size=size, max_pixels=max_pixels)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with every field decoded whose extension is known."""

@@ -19,6 +19,7 @@ class Limits:
     - `values`: values of one list of an Example that are stored one by one.
     - `header_bytes`: bytes of all extended headers before one member of a tar.
     - `manifest_bytes`: bytes of the manifest of an index.
+    - `pixels`: pixels of one image. `DecodeImage(max_pixels=…)` sets another limit.
 
     >>> LIMITS.fields
     256
@@ -31,6 +32,7 @@ class Limits:
     values: int = 1 << 20
     header_bytes: int = 1 << 20
     manifest_bytes: int = 1 << 28
+    pixels: int = 1 << 27
 
 
 LIMITS = Limits()

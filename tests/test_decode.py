@@ -3,7 +3,11 @@
 import io
 import json
 import pickle
+import struct
+import subprocess
+import sys
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
+    LIMITS,
     DecodeError,
     DecodeImage,
     Feed,
@@ -111,7 +116,7 @@ def test_decoded_images_are_writable_and_ones_own() -> None:
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="mode must be 'RGB' or 'L', got 'CMYK'"):
+    with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', got 'CMYK'"):
         DecodeImage(mode="CMYK")
 
 
@@ -153,22 +158,82 @@ def test_pillows_limit_against_bombs_holds(monkeypatch: pytest.MonkeyPatch) -> N
         DecodeImage()({"image": encoded(PIXELS, "png")})
 
 
+def claiming(kind: str, height: int, width: int) -> bytes:
+    """An image whose header claims another size than its few bytes hold."""
+    data = encoded(PIXELS, kind)
+    if kind == "jpeg":
+        size = data.index(b"\xff\xc0") + 5
+        return data[:size] + struct.pack(">HH", height, width) + data[size + 4 :]
+    header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
-def test_the_limit_holds_for_every_decoder(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
-    with pytest.raises(Image.DecompressionBombError):
-        DecodeImage()({"image": encoded(PIXELS, kind)})
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_fault_64_a_header_that_claims_too_much_is_refused(kind: str, size: Any) -> None:
+    data = claiming(kind, 13000, 13000)
+    with pytest.raises(ValueError, match=f"13000 x 13000 pixels, more than {LIMITS.pixels}: "):
+        DecodeImage(size=size)({"image": data})
 
 
-def test_the_limit_holds_within_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_the_limit_of_pixels_is_met_exactly(kind: str) -> None:
+    data = {"image": encoded(PIXELS, kind)}
+    assert DecodeImage(max_pixels=77)(data)["image"].shape == PIXELS.shape
+    with pytest.raises(ValueError, match="11 x 7 pixels, more than 76: "):
+        DecodeImage(max_pixels=76)(data)
+    with pytest.raises(ValueError, match="11 x 7 pixels, more than 76: "):
+        DecodeExtensions(max_pixels=76)({"png": data["image"]})
+
+
+def test_the_limit_holds_within_a_batch(tmp_path: Path) -> None:
     index = pack([{"image": encoded(PIXELS, "jpeg")}], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(1, batch_size=1)
     spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.uint8))}
-    feed = Batcher(Feed(index, sampler, decode=DecodeImage(), spec=spec))
-    assert feed(Request.of(sampler, 0, 0))["image"].shape == (1, *PIXELS.shape)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
-    with pytest.raises(DecodeError, match="DecompressionBombError"):
-        feed(Request.of(sampler, 0, 0))
+    for most in (77, 76):
+        feed = Batcher(Feed(index, sampler, decode=DecodeImage(max_pixels=most), spec=spec))
+        if most == 77:
+            assert feed(Request.of(sampler, 0, 0))["image"].shape == (1, *PIXELS.shape)
+        else:
+            with pytest.raises(DecodeError, match=r"record 0 .*11 x 7 pixels, more than 76"):
+                feed(Request.of(sampler, 0, 0))
+
+
+STAYS = """
+import io, threading
+import numpy as np
+from PIL import Image
+from twinfeed.loaders import DecodeImage
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmRSS"))
+
+def decode():
+    for size in (None, (8, 8)):
+        array = DecodeImage(size=size)({"image": data})["image"]
+        grown = resident() - before
+    print(grown)
+
+file = io.BytesIO()
+Image.new("RGB", (7000, 7000)).save(file, KIND)
+data = file.getvalue()
+del file
+before = resident()
+thread = threading.Thread(target=decode)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_fault_64_the_memory_of_a_huge_image_is_given_back(kind: str) -> None:
+    """Also on a thread, for which the allocator would keep freed memory."""
+    command = [sys.executable, "-c", f"KIND = {kind!r}\n{STAYS}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64  # MiB, of the 140 that the image has and the 190 that Pillow takes
 
 
 # Into the batch's own memory
