@@ -11,6 +11,7 @@ from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import Cursor, StateMismatchError
+from twinfeed.samplers._passes import warn_unsharded
 
 OTHER_PASS = (
     "this pass was ended before its last batch, by another pass over the same loader, or by its "
@@ -71,6 +72,7 @@ class Loader(Closing):
 
     def _pass(self, epoch: int, start: int, deliver: Callable[[], None]) -> Iterator[Any]:
         """Yield the batches of a pass, each after `deliver` was called for it."""
+        warn_unsharded(self.feed.sampler)
         running = self._running = self._begin(epoch, start)
         try:
             for left in reversed(range(len(self) - start)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -13,6 +14,28 @@ from twinfeed.samplers._cursor import Cursor
 
 if TYPE_CHECKING:
     from twinfeed.samplers._stream import BatchStream
+
+
+_warned: set[str] = set()
+
+
+def warn_unsharded(stream: BatchStream, /) -> None:
+    """Warn, once a process, where each rank of `torch.distributed` would meet every batch.
+
+    torch is not imported for this: where nothing else has imported torch, there are no ranks.
+    """
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    ranks = distributed.get_world_size()
+    if ranks > 1 and not stream.sharded and "unsharded" not in _warned:
+        _warned.add("unsharded")
+        warnings.warn(
+            f"there are {ranks} ranks, and each meets every batch of {stream!r}: give each rank "
+            f"its part, shard(rank, world_size) of the sampler or the feed; shard(0, 1) says that "
+            f"all of them are meant to meet every batch",
+            stacklevel=4,
+        )
 
 
 class Passes:
@@ -32,6 +55,7 @@ class Passes:
         epoch, step = self.cursor.begin(whole=True)
         running = self._running = copy.copy(self.cursor)
         self._count(epoch, stream)
+        warn_unsharded(stream)
         try:
             for step, ids in enumerate(stream._rest(epoch, step), step):  # noqa: B020
                 # Before the batch is yielded: loops that take exactly len() batches never come back

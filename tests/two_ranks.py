@@ -47,14 +47,19 @@ def main(folder: Path) -> None:
         dataset = RecordDataset(feed(sampler))
         return torch.utils.data.DataLoader(dataset, batch_sampler=requests, collate_fn=as_tensors)
 
+    def bare(sampler: BatchStream) -> Any:
+        return torch.utils.data.DataLoader(range(RECORDS), batch_sampler=sampler)
+
+    makes = [loader, bare, plain]
+    first, *others = makes[rank:] + makes[:rank]  # another one on each rank
     meant = feed(evaluation()).shard(0, 1).sampler
-    for make in (loader, plain):
+    for make in makes:
         assert warned(make(meant)) == []
         assert warned(make(evaluation().shard(rank, 2))) == []
-    (said,) = warned(plain(evaluation()))
+    (said,) = warned(first(evaluation()))
     assert "there are 2 ranks, and each meets every batch" in said
-    assert "feed.shard(0, 1)" in said
-    assert warned(loader(evaluation())) == [], "once a process"
+    assert "shard(0, 1) says that all of them are meant" in said
+    assert [warned(make(evaluation())) for make in others] == [[], []], "once a process"
 
     sums, means = torch.zeros(2), []
     for batch in loader(evaluation().shard(rank, 2)):

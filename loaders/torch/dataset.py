@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +16,6 @@ from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.device import JaggedParts, joined
-from twinfeed.samplers import BatchStream
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -139,7 +137,6 @@ class RequestSampler:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Request]:
-        warn_unsharded(self._stream)
         for epoch, step, ids in self._stream.steps():
             yield Request.of(self._stream, epoch, step, ids)
 
@@ -178,22 +175,3 @@ class RequestSampler:
                 f"(Lightning: Trainer(use_distributed_sampler=False))"
             )
         raise AttributeError("requests are whole batches, of any size")
-
-
-_warned: set[str] = set()
-
-
-def warn_unsharded(sampler: BatchStream, /) -> None:
-    """Warn, once a process, where every rank would meet every batch."""
-    distributed = torch.distributed
-    if sampler.sharded or not distributed.is_available() or not distributed.is_initialized():
-        return
-    ranks = distributed.get_world_size()
-    if ranks > 1 and "unsharded" not in _warned:
-        _warned.add("unsharded")
-        warnings.warn(
-            f"there are {ranks} ranks, and each meets every batch of {sampler!r}: give each rank "
-            f"its part, feed.shard(rank, world_size); feed.shard(0, 1) says that all of them are "
-            f"meant to meet every batch",
-            stacklevel=2,
-        )

@@ -19,7 +19,7 @@ from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts, warn_unsharded
+from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
 from twinfeed.loaders.torch.workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.samplers import Cursor
@@ -109,7 +109,6 @@ class TorchLoader(LendingLoader):
         return DataLoader(dataset, **serve, **self._worker_options)
 
     def _begin(self, epoch: int, start: int) -> _Pass:
-        warn_unsharded(self.feed.sampler)
         return _Pass(self, epoch, start)
 
     @property
