@@ -270,7 +270,5 @@ def test_an_example_loads_no_checkpoint_of_another_user(name: str, tmp_path: Pat
         theirs = tmp_path / "theirs"
         theirs.mkdir()
         os.chown(theirs, 65534, -1)
-    with pytest.raises(
-        AssertionError, match="belongs to another user: give --data a folder of you"
-    ):
+    with pytest.raises(AssertionError, match="another user: name a folder of your own by --out"):
         run_example(name, theirs)
