@@ -612,6 +612,9 @@ def test_b21_hard_links_are_read_as_the_members_that_they_name(tmp_path: Path) -
         want = [(name.removesuffix(".txt"), {"txt": b"one"}) for name in names]
         assert contents(tar.scan(path)) == want
         assert [record.parts["txt"].offset for record in tar.scan(path)] == [512] * len(names)
+    link = block(b"b.txt", 0, b"1", link=b"a.txt")
+    spelled = archive(tmp_path / "b.tar", member(b"./a.txt", b"one"), link)
+    assert contents(tar.scan(spelled)) == [("./a", {"txt": b"one"}), ("b", {"txt": b"one"})]
     index = build_index(path, tmp_path / "x.index")
     with Reader(index) as reader:
         assert reader.read([1, 0])["txt"] == [b"one", b"one"]
@@ -730,6 +733,10 @@ def test_b28_archives_put_together_with_cat_are_read_to_the_last(tmp_path: Path)
     index = build_index(path, tmp_path / "x.index")
     with Reader(index) as reader:
         assert reader.read([2, 1])["txt"] == [b"2", b"1"]
+    three = archive(tmp_path / "3.tar", pax({b"size": b"3"}, b"g"), member(b"s.txt", b"one"))
+    four = write_tar(tmp_path / "4.tar", {"t.txt": b"four"})
+    path.write_bytes(three.read_bytes() + four.read_bytes())  # a header of all is of one archive
+    assert contents(tar.scan(path)) == [("s", {"txt": b"one"}), ("t", {"txt": b"four"})]
     path.write_bytes(one.read_bytes() + two.read_bytes()[:700])
     assert "ends within" in str(tar_error(path))
     path.write_bytes(one.read_bytes() + flip(two.read_bytes(), 3))

@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -472,18 +473,20 @@ def test_crops_of_a_cached_image_do_not_copy_it(index: Index) -> None:
     def large(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.zeros((100, 100, 3), np.uint8)}
 
-    seen = set()
+    kept = []  # so that no address is given out twice
 
     def crop(sample: dict[str, Any]) -> dict[str, Any]:
-        seen.add(sample["x"].__array_interface__["data"][0])
+        kept.append(sample["x"])
         return {"x": sample["x"][:4, :4]}
 
     sampler = BatchSampler(ReuseSampler(6, reuse=4, live=6, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=large, transform=crop)
     assert feed.spec
-    seen.clear()
+    kept.clear()
     list(feed.batches())
-    assert len(seen) <= 6 + 5  # those live at both ends of the epoch are decoded twice
+    addresses = {array.__array_interface__["data"][0] for array in kept}
+    assert len(kept) == 6 * 4
+    assert len(addresses) <= 6 + 5  # those live at both ends of the epoch are decoded twice
 
 
 def test_a_transform_may_change_what_decode_gives_read_only_but_shares_with_nobody(
@@ -641,7 +644,12 @@ DRAWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def seldom(_: object) -> dict[str, Any]:
+    """Differ only once in the sixteen calls of the trial."""
+    return {"x": 1.0 if random.random() > 0.96 else 0.0}
+
+
+@pytest.mark.parametrize("draw", [*DRAWS.values(), seldom], ids=[*DRAWS, "seldom"])
 def test_a_transform_that_draws_by_itself_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, draw: Any
 ) -> None:
@@ -682,6 +690,22 @@ def test_a_seeded_transform_repeats_itself(
     assert [batch["x"].tolist() for batch in feed.batches()] == first
     assert states() == before
     assert len({value for batch in first for value in batch}) > 1
+
+
+def test_threads_that_share_a_batch_call_a_seeded_transform_in_turn(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    """Another call in between would set the global states anew."""
+
+    def slow(_: object) -> dict[str, Any]:
+        first = random.random()
+        time.sleep(0.002)
+        return {"x": [first, random.random()]}
+
+    feed = Feed(index, sampler, transform=Seeded(slow))
+    request = requested(*range(6))
+    alone, shared = (batch_of(feed, request, threads)["x"].tolist() for threads in (0, 4))
+    assert shared == alone
 
 
 def test_seeded_refuses_what_has_no_seed_to_set() -> None:

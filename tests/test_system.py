@@ -42,6 +42,7 @@ PLAIN = """
     for container in ("tfrecord", "tar"):
         index = loaders.pack(words, container, container=container)["data"]
         with loaders.Reader(index) as reader:
+            reader.prefetch([99, 0])
             assert reader.read([99, 0])["word"] == [b"99", b"0"]
         assert main(["verify", f"{container}/data.index", "-q"]) == 0
     assert processors() == os.cpu_count()
@@ -89,6 +90,19 @@ def test_windows_is_refused_in_one_sentence_at_import() -> None:
     said = done.stderr.splitlines()[-1]
     assert re.fullmatch(r"ImportError: twinfeed\.loaders does not support Windows: use .*", said)
     subprocess.run([sys.executable, "-c", windows + "import twinfeed.samplers"], check=True)
+
+
+def test_a_checksum_in_python_is_warned_of() -> None:
+    """Where the C extension of google-crc32c cannot be imported, at the first import of all."""
+    without = "import sys; sys.modules['google_crc32c._crc32c'] = None; "
+    for module in ("twinfeed.loaders", "twinfeed.loaders.command_line"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{without}import {module}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert re.search(r"RuntimeWarning: .*google-crc32c.*slower", done.stderr)
 
 
 ASKING = re.compile(

@@ -106,15 +106,18 @@ def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
         assert raised.value.path == str(Path(index.root) / shard)
 
 
+@pytest.mark.parametrize("first", ["begun first", "begun last"])
 def test_two_pipelines_that_read_at_once_each_name_their_own_shard(
-    damaged: Index, tmp_path: Path
+    damaged: Index, tmp_path: Path, first: str
 ) -> None:
+    """Whichever meets its damage first."""
     other = copied(tmp_path / "other")
     damage(other, 40)
-    passes = [(index, iter(loader(index, once(), **FILES))) for index in (damaged, other)]
+    loaders = {index: loader(index, once(), **FILES) for index in (damaged, other)}
+    passes = [(index, iter(one)) for index, one in loaders.items()]
     for _, batches in passes:
         next(batches)
-    for index, batches in passes:
+    for index, batches in passes if first == "begun first" else reversed(passes):
         with pytest.raises(DataCorruptionError) as raised:
             list(batches)
         assert raised.value.path == str(Path(index.root) / index.place(40)[0])

@@ -1,6 +1,7 @@
 """The twin law: the same ids, bytes and arrays in a plain loop, in torch and in TensorFlow."""
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,26 @@ def test_a_seeded_transform_is_the_same_everywhere(packed: dict[str, Index]) -> 
         torch.manual_seed(0)
         assert list(carried(loader)) == expected
         assert torch.equal(torch.rand(3), before)  # the loop's own dropout
+
+
+@pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
+def test_nothing_runs_beside_a_transform_that_sets_global_states(
+    packed: dict[str, Index], make: Any
+) -> None:
+    """Else the loop would draw from states that are the transform's."""
+    called_by = []
+
+    def noting(sample: dict[str, Any]) -> dict[str, Any]:
+        called_by.append(threading.current_thread())
+        return draws(sample)
+
+    index = packed["tar"]
+    feed = Feed(index, samplers(index)["random"], decode=both, transform=Seeded(noting))
+    assert feed.spec
+    called_by.clear()
+    with make(feed, prefetch=4, threads=3) as loader:
+        next(iter(loader))
+    assert called_by == [threading.main_thread()] * 16
 
 
 def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> None:
