@@ -17,7 +17,7 @@ from twinfeed.loaders._batcher import Batch
 from twinfeed.loaders._loader import Loader
 from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import FieldSpec, Ragged
-from twinfeed.loaders.compare import Comparison, compare
+from twinfeed.loaders.compare import Comparison, Run, compare
 from twinfeed.loaders.decode import DecodeArray, DecodeExample, DecodeImage
 from twinfeed.loaders.errors import (
     DataCorruptionError,
@@ -34,6 +34,7 @@ from twinfeed.loaders.extensions import DecodeExtensions
 from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Field, Index, open_index
+from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -44,7 +45,7 @@ from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.seeded import Seeded
+from twinfeed.loaders.seeded import HasRandomSeed, Seeded
 from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
@@ -67,6 +68,7 @@ __all__ = [
     "FromFolder",
     "FromJson",
     "FromTable",
+    "HasRandomSeed",
     "ImageFolder",
     "Index",
     "IndexFormatError",
@@ -81,12 +83,14 @@ __all__ = [
     "Reading",
     "Report",
     "Request",
+    "Run",
     "Sample",
     "Seeded",
     "ShardWarning",
     "SideTable",
     "StaleIndexError",
     "StateMismatchError",
+    "StringColumn",
     "TruncatedShardError",
     "UnsafeContentError",
     "WorkerDiedError",

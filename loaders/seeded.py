@@ -12,7 +12,19 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class HasRandomSeed(Protocol):
-    """Draw from a generator of its own, as albumentations' `Compose` does."""
+    """Draw from a generator of its own, as albumentations' `Compose` does.
+
+    >>> import numpy as np
+    >>> class Noise:
+    ...     def set_random_seed(self, seed):
+    ...         self.generator = np.random.default_rng(seed)
+    ...     def __call__(self, sample):
+    ...         return {"x": self.generator.random()}
+    >>> noise = Noise()
+    >>> augment = Seeded(noise, also=[noise])
+    >>> augment({"seed": 7, "seed32": 7}) == augment({"seed": 7, "seed32": 7})
+    True
+    """
 
     def set_random_seed(self, seed: int, /) -> Any:
         """Begin anew from a seed of 32 bits."""

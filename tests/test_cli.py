@@ -803,4 +803,7 @@ def test_a_shard_in_place_of_a_source_says_what_to_do(
     (shard,) = tars(tmp_path, shards=1)
     assert main(["pack", str(shard), str(tmp_path / "out")]) == 1
     assert f"then pack the index: twinfeed index {shard} --out" in capsys.readouterr().err
+    packed = shard.rename(tmp_path / "a.tar.gz")  # which could not be indexed either
+    assert main(["pack", str(packed), str(tmp_path / "out")]) == 1
+    assert "decompress it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

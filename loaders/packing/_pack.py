@@ -18,6 +18,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index._paths import to_write
+from twinfeed.loaders.index._shards import refuse_compressed
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.options import Missing, Reading
@@ -25,6 +26,7 @@ from twinfeed.loaders.packing._place import check_free, named, put_in_place, wor
 from twinfeed.loaders.packing._samples import (
     ImageFolder,
     IndexSamples,
+    LooseFiles,
     Sample,
     Samples,
     SequenceSamples,
@@ -36,7 +38,7 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute
 
-Source = Samples | Index | Iterable[Sample]
+Source = LooseFiles | Index | Iterable[Sample]
 
 SHARD_BYTES = 200_000_000
 
@@ -169,6 +171,7 @@ def _opened(source: object) -> Source:
         if is_index(path):
             return open_index(path)
         if path.exists() and not path.is_dir():
+            refuse_compressed(str(path))
             raise LoaderError(
                 "a file, which is neither a folder of images nor an index",
                 path=path,
@@ -176,7 +179,7 @@ def _opened(source: object) -> Source:
                 f"{path.with_suffix('.index')}",
             )
         return ImageFolder(path)
-    if isinstance(source, Mapping) or not isinstance(source, (Samples, Index, Iterable)):
+    if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
             f"got {reprlib.repr(source)}"
@@ -190,7 +193,7 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
     """
     if isinstance(source, Index):
         return IndexSamples(source)
-    if isinstance(source, Samples):
+    if isinstance(source, LooseFiles):
         return source
     if isinstance(source, Sequence):
         return SequenceSamples(source)
