@@ -6,7 +6,7 @@ import io
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from twinfeed.loaders.formats.example import parse
 from twinfeed.loaders.limits import LIMITS
 
 _this_thread = threading.local()
+
+ImageMode = Literal["RGB", "L"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """What Pillow may open: no format that runs a program, as EPS does, and none that few ever need."""
@@ -49,12 +51,12 @@ class DecodeImage:
         self,
         field: str = "image",
         *,
-        mode: str = "RGB",
+        mode: ImageMode = "RGB",
         size: tuple[int, int] | None = None,
         max_pixels: int = LIMITS.pixels,
     ) -> None:
         self.field = field
-        self.mode = _checks.choice("mode", mode, ("RGB", "L"))
+        self.mode = _checks.choice("mode", mode, get_args(ImageMode))
         self.max_pixels = _checks.count("max_pixels", max_pixels)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
             raise ValueError(f"size must be (height, width), got {size!r}")

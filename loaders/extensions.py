@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.decode import DecodeImage
+from twinfeed.loaders import _checks
+from twinfeed.loaders.decode import DecodeImage, ImageMode
 from twinfeed.loaders.errors import UnsafeContentError
 from twinfeed.loaders.limits import LIMITS
 
@@ -51,13 +52,13 @@ class DecodeExtensions:
         self,
         *,
         kinds: Mapping[str, str] | None = None,
-        mode: str = "RGB",
+        mode: ImageMode = "RGB",
         size: tuple[int, int] | None = None,
         max_pixels: int = LIMITS.pixels,
         allow_pickle: bool = False,
     ) -> None:
         self.kinds = dict(kinds or {})
-        self.allow_pickle = allow_pickle
+        self.allow_pickle = _checks.flag("allow_pickle", allow_pickle)
         self._image = DecodeImage("image", mode=mode, size=size, max_pixels=max_pixels)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:

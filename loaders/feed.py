@@ -105,6 +105,9 @@ class Feed:
         readahead: int = 0,
     ) -> None:
         _check_fit(index, sampler)
+        for name, function in (("decode", decode), ("transform", transform)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function of a sample, got {function!r}")
         self._set(
             index=index,
             sampler=sampler,

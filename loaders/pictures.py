@@ -19,6 +19,8 @@ from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.feed import Feed
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 
+__all__ = ["plot_mixing", "plot_ranks", "show_batch"]
+
 _MOST_POINTS = 20_000
 
 

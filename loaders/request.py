@@ -74,6 +74,7 @@ def requests(sampler: BatchStream, epoch: int, start: int = 0, /) -> Iterator[Re
     >>> [request.ids.tolist() for request in requests(ExactOnceBatchSampler(5, batch_size=2), 0, 1)]
     [[2, 3], [4]]
     """
+    sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
     chunk = 1
     while start < len(sampler):
         stop = min(start + chunk, len(sampler))

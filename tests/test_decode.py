@@ -117,7 +117,7 @@ def test_decoded_images_are_writable_and_ones_own() -> None:
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', got 'CMYK'"):
-        DecodeImage(mode="CMYK")
+        DecodeImage(mode="CMYK")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8 broken", b"\x89PNG broken", b"no image"])
@@ -425,6 +425,8 @@ def test_torchs_files_are_for_the_callers_own_decode(field: str, allow: bool) ->
 
 def test_pickles_are_loaded_where_they_are_trusted() -> None:
     sample = {"pyd": pickle.dumps({"x": 1}), "npy": npy(np.array([None, 2], object))}
+    with pytest.raises(TypeError, match="allow_pickle must be True or False, got 'no'"):
+        DecodeExtensions(allow_pickle="no")  # type: ignore[arg-type]
     decoded = DecodeExtensions(allow_pickle=True)(sample)
     assert decoded["pyd"] == {"x": 1}
     assert decoded["npy"].tolist() == [None, 2]

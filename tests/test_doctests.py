@@ -63,15 +63,29 @@ def named_by(hint: Any) -> Iterator[type]:
         yield hint
 
 
-def signatures(public: Any) -> Iterator[Any]:
-    """A function, or a class with its public attributes, methods and properties."""
-    yield public
-    for owner in inspect.getmro(public) if inspect.isclass(public) else ():
-        if not owner.__module__.startswith("twinfeed"):
-            continue
-        for name, value in vars(owner).items():
-            if name in ("__init__", "__iter__", "__call__", "__getitem__") or name[0] != "_":
-                yield getattr(value, "fget", getattr(value, "func", inspect.unwrap(value)))
+def signatures(facade: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What a facade exports, its classes' methods and properties too, with the types of each."""
+    module = importlib.import_module(facade)
+    known = exported(module)
+    for public in (getattr(module, name) for name in module.__all__):
+        found = [public]
+        for owner in inspect.getmro(public) if inspect.isclass(public) else ():
+            if owner.__module__.startswith("twinfeed"):
+                found += [each for name, each in vars(owner).items() if shown(name)]
+        for one in found:
+            one = getattr(one, "fget", getattr(one, "func", getattr(one, "__func__", one)))
+            if inspect.isclass(one) or inspect.isroutine(one):
+                yield one, get_type_hints(one, localns=known)
+
+
+def shown(name: str) -> bool:
+    return name in ("__init__", "__iter__", "__call__", "__getitem__") or name[0] != "_"
+
+
+def exported(module: ModuleType) -> dict[str, Any]:
+    """What a user of a facade may import."""
+    modules = {module, twinfeed.samplers, twinfeed.loaders}
+    return {name: getattr(one, name) for one in modules for name in one.__all__}
 
 
 FACADES = [
@@ -83,21 +97,24 @@ FACADES = [
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_classes_that_signatures_name_are_public(facade: str) -> None:
-    module = importlib.import_module(facade)
-    modules = {module, twinfeed.samplers, twinfeed.loaders}
-    known = {name: getattr(one, name) for one in modules for name in one.__all__}
-    private = set()
-    for name in module.__all__:
-        for one in signatures(getattr(module, name)):
-            if inspect.isclass(one) or inspect.isroutine(one):
-                hints = get_type_hints(getattr(one, "__func__", one), localns=known)
-                private |= {
-                    kind.__name__
-                    for attribute, hint in hints.items()
-                    for kind in named_by(hint)
-                    if attribute[0] != "_" and kind.__module__.startswith("twinfeed")
-                }
-    assert private <= known.keys()
+    private = {
+        kind.__name__
+        for _, hints in signatures(facade)
+        for name, hint in hints.items()
+        for kind in named_by(hint)
+        if name[0] != "_" and kind.__module__.startswith("twinfeed")
+    }
+    assert private <= exported(importlib.import_module(facade)).keys()
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_strings_that_are_chosen_from_are_literals(facade: str) -> None:
+    """Names of fields and keys are free."""
+    for one, hints in signatures(facade):
+        if inspect.isroutine(one):
+            defaults = {p.name: p.default for p in inspect.signature(one).parameters.values()}
+            given = {name for name, default in defaults.items() if isinstance(default, str)}
+            assert {name for name in given if hints[name] is str} <= {"field", "key"}, one
 
 
 @pytest.mark.parametrize("package", [twinfeed.samplers, twinfeed.loaders])

@@ -238,8 +238,12 @@ def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
     assert whole == [ids.tolist() for ids in feed.sampler.batches(3, 0, 3)]
     assert [batch["id"].tolist() for batch in feed.batches(3, start=2)] == whole[2:]
     assert (feed.sampler.epoch, feed.sampler.step) == (0, 0)
-    with pytest.raises(IndexError, match="epoch"):
-        next(feed.batches(-1))
+    assert list(feed.batches(3, start=3)) == []
+    for epoch, start in ((-1, 0), (0, -1), (0, 4)):
+        with pytest.raises(IndexError, match="epoch"):
+            next(feed.batches(epoch, start))
+    with pytest.raises(TypeError, match="step must be an integer, got '2'"):
+        next(feed.batches(0, "2"))  # type: ignore[arg-type]
 
 
 def test_the_feed_of_a_rank_is_all_the_same_but_for_its_sampler(index: Index) -> None:
@@ -608,6 +612,9 @@ def test_arguments_that_are_none_are_refused_at_once(
         Feed(index, sampler, fields=["zz"])
     with pytest.raises(TypeError, match="fields must be a list of names, got 'word'"):
         Feed(index, sampler, fields="word")
+    for name in ("decode", "transform"):
+        with pytest.raises(TypeError, match=f"{name} must be a function of a sample, got 'jpg'"):
+            Feed(index, sampler, **{name: "jpg"})
     for rows in ([1, 2], np.array(["a"] * 6)):
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
             Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]

@@ -236,6 +236,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"a": 1}, {}, "an iterable of samples, got {'a': 1}"),
         (samples, {"shard_bytes": "1M"}, "shard_bytes must be an integer, got '1M'"),
         (samples, {"shards": True}, "shards must be an integer, got True"),
+        (samples, {"overwrite": "no"}, "overwrite must be True or False, got 'no'"),
         (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, got \['a'\]"),
         (samples, {"split": {"a": "1"}, "seed": 0}, "must be numbers, got '1' for 'a'"),
     ]

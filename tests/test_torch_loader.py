@@ -538,6 +538,13 @@ def test_options_that_contradict_are_refused(
         TorchLoader(Feed(index, random()), **options)
 
 
+@pytest.mark.parametrize(("threads", "kind"), [(-3, ValueError), (1.5, TypeError)])
+def test_a_number_of_threads_is_checked(index: Index, threads: Any, kind: Any) -> None:
+    for carry in (TorchLoader, RecordDataset):
+        with pytest.raises(kind, match=f"threads must be .*, got {threads}"):
+            carry(Feed(index, random()), threads=threads)
+
+
 def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
     index: Index,
 ) -> None:

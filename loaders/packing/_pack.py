@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from twinfeed.loaders._checks import choice, count
+from twinfeed.loaders._checks import choice, count, flag
 from twinfeed.loaders.atomic import locked, room_for
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._sniff import is_index
@@ -108,7 +108,7 @@ def pack(
     (4, ('b', 'n', 'o', 't'))
     """
     seed = None if seed is None else _validate.seed(seed)
-    _check(container, split, seed, shards, shard_bytes, shard_records)
+    _check(container, split, seed, shards, shard_bytes, shard_records, overwrite)
     source = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
@@ -151,8 +151,10 @@ def _check(
     shards: int,
     shard_bytes: int,
     shard_records: int | None,
+    overwrite: bool,
 ) -> None:
     """Check the arguments of `pack`."""
+    flag("overwrite", overwrite)
     choice("container", container, get_args(ShardContainer))
     count("shards", shards)
     count("shard_bytes", shard_bytes)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from twinfeed.loaders import _checks
 from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import Ragged
@@ -84,6 +85,7 @@ class RecordDataset(Dataset[Any]):
             raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
         self._records = len(feed.index)
         # Not the feed, whose sampler workers need not have. What is tried, is tried here, once.
+        threads = _checks.count("threads", threads, minimum=0)
         self._batcher = Batcher(feed, threads=threads)
 
     def __len__(self) -> int:
