@@ -23,10 +23,11 @@ import numpy as np
 
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index._store import write_store
+from twinfeed.loaders.index._rows import row_type
+from twinfeed.loaders.index._store import new_store
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.opened import ROW, SHARD, Index, open_index
+from twinfeed.loaders.index.opened import SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.reading.reader import Reader
 
@@ -191,11 +192,10 @@ def opening(folder: Path, records: int, shards: int) -> None:
     names = [f"{shard:06d}.tar" for shard in range(shards)]
     for name in names:
         (folder / name).touch()
-    table = np.zeros(shards, SHARD)
-    table["stop"] = np.linspace(0, records, shards + 1).astype(np.int64)[1:]
     arrays = {
-        "shards": table,
-        "field-0": np.zeros(records, ROW),
+        "shards": np.zeros(shards, SHARD),
+        "shardstops": np.linspace(0, records, shards + 1).astype(np.int64)[1:],
+        "field-0": np.zeros(records, row_type(0, 0, whole_files=False)),
         "column-0": np.arange(records) % 1000,
         **StringColumn.of(names).arrays("shardpaths"),
     }
@@ -208,7 +208,9 @@ def opening(folder: Path, records: int, shards: int) -> None:
         "digests": {},
         "class_order": None,
     }
-    write_store(folder / "big.index", arrays, facts, {"missing": "error"})
+    with new_store(folder / "big.index") as store:
+        store.add(arrays)
+        store.finish(facts, {"missing": "error"})
     times = []
     for _ in range(RUNS):
         start = time.perf_counter()

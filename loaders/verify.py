@@ -27,6 +27,7 @@ from twinfeed.loaders.index._arrays import damaged_arrays
 from twinfeed.loaders.index._paths import check_shards, check_size, is_url, join, to_write
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
+from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index.bad_records import (
     BadRecord,
     bad_record,
@@ -83,6 +84,7 @@ def verify(
     Of shards: the framing, every checksum, every Example. Of an index also:
 
     - its own arrays;
+    - the SHA-256 of each shard, where the index holds them (those of `pack` do);
     - a checksum over the headers and checksums of each shard's records, which for a tar covers the
       members that are no fields;
     - each field against its CRC-32C.
@@ -190,6 +192,7 @@ class _Scan:
 
     def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
         self.job = job
+        self.sha256 = ""
         self.lost = False
         self.end: int | None = 0
         self.headers = self.records = 0
@@ -200,6 +203,8 @@ class _Scan:
             with local(join(plan.root, job.shard)) as path:
                 if size is not None:
                     check_size(path, size)
+                if plan.reading.digest:
+                    self.sha256 = file_digest(Path(path))
                 for record in scan_job(plan, job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
                     self.note(record.offset, record.number)
@@ -272,8 +277,8 @@ class _IndexedShards:
 
 def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
     """Verify one shard against its index."""
-    stop = int(index.shards["stop"][shard])
-    start = int(index.shards["stop"][shard - 1]) if shard else 0
+    stop = int(index.shard_stops[shard])
+    start = int(index.shard_stops[shard - 1]) if shard else 0
     name = index.shard_paths[shard]
     if index.container == "files":
         return stop - start, [_entry(name, n, e) for n, e in _unreadable(reader, start, stop)]
@@ -298,6 +303,9 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
         explained = bool(bad)
     if changed and not explained:
         problem = "the shard has changed: the checksum over its records is not that of the index"
+        bad[-1] = BadRecord(name, -1, None, None, problem)
+    if not bad and plan.reading.digest and scan.sha256 != index.shard_sums[shard].tobytes().hex():
+        problem = "the shard has changed: its SHA-256 is not that of the index"
         bad[-1] = BadRecord(name, -1, None, None, problem)
     return stop - start, list(bad.values())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import warnings
@@ -29,7 +28,7 @@ from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import _collect, _numbering, open_index
+from twinfeed.loaders.index import _numbering, build, open_index
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -375,7 +374,7 @@ def test_what_a_function_gave_is_not_used_again(
     def label(sample: dict[str, Any]) -> int:
         return now["label"]
 
-    monkeypatch.setattr(_collect, "KEEP_FROM", 0)
+    monkeypatch.setattr(build, "KEEP_FROM", 0)
     flip(shards[1], 0)
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)
@@ -384,12 +383,10 @@ def test_what_a_function_gave_is_not_used_again(
     now["label"] = 2
     index = build_index(shards, tmp_path / "x.index", label=label)
     assert index.columns["label"].tolist() == [2] * 20
-    for keep_from in (0, 1 << 20):  # built, then kept or handed over
-        monkeypatch.setattr(_collect, "KEEP_FROM", keep_from)
-        now["label"] += 1
-        assert build_parts(shards, tmp_path / "p", root=tmp_path, label=label) == files
-        merged = merge_parts(files, tmp_path / "y.index")
-        assert merged.columns["label"].tolist() == [now["label"]] * 20
+    now["label"] = 3
+    assert build_parts(shards, tmp_path / "p", root=tmp_path, label=label) == files
+    merged = merge_parts(files, tmp_path / "y.index")
+    assert merged.columns["label"].tolist() == [3] * 20
 
 
 def test_parts_of_an_object_that_labels_fit_together(tmp_path: Path) -> None:
@@ -615,12 +612,29 @@ def test_the_fields_of_all_shards_together_are_bounded(tmp_path: Path) -> None:
         build_index(shards, tmp_path / "x.index")
 
 
-def test_a_compressed_part_is_not_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b", [10]]", b", [9999999999]]"),
+        (b'"records": 10', b'"records": 11'),
+        (b'"keys-text"', b'"keys-next"'),
+        (b'"<u4"', b'"|O"'),
+        (b'"<i4"', b'"<i8"'),
+        (b'"options": {', b'"options": {"nobody": 1, '),
+    ],
+)
+def test_a_part_that_tells_what_cannot_be_is_refused(
+    tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    """Its digest is right, as an attacker would have it."""
     (file,) = build_parts(tars(tmp_path, shards=1), tmp_path / "p", root=tmp_path)
-    with np.load(io.BytesIO(file.read_bytes()[32:])) as archive:
-        np.savez_compressed(tmp_path / "a.npz", **archive)
-    data = (tmp_path / "a.npz").read_bytes()
-    file.write_bytes(hashlib.sha256(data).digest() + data)
+    data = file.read_bytes()[:-32]
+    assert old in data
+    length = int.from_bytes(data[-8:], "little")
+    blocks, facts = data[: -8 - length], data[-8 - length : -8]
+    blocks, facts = blocks.replace(old, new), facts.replace(old, new)
+    data = blocks + facts + len(facts).to_bytes(8, "little")
+    file.write_bytes(data + hashlib.sha256(data).digest())
     with pytest.raises(IndexFormatError, match="missing or damaged"):
         merge_parts([file], tmp_path / "x.index")
 
@@ -642,15 +656,18 @@ def test_a_list_of_bad_records_that_is_too_deep_is_a_value_error(tmp_path: Path)
 
 
 def test_the_places_of_names_are_found_once_for_all_shards(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dictionary of all names for each shard took 20 seconds at 100,000 classes."""
     found, places = [], _numbering._places
-    monkeypatch.setattr(_numbering, "_places", lambda names: (found.append(1), places(names))[1])
-    shards = [(f"{n}.tar", _numbering.encode([f"{n}", f"{n + 1}"])) for n in range(50)]
-    joined = _numbering.join_labels(shards)
-    assert joined.names is not None
-    assert [joined.names[n] for n in joined.numbers[:4]] == ["0", "1", "1", "2"]
+    monkeypatch.setattr(_numbering, "_places", lambda *names: (found.append(1), places(*names))[1])
+    shards = [
+        write_tar(tmp_path / f"{n:02}.tar", [(f"k{n}", {"cls": b"c%02d" % (n * 7 % 20)})])
+        for n in range(20)
+    ]
+    index = build_index(shards, tmp_path / "x.index", label="cls")
+    assert index.columns["label"].tolist() == [n * 7 % 20 for n in range(20)]
+    assert index.classes == tuple(f"c{n:02}" for n in range(20))
     assert len(found) == 1
 
 

@@ -33,6 +33,7 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
     UnsafeContentError,
 )
+from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, _arrays, open_index
 from twinfeed.loaders.index._paths import remembered_root
 from twinfeed.loaders.index._sources import find_source
@@ -371,7 +372,8 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
     monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
-    index = pack([{"word": b"to"}], tmp_path)["data"]
+    (tmp_path / "to.txt").write_bytes(b"to")
+    index = build_index([Entry("to", {"word": "to.txt"})], tmp_path / "x.index")
     (table,) = index.path.glob("columns-*/field-0.npy")
     rows = np.load(table, mmap_mode="r+")
     rows["file"] = 7

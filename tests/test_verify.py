@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from format_help import archive, member
 from making_shards import flip, tars, write_tfrecord
 
+from twinfeed.loaders import pack
+from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats import tfrecord
-from twinfeed.loaders.index import open_index
+from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index._store import digest_of, file_digest
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.options import Reading
+from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
 
 
@@ -95,3 +105,86 @@ def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path
     watching = False
     assert len(opened) == 2  # here, and where the executor works
     assert executor.tasks == 200
+
+
+def forged(wanted: bytes, crc: int) -> bytes:
+    """Return `wanted` with its last four bytes chosen so that it has this CRC-32C."""
+    start = wanted[:-4]
+    base = crc32c(start + bytes(4))
+    rows = [
+        (crc32c(start + (1 << bit).to_bytes(4, "little")) ^ base, 1 << bit) for bit in range(32)
+    ]
+    left, tail = crc ^ base, 0
+    for bit in reversed(range(32)):  # Gauss, in the field of two elements
+        pivot = next(row for row in rows if row[0] >> bit & 1)
+        rows = [
+            (one[0] ^ pivot[0], one[1] ^ pivot[1]) if one[0] >> bit & 1 else one
+            for one in rows
+            if one is not pivot
+        ]
+        if left >> bit & 1:
+            left, tail = left ^ pivot[0], tail ^ pivot[1]
+    return start + tail.to_bytes(4, "little")
+
+
+def altered(index: Index) -> bytes:
+    """Write other bytes of equal length and CRC to record 3 of a shard, and return them."""
+    row = index.rows(["text"], np.array([3]))[0]
+    shard = Path(index.root, index.shard_paths[int(row["file"])])
+    other = forged(b"sell everything!", int(row["crc"]))
+    data = bytearray(shard.read_bytes())
+    data[int(row["offset"]) : int(row["offset"]) + 16] = other
+    shard.write_bytes(data)
+    return other
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_bytes_altered_with_equal_length_and_crc_are_found_by_the_digest_of_the_shard(
+    tmp_path: Path, container: Any
+) -> None:
+    samples = [{"__key__": f"k{n}", "text": b"keep everything%d" % n} for n in range(6)]
+    index = pack(samples, tmp_path, container=container, shards=2)["data"]
+    plain = build_index(
+        [tmp_path / path for path in index.shard_paths.tolist()], tmp_path / "plain.index"
+    )
+    assert verify(index).ok
+    other = altered(index)
+    with Reader(index) as reader:  # a checksum is no signature
+        assert reader.read([3], ["text"]) == {"text": [other]}
+    assert verify(plain).ok
+    (bad,) = verify(index).bad
+    assert (bad.shard, bad.record) == (index.shard_paths[1], -1)
+    assert "its SHA-256 is not that of the index" in bad.problem
+
+
+def test_the_digest_of_an_index_leads_to_every_byte(tmp_path: Path) -> None:
+    """To the manifest, from there to the digests of the shards, and from there to the shards."""
+    shards = tars(tmp_path)
+    index = build_index(shards, tmp_path / "x.index", reading=Reading(digest=True))
+    sums = index.shard_sums
+    assert [one.tobytes().hex() for one in sums] == [file_digest(shard) for shard in shards]
+    digest = index.digest
+    (row,) = index.rows(["png"], np.array([10]))
+    flip(shards[1], int(row["offset"] + row["length"]))  # the padding, which no checksum covers
+    (bad,) = verify(open_index(index.path, digest=digest)).bad
+    assert "its SHA-256 is not that of the index" in bad.problem
+    (file,) = index.path.glob("columns-*/shardsums.npy")
+    rows = np.load(file, mmap_mode="r+")
+    rows[1] = np.frombuffer(hashlib.sha256(shards[1].read_bytes()).digest(), np.uint8)
+    rows.flush()
+    with pytest.raises(IndexFormatError, match=r"the bytes of shardsums\.npy have changed"):
+        open_index(index.path, digest=digest)
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    del manifest["checksum"]
+    manifest["arrays"]["shardsums"]["sha256"] = file_digest(file)
+    (index.path / MANIFEST).write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+    assert verify(open_index(index.path)).ok  # all of it was forged
+    with pytest.raises(StaleIndexError, match="this is another index"):
+        open_index(index.path, digest=digest)
+
+
+def test_loose_files_have_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"...")
+    with pytest.raises(ValueError, match="digest= is for shards, not files"):
+        build_index(tmp_path / "a", tmp_path / "x.index", reading=Reading(digest=True))

@@ -84,6 +84,7 @@ def run_index(options: argparse.Namespace) -> int:
                 key=options.key,
                 missing=options.missing,
                 lists=options.list or (),
+                digest=options.digest,
             ),
             exclude=options.exclude or (),
             root=options.root,

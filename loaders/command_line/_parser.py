@@ -205,6 +205,9 @@ def _add_index(commands: Any) -> None:
     parser.add_argument(
         "--exclude", metavar="FILE", help="bad records to leave out, as listed by verify"
     )
+    parser.add_argument(
+        "--digest", action="store_true", help="keep a SHA-256 of each shard, for verify to compare"
+    )
     _add_reading(parser)
 
 

@@ -51,6 +51,7 @@ def built_with(options: IndexOptions, index: str = "INDEX", /) -> str:
     "--container tar --field 'image=jpg;png' --label-folder"
     """
     words = ["--raw"] * (not options.example) + ["--join"] * options.join
+    words += ["--digest"] * options.digest
     given = {
         "--background": (options.background, None),
         "--container": (options.container, None),

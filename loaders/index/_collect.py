@@ -12,11 +12,13 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Part, Record
-from twinfeed.loaders.index._numbering import encode
-from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._numbering import Numbering
+from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart
 from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
+from twinfeed.loaders.index._rows import missing_rows, row_type
 from twinfeed.loaders.index._sources import Job, local
+from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import (
     Label,
@@ -26,116 +28,133 @@ from twinfeed.loaders.index.labels import (
     label_of,
     refuse_mixed,
 )
-from twinfeed.loaders.index.opened import ROW
 from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
 """A numeric feature of at most so many values, the same number in every record, becomes a column.
 """
 
-KEEP_FROM = 1 << 20
-"""The part of a shard of at least so many bytes is kept on disk until the index is whole."""
+CELLS = 1 << 16
+"""A block of a part has about so many fields of records."""
 
 _MEMO = 1 << 16
 _SHOWN = 8
 _DOTS = "; a sample's key ends at the first dot of its members' names"
 
 
-def build_part(plan: Plan, job: Job) -> ShardPart:
-    """Scan one shard, in full and with every checksum, and return its part of the index."""
+def build_part(plan: Plan, job: Job, file: str) -> None:
+    """Scan one shard, in full and with every checksum, and leave its part at `file`."""
     if job.entries:
-        return _build(plan, job, plan.root)
+        _build(plan, job, plan.root, file)
+        return
     if not is_url(plan.root):
         below(plan.root, job.shard)
     with local(join(plan.root, job.shard)) as path:
         try:
-            return _build(plan, job, path)
+            _build(plan, job, path, file)
         except LoaderError as error:
             error.path = join(plan.root, job.shard)
             raise
 
 
-def work(plan: Plan, job: Job, file: str) -> ShardPart | None:
-    """Do one job and leave its part at `file`, or return it if it is quickly built again."""
-    part = build_part(plan, job)
-    if part.bytes < KEEP_FROM and not job.entries:
-        return part
-    part.save(Path(file))
-    return None
-
-
-def _build(plan: Plan, job: Job, path: str) -> ShardPart:
-    """Make the part, once more if a feature turns out to need reading as a list."""
+def _build(plan: Plan, job: Job, path: str, file: str) -> None:
+    """Write the part, once more if a feature turns out to need reading as a list."""
     digest = plan.digest()
     while True:
         part = ShardPart(
             digest, plan.options(), job.shard, 0 if job.entries else os.stat(path).st_size
         )
-        collector = _Collector(plan, part, path)
-        bad: set[int | None] = set()
-
-        def on_bad(error: DataCorruptionError, bad: set[int | None] = bad) -> None:
-            if not job.without(error.record):
-                raise error
-            bad.add(error.record)
-
-        try:
-            for record in scan_job(plan, job, path, on_bad):
-                part.headers = add_header(part.headers, record)
-                if job.without(record.number):
-                    bad.add(record.number)
-                else:
-                    collector.add(record)
-        except DataCorruptionError as error:
-            if job.rest is None or error.record is None or error.record < job.rest:
-                raise
-            bad.add(error.record)
-            part.broken = True
-        part.excluded = len(bad)
-        if not collector.mixed:
-            return collector.finish()
+        with PartFile(Path(file)) as out:
+            collector = _Collector(plan, part, path, out)
+            _scan(plan, job, path, collector)
+            if not collector.mixed:
+                if plan.reading.digest:
+                    part.sha256 = file_digest(Path(path))
+                collector.finish()
+                return
         plan = plan.with_lists(collector.mixed)
 
 
+def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:
+    """Give every record of a shard to the collector, but those that are left out."""
+    part = collector.part
+    bad: set[int | None] = set()
+
+    def on_bad(error: DataCorruptionError) -> None:
+        if not job.without(error.record):
+            raise error
+        bad.add(error.record)
+
+    try:
+        for record in scan_job(plan, job, path, on_bad):
+            part.headers = add_header(part.headers, record)
+            if job.without(record.number):
+                bad.add(record.number)
+            else:
+                collector.add(record)
+    except DataCorruptionError as error:
+        if job.rest is None or error.record is None or error.record < job.rest:
+            raise
+        bad.add(error.record)
+        part.broken = True
+    part.excluded = len(bad)
+
+
 class _Column:
-    """Collect the rows of one field over the records of a shard."""
+    """Collect the rows of one field over the records of a shard, block by block."""
 
     def __init__(self, kind: str, first: int) -> None:
         self.kind = kind
         self.first = first
-        self.places: list[int] = []
-        self.rows: list[tuple[int, int, int, int]] = []
-        self.values: list[Array] | None = None if kind in ("bytes", "bytes_list") else []
+        self.offset = self.length = self.width = self.count = 0
+        self.numeric = kind not in ("bytes", "bytes_list")
         self.memo: dict[bytes, Array] = {}
+        self.clear()
 
-    def add(self, place: int, part: Part, base: int) -> None:
-        """Note where the field of record number `place` lies, and its value if it may become a
-        column.
+    def clear(self) -> None:
+        """Begin a block."""
+        self.places: list[int] = []
+        self.rows: list[tuple[int, int, int]] = []
+        self.values: list[Array] = []
+
+    def add(self, place: int, piece: Part, base: int, *, whole_files: bool) -> None:
+        """Note where the field of record number `place` of the block lies, and its value if it may
+        become a column.
         """
+        where = base + piece.path_no if whole_files else piece.offset
         self.places.append(place)
-        self.rows.append((part.offset, part.length, base + part.path_no, crc32c(part.data)))
-        if self.values is not None:
-            self.add_value(part)
+        self.rows.append((where, piece.length, crc32c(piece.data)))
+        self.offset = max(self.offset, where)
+        self.length = max(self.length, piece.length)
+        if self.numeric:
+            self.add_value(piece)
 
-    def add_value(self, part: Part) -> None:
+    def add_value(self, piece: Part) -> None:
         """Keep the numbers as long as all records have the same few."""
-        assert self.values is not None
-        value = self.memo.get(part.data)
+        value = self.memo.get(piece.data)
         if value is None:
-            value = np.asarray(decode_list(part.kind, part.data))
+            value = np.asarray(decode_list(piece.kind, piece.data))
             if len(self.memo) < _MEMO:
-                self.memo[part.data] = value
-        if len(value) > WIDEST_COLUMN or (self.values and len(value) != len(self.values[0])):
-            self.values = None
-        else:
-            self.values.append(value)
+                self.memo[piece.data] = value
+        if self.count == 0:
+            self.width = len(value)
+        self.count += 1
+        self.values.append(value)
+        self.numeric = len(value) == self.width <= WIDEST_COLUMN
 
-    def table(self, records: int) -> Array:
-        """Return the table of the field: a row a record, length -1 where a record lacks it."""
-        table = np.zeros(records, ROW)
-        table["length"] = -1
-        table[np.array(self.places, np.int64)] = np.array(self.rows, ROW)
-        return table
+    def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
+        """Return the table of the field for a block, and its values if all records have some."""
+        table = missing_rows(records, row_type(self.offset, self.length, whole_files=whole_files))
+        table[np.array(self.places, np.int64)] = np.array(self.rows, table.dtype)
+        held = {f"rows-{number}": table}
+        if self.numeric and len(self.values) == records:
+            held[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
+        return held
+
+    def facts(self, records: int) -> FieldFacts:
+        """Return the facts of the field, given the number of records of the shard."""
+        width = self.width if self.numeric and self.count == records else 0
+        return FieldFacts(self.kind, self.offset, self.length, width)
 
 
 def _fields_of(record: Record) -> str:
@@ -148,32 +167,44 @@ def _fields_of(record: Record) -> str:
 class _Collector:
     """Sort the records of a shard into columns."""
 
-    def __init__(self, plan: Plan, part: ShardPart, path: str) -> None:
+    def __init__(self, plan: Plan, part: ShardPart, path: str, out: PartFile) -> None:
         self.plan = plan
         self.part = part
         self.path = path
+        self.out = out
+        self.whole_files = plan.reading.container == "files"
         self.columns: dict[str, _Column] = {}
         self.mixed: set[str] = set()
-        self.keys: list[str] = []
-        self.labels: list[Label | None] = []
         self.first: dict[type, str] = {}
+        self.numbering = Numbering()
         self.memo: dict[bytes, Label] = {}
         self.dropped = {name for name in (plan.reading.key, plan.label) if isinstance(name, str)}
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a block."""
+        self.records = self.cells = 0
+        self.keys: list[str] = []
+        self.files: list[str] = []
+        self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
         """Take in one record, or leave it out for want of a field or label."""
         if self.plan.reading.key is not None:
             record = record._replace(key=self.key_of(record))
-        parts = self.select(record)
-        if parts is None or not self.add_label(record):
+        pieces = self.select(record)
+        if pieces is None or not self.add_label(record):
             return
         if record.key is not None:
             self.keys.append(record.key)
-        base = len(self.part.files)
-        self.part.files += record.paths
-        for name, part in parts:
-            self.add_field(name, part, base, record.number)
-        self.part.records += 1
+        base = self.part.files + len(self.files)
+        self.files += record.paths
+        for name, piece in pieces:
+            self.add_field(name, piece, base, record.number)
+        self.records += 1
+        self.cells += 1 + len(pieces)
+        if self.cells >= CELLS:
+            self.write()
 
     def add_label(self, record: Record) -> bool:
         """Note the label of a record; False to leave the record out."""
@@ -194,25 +225,25 @@ class _Collector:
         """Return the label of a record, if it has one; those of a field are remembered by its
         bytes.
         """
-        part = record.parts.get(source) if isinstance(source, str) else None
-        if part is not None and part.data in self.memo:
-            return self.memo[part.data]
+        piece = record.parts.get(source) if isinstance(source, str) else None
+        if piece is not None and piece.data in self.memo:
+            return self.memo[piece.data]
         label = label_of(source, record, self.part.path)
-        if part is not None and label is not None and len(self.memo) < _MEMO:
-            self.memo[part.data] = label
+        if piece is not None and label is not None and len(self.memo) < _MEMO:
+            self.memo[piece.data] = label
         return label
 
     def key_of(self, record: Record) -> str:
         """Return the key that a feature holds."""
-        part = record.parts.get(self.plan.reading.key or "")
-        if part is None or part.kind != "bytes":
+        piece = record.parts.get(self.plan.reading.key or "")
+        if piece is None or piece.kind != "bytes":
             raise DataCorruptionError(
                 f"no key: the record has no bytes feature {self.plan.reading.key!r}",
                 **at(record, self.part.path),
                 found=_fields_of(record),
                 advice="name another feature with key=",
             )
-        return part.data.decode("utf-8", "surrogateescape")
+        return piece.data.decode("utf-8", "surrogateescape")
 
     def select(self, record: Record) -> list[tuple[str, Part]] | None:
         """Return the record's fields by the names the index gives them; None to leave it out."""
@@ -248,50 +279,75 @@ class _Collector:
             )
         self.part.lacking += 1
 
-    def add_field(self, name: str, part: Part, base: int, number: int) -> None:
+    def add_field(self, name: str, piece: Part, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""
-        if part.kind == "bytes" and name in self.plan.reading.lists:
-            part = self.as_list(part)
+        if piece.kind == "bytes" and name in self.plan.reading.lists:
+            piece = self.as_list(piece)
         column = self.columns.get(name)
         if column is None:
             if name == "label" and self.plan.label is not None:
                 raise label_clash(self.part.path)
-            column = self.columns[name] = _Column(part.kind, number)
+            column = self.columns[name] = _Column(piece.kind, number)
             if len(self.columns) > LIMITS.fields:
                 raise ValueError(
                     f"{self.part.path} has more than {LIMITS.fields} different fields "
                     f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
                     f"{_DOTS if self.plan.reading.container == 'tar' else ''}"
                 )
-        elif column.kind != part.kind:
-            if {column.kind, part.kind} != {"bytes", "bytes_list"}:
+        elif column.kind != piece.kind:
+            if {column.kind, piece.kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
-                    f"{column.first} and {part.kind} in record {number}"
+                    f"{column.first} and {piece.kind} in record {number}"
                 )
             self.mixed.add(name)
             return
-        column.add(self.part.records, part, base)
+        column.add(self.records, piece, base, whole_files=self.whole_files)
 
-    def as_list(self, part: Part) -> Part:
-        """Return the part of one bytes value as that of the list it is in; files and tar members
-        are no lists.
-        """
+    def as_list(self, piece: Part) -> Part:
+        """Return one bytes value as the list it is in; files and tar members are no lists."""
         with open(self.path, "rb", buffering=0) as file:
-            head = os.pread(file.fileno(), part.head, part.offset - part.head)
-        start, length = part.offset - part.head, part.length + part.head
-        return Part("bytes_list", part.path_no, start, length, head + part.data, 0)
+            head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
+        start, length = piece.offset - piece.head, piece.length + piece.head
+        return Part("bytes_list", piece.path_no, start, length, head + piece.data, 0)
 
-    def finish(self) -> ShardPart:
-        """Return the part with its arrays."""
-        part = self.part
-        for name, column in sorted(self.columns.items()):
-            part.kinds[name] = column.kind
-            part.tables[name] = column.table(part.records)
-            if column.values and len(column.values) == part.records:
-                part.values[name] = np.array(column.values)
+    def write(self) -> None:
+        """Write the records since the last block, and forget them."""
+        part, arrays = self.part, dict[str, Array]()
+        for number, column in enumerate(self.columns.values()):
+            if column.places:
+                arrays |= column.arrays(number, self.records, whole_files=self.whole_files)
+                column.clear()
         if self.keys:
-            part.keys = StringColumn.of(self.keys)
+            keys = StringColumn.of(self.keys)
+            arrays |= keys.arrays("keys")
+            part.keys += len(keys)
+            part.key_bytes += len(keys.text)
+        if self.files:
+            files = StringColumn.of(self.files)
+            arrays |= files.arrays("files")
+            part.file_bytes += len(files.text)
+            part.files += len(files)
         if self.plan.label is not None:
-            part.labels = encode(self.labels)
-        return part
+            arrays |= self.numbered()
+        self.out.write(self.records, arrays)
+        part.records += self.records
+        self.clear()
+
+    def numbered(self) -> dict[str, Array]:
+        """Return the labels of the block: integers, or the numbers of names."""
+        without = [place for place, label in enumerate(self.labels) if label is None]
+        if str in self.first:
+            numbers = self.numbering.of(self.labels)
+        else:
+            numbers = np.array([label or 0 for label in self.labels], np.int64)
+        return {"labels": numbers, "unlabelled": np.array(without, np.int64)}
+
+    def finish(self) -> None:
+        """Write what is left, and the facts of the part."""
+        self.write()
+        part = self.part
+        part.integers = int in self.first
+        part.names = self.numbering.names
+        part.fields = {name: column.facts(part.records) for name, column in self.columns.items()}
+        self.out.finish(part)

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
 import numpy as np
 
 from twinfeed.loaders._checks import Array
 
-_ROWS = 1 << 18
 
-
-def content_digests(
-    kinds: Mapping[str, str], tables: Mapping[str, Array], columns: Mapping[str, Array], /
-) -> dict[str, str]:
-    """Return a SHA-256 for each bytes field and each column, by name.
+class ContentDigest:
+    """Take the SHA-256 of a bytes field, or of a column, piece by piece.
 
     A field's digest is taken over the CRC-32C of each record as int64, -1 where a record lacks the
     field, in the order of the ids. A column's digest is taken over its values as int64 or float64.
-    Both begin with the shape. Lists have no digest, since each container stores lists in a way of
-    its own.
+    Both begin with a line of the type and the shape. Lists have no digest, since each container
+    stores lists in a way of its own.
 
-    >>> sorted(content_digests({}, {}, {"label": np.array([1, 2])}))
-    ['label']
+    >>> ContentDigest((2,), "<i8").add(np.array([1, 2])).hexdigest()[:16]
+    '97f6034a7fc3364e'
     """
-    found = {
-        name: _digest("crc32c", table) for name, table in tables.items() if kinds[name] == "bytes"
-    }
-    for name, column in columns.items():
-        found[name] = _digest("<f8" if column.dtype.kind == "f" else "<i8", column)
-    return found
 
+    def __init__(self, shape: tuple[int, ...], kind: str, /) -> None:
+        self._kind = kind
+        self._digest = hashlib.sha256(f"{kind} {list(shape)}\n".encode())
 
-def _digest(kind: str, values: Array) -> str:
-    """Return the digest of a table's checksums, or of values of the type `kind`; piece by piece."""
-    digest = hashlib.sha256(f"{kind} {list(values.shape)}\n".encode())
-    for start in range(0, len(values), _ROWS):
-        piece = values[start : start + _ROWS]
-        if kind == "crc32c":
-            held = np.where(piece["length"] < 0, -1, piece["crc"].astype(np.int64))
-            digest.update(held.astype("<i8").tobytes())
-        else:
-            digest.update(piece.astype(kind).tobytes())
-    return digest.hexdigest()
+    def add(self, values: Array, /) -> ContentDigest:
+        """Add the values of the next records, or their rows in the table of a field."""
+        if self._kind == "crc32c":
+            values = np.where(values["length"] < 0, -1, values["crc"].astype(np.int64))
+        self._digest.update(values.astype("<f8" if self._kind == "<f8" else "<i8").tobytes())
+        return self
+
+    def hexdigest(self) -> str:
+        """Return the digest of all that was added."""
+        return self._digest.hexdigest()

@@ -1,28 +1,74 @@
-"""The part of an index that one shard makes, kept in one file until the index is whole."""
+"""Parts: what one shard adds to an index, in a file of its own.
+
+A part is written and read block by block, so that neither needs memory for all records of a shard.
+Each block is a line of JSON that names its arrays, and then their bytes. After the blocks come the
+facts of the shard as JSON, the length of the facts in eight bytes, and a SHA-256 of all before.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from dataclasses import dataclass, field, replace
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from zipfile import BadZipFile
+from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
 from twinfeed.loaders._checks import Array
-from twinfeed.loaders.atomic import replace_file, room_for
-from twinfeed.loaders.index._numbering import Labels
+from twinfeed.loaders.atomic import beside, room_for
+from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.index._store import CHUNK, Hashed
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 
-_DIGEST = 32
+_LINE = 1 << 17
+_TRAILER = 8 + hashlib.sha256().digest_size
+
+
+class Block(NamedTuple):
+    """Hold some records of a shard: how many, and by name the arrays `rows-N` and `values-N` of
+    field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, `labels` and `unlabelled`.
+    """
+
+    records: int
+    arrays: dict[str, Array]
+
+    def only(self, places: list[int], /) -> Block:
+        """Return the block with some of its records, without their labels."""
+        arrays = {
+            name: array[places] if name.startswith(("rows-", "values-")) else array
+            for name, array in self.arrays.items()
+        }
+        if "keys-ends" in arrays:
+            keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
+            arrays |= StringColumn.of(keys[place] for place in places).arrays("keys")
+        return Block(len(places), arrays)
+
+
+class FieldFacts(NamedTuple):
+    """Say of a field of a shard: its kind; the largest offset and length; and how many numbers each
+    record has, 0 unless all have the same few.
+    """
+
+    kind: str
+    offset: int = 0
+    length: int = 0
+    width: int = 0
 
 
 @dataclass
 class ShardPart:
-    """Hold what one shard adds to an index."""
+    """Hold the facts of one shard; the arrays stay in the file.
+
+    `integers` tells that labels are integers. Otherwise they are numbers of `names`.
+    """
 
     plan: str
     options: IndexOptions
@@ -30,100 +76,137 @@ class ShardPart:
     bytes: int
     records: int = 0
     headers: int = 0
+    sha256: str = ""
     excluded: int = 0
     broken: bool = False
     lacking: int = 0
-    kinds: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, Array] = field(default_factory=dict)
-    keys: StringColumn | None = None
-    labels: Labels | None = None
-    files: list[str] = field(default_factory=list)
-
-    def only(self, places: Array) -> ShardPart:
-        """Return the part with these of its records; the others count as lacking something."""
-        keys = self.keys
-        return replace(
-            self,
-            records=len(places),
-            lacking=self.lacking + self.records - len(places),
-            tables={name: table[places] for name, table in self.tables.items()},
-            values={name: array[places] for name, array in self.values.items()},
-            keys=keys and StringColumn.of(keys[place] for place in places.tolist()),
-        )
-
-    def save(self, file: Path) -> None:
-        """Write the part to `file`, whole or not at all: a digest, then the .npz that it is of."""
-        facts = {
-            name: getattr(self, name)
-            for name in (
-                "plan",
-                "path",
-                "bytes",
-                "records",
-                "headers",
-                "excluded",
-                "broken",
-                "lacking",
-                "kinds",
-                "files",
-            )
-        }
-        facts["options"] = self.options.facts()
-        arrays = {f"table-{n}": self.tables[name] for n, name in enumerate(self.kinds)}
-        arrays |= {
-            f"values-{n}": self.values[name]
-            for n, name in enumerate(self.kinds)
-            if name in self.values
-        }
-        if self.keys is not None:
-            arrays |= self.keys.arrays("keys")
-        if self.labels is not None:
-            facts["names"] = self.labels.names
-            arrays |= {"labels": self.labels.numbers, "unlabelled": self.labels.without}
-        buffer = io.BytesIO()
-        text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        np.savez(buffer, facts=text, **arrays)  # type: ignore[arg-type]
-        data = buffer.getvalue()
-        with room_for(file.parent, _DIGEST + len(data)):
-            digest = hashlib.sha256(data).digest()
-            replace_file(file, digest + data, durable=False)  # a damaged part is built anew
+    keys: int = 0
+    key_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    integers: bool = False
+    names: list[str | None] = field(default_factory=list)
+    fields: dict[str, FieldFacts] = field(default_factory=dict)
+    file: Path = Path()
 
     @classmethod
-    def load(cls, file: Path) -> ShardPart | None:
-        """Read a part back; None if there is none, or it was cut short or damaged."""
+    def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
+        """Return a part; None if there is none, or if it was cut short or damaged."""
         try:
-            data = file.read_bytes()
+            with file.open("rb") as data:
+                if check and not _is_whole(data):
+                    return None
+                facts = json.loads(_facts(data))
+            options = IndexOptions(**facts.pop("options"))
+            fields = {name: FieldFacts(*found) for name, found in facts.pop("fields").items()}
+            return cls(**facts, options=options, fields=fields, file=file)
         except FileNotFoundError:
             return None
-        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        except (AttributeError, OSError, RecursionError, TypeError, ValueError):
             return None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the arrays of the records, block by block."""
         try:
-            arrays = _unpacked(data[_DIGEST:])
-            return cls._of(arrays)
-        except (AttributeError, BadZipFile, EOFError, KeyError, TypeError, ValueError):
-            return None
-
-    @classmethod
-    def _of(cls, arrays: dict[str, Array]) -> ShardPart:
-        """Return the part that was saved as these arrays."""
-        facts = json.loads(arrays.pop("facts").tobytes())
-        names = facts.pop("names", None)
-        part = cls(**facts | {"options": IndexOptions(**facts["options"])})
-        for n, name in enumerate(part.kinds):
-            part.tables[name] = arrays[f"table-{n}"]
-            if f"values-{n}" in arrays:
-                part.values[name] = arrays[f"values-{n}"]
-        if "keys-ends" in arrays:
-            part.keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
-        if "labels" in arrays:
-            part.labels = Labels(arrays["labels"], names, arrays["unlabelled"])
-        return part
+            with self.file.open("rb") as data:
+                end = os.fstat(data.fileno()).st_size - _TRAILER - len(_facts(data))
+                data.seek(0)
+                while data.tell() < end:
+                    yield _block(data, end)
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise damaged_part(self.file) from error
 
 
-def _unpacked(data: bytes) -> dict[str, Array]:
-    """Return the arrays of an .npz, which must not be compressed: a few bytes could be many."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        if any(entry.compress_type for entry in archive.zip.infolist()):
-            raise ValueError("a part is not compressed")
-        return dict(archive)
+def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
+    """Return a part that has to be there."""
+    part = ShardPart.load(file, check=check)
+    if part is None:
+        raise damaged_part(file)
+    return part
+
+
+def damaged_part(file: Path, /) -> IndexFormatError:
+    """Return the error of a part that has to be there."""
+    return IndexFormatError(
+        "a part is missing or damaged", path=file, advice="build it again with build_parts"
+    )
+
+
+class PartFile:
+    """Write a part, whole or not at all."""
+
+    def __init__(self, file: Path, /) -> None:
+        self._file = file
+        self._temporary = beside(file)
+
+    def __enter__(self) -> PartFile:
+        with self._room():
+            self._out = Hashed(self._temporary)
+        return self
+
+    def _room(self) -> AbstractContextManager[None]:
+        """Name the folder when the disk is full."""
+        return room_for(self._file.parent, None, work=self._file.parent)
+
+    def write(self, records: int, arrays: Mapping[str, Array], /) -> None:
+        """Add the arrays of some records."""
+        entries = [(n, np.lib.format.dtype_to_descr(a.dtype), a.shape) for n, a in arrays.items()]
+        line = json.dumps({"records": records, "arrays": entries})
+        with self._room():
+            self._out.write(line.encode() + b"\n")
+            for array in arrays.values():
+                self._out.write_array(array)
+
+    def finish(self, part: ShardPart, /) -> None:
+        """Add the facts, and give the file its name."""
+        facts = vars(part) | {"options": part.options.facts()}
+        del facts["file"]
+        text = json.dumps(facts).encode()
+        with self._room():
+            self._out.write(text + len(text).to_bytes(8, "little"))
+            self._out.write(self._out.digest.digest())
+            self._out.close()
+        os.replace(self._temporary, self._file)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # the disk that is full was told of already
+            self._out.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _is_whole(data: io.BufferedReader) -> bool:
+    """Compare the bytes of a part with their digest."""
+    digest = hashlib.sha256()
+    left = os.fstat(data.fileno()).st_size - digest.digest_size
+    while left > 0:
+        chunk = data.read(min(CHUNK, left))
+        digest.update(chunk)
+        left -= len(chunk)
+    return data.read() == digest.digest()
+
+
+def _facts(data: io.BufferedReader) -> bytes:
+    """Return the facts of a part as they were written."""
+    end = os.fstat(data.fileno()).st_size - _TRAILER
+    data.seek(end)
+    length = int.from_bytes(data.read(8), "little")
+    data.seek(end - length)
+    return data.read(length)
+
+
+def _block(data: io.BufferedReader, end: int) -> Block:
+    """Return the block that begins here."""
+    line = json.loads(data.readline(_LINE))
+    arrays = {}
+    for name, descr, shape in line["arrays"]:
+        dtype = np.lib.format.descr_to_dtype(descr)
+        size = dtype.itemsize * math.prod(shape)
+        if not 0 <= size <= end - data.tell():
+            raise ValueError("a block is longer than its part")
+        arrays[name] = np.frombuffer(data.read(size), dtype).reshape(shape)
+    return Block(line["records"], arrays)

@@ -10,59 +10,181 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders._checks import Array
-from twinfeed.loaders.atomic import beside, locked, replace_file, room_for, sync, writable
+from twinfeed.loaders.atomic import beside, locked, replace_file, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.limits import LIMITS
 
 VERSION = 2
 _FOLDER = re.compile(r"columns-[0-9a-f]{16}")
+_WRITTEN = re.compile(r"\.?columns-[0-9a-f]{16}")
 _HIDDEN = re.compile(r"\..*", re.DOTALL)
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 CHUNK = 1 << 24
+_BUFFER = 1 << 17
+DAY = 86400.0
+"""So many seconds a build waits for another of the same index."""
 _ELSEWHERE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
 )
 
 
-def write_store(
-    path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
-    """Write `arrays`, `facts` and `options` under `path`, and switch to them.
+class Hashed:
+    """Write a new file, and take the SHA-256 of its bytes as they pass."""
 
-    The manifest's `fingerprint` is taken over the facts and the arrays' bytes; `options` only say
-    how the index was made.
+    def __init__(self, file: Path, /) -> None:
+        self._out = file.open("xb", buffering=_BUFFER)
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Write bytes."""
+        self._out.write(data)
+        self.digest.update(data)
+        self.bytes += memoryview(data).nbytes
+
+    def write_array(self, array: Array, /) -> None:
+        """Write the bytes of an array."""
+        self.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def close(self, *, durable: bool = False) -> None:
+        """Write what is left, to the disk if `durable`; twice is harmless."""
+        if durable:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+        self._out.close()
+
+
+class ArrayFile:
+    """Write one array of a store piece by piece; numpy's own writing hides a full disk."""
+
+    def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
+        self.file = file
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self._entry = {"dtype": np.lib.format.dtype_to_descr(self.dtype), "shape": list(shape)}
+        head = io.BytesIO()
+        described = {"descr": self._entry["dtype"], "fortran_order": False, "shape": tuple(shape)}
+        np.lib.format.write_array_header_1_0(head, described)
+        self.bytes = len(head.getvalue()) + self.dtype.itemsize * math.prod(shape)
+        self._out = Hashed(file)
+        self._out.write(head.getvalue())
+
+    def write(self, piece: Array, /) -> None:
+        """Add the next rows, as the type of the array."""
+        self._out.write_array(piece.astype(self.dtype, copy=False))
+
+    def close(self, *, durable: bool) -> dict[str, Any]:
+        """Return the array's entry in the manifest; the array must be as long as it was said."""
+        self._out.close(durable=durable)
+        if self._out.bytes != self.bytes:
+            raise IndexFormatError(
+                "a part is missing or damaged: its shard has other records than it tells",
+                path=self.file,
+                expected=f"{self.bytes} bytes",
+                found=f"{self._out.bytes} bytes",
+                advice="build the parts again with build_parts",
+            )
+        return self._entry | {"bytes": self.bytes, "sha256": self._out.digest.hexdigest()}
+
+    def abandon(self) -> None:
+        """Close the file of an array that is not finished."""
+        with suppress(OSError):
+            self._out.close()
+
+
+class Store:
+    """Write the arrays of an index in a folder that nobody sees yet, and then switch to them."""
+
+    def __init__(self, path: Path, folder: Path, /) -> None:
+        self._path = path
+        self._open: dict[str, ArrayFile] = {}
+        self._entries: dict[str, Any] = {}
+        self.folder = folder
+
+    def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
+        """Begin an array, which `finished` or `finish` ends."""
+        self._open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
+        return self._open[name]
+
+    def add(self, arrays: Mapping[str, Array], /) -> None:
+        """Write arrays that are whole."""
+        for name, array in arrays.items():
+            self.new(name, array.dtype, array.shape).write(array)
+
+    def finished(self, name: str, /) -> Array:
+        """End an array, and return it mapped."""
+        file = self._open.pop(name)
+        self._entries[name] = file.close(durable=True)
+        return _mapped(file.file)
+
+    def taken(self, name: str, /) -> Array:
+        """End an array that does not stay, and return it mapped."""
+        file = self._open.pop(name)
+        file.close(durable=False)
+        array = _mapped(file.file)
+        file.file.unlink()
+        return array
+
+    def needed(self) -> int:
+        """Return how many bytes the arrays have that were begun."""
+        return sum(file.bytes for file in self._open.values())
+
+    def finish(self, facts: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
+        """Switch the index to the arrays, `facts` and `options`.
+
+        The manifest's `fingerprint` is taken over the facts and the arrays' bytes; `options` only
+        say how the index was made.
+        """
+        for name in list(self._open):
+            self._entries[name] = self._open.pop(name).close(durable=True)
+        manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": self._entries}
+        manifest |= {"fingerprint": digest_of(manifest), "options": dict(options)}
+        manifest["folder"] = f"columns-{digest_of(self._entries)[:16]}"
+        _move_folder(self.folder, self._path / manifest["folder"])
+        _switch(self._path, manifest | {"checksum": digest_of(manifest)})
+        for old in self._path.iterdir():
+            if old.name != manifest["folder"] and _is_columns(old):
+                shutil.rmtree(old)
+
+    def abandon(self) -> None:
+        """Remove what was written and is not the index now."""
+        for file in self._open.values():
+            file.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def new_store(path: Path) -> Iterator[Store]:
+    """Give a store for the index at `path`, to one process at a time; what is not finished is
+    removed.
     """
-    make_folder(own_folder(path))
-    with room_for(path, sum(array.nbytes for array in arrays.values())):
+    own_folder(path)
+    with locked(path, make=make_folder, wait=DAY):
         temporary = beside(path / "columns")
         temporary.mkdir()
+        store = Store(path, temporary)
         try:
-            table = {name: _save(temporary, name, arrays[name]) for name in sorted(arrays)}
-            manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": table}
-            manifest |= {"fingerprint": digest_of(manifest), "options": dict(options)}
-            manifest["folder"] = f"columns-{digest_of(table)[:16]}"
-            with locked(path):
-                _move_folder(temporary, path / manifest["folder"])
-                _switch(path, manifest | {"checksum": digest_of(manifest)})
-                for old in path.iterdir():
-                    if old.name != manifest["folder"] and _is_columns(old):
-                        shutil.rmtree(old)
+            yield store
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            store.abandon()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -165,7 +287,9 @@ def _other_files(path: Path) -> str:
         return ""
     held = sorted(each.name for each in path.iterdir()) if path.exists() else []
     others = [name for name in held if not _may_stay(path / name)]
-    return f"it holds other files ({', '.join(others[:5])})" if others else ""
+    if not others or is_index(path):  # another process may have finished it meanwhile
+        return ""
+    return f"it holds other files ({', '.join(others[:5])})"
 
 
 def _may_stay(path: Path) -> bool:
@@ -178,8 +302,10 @@ def _may_stay(path: Path) -> bool:
 
 
 def _is_columns(path: Path) -> bool:
-    """Tell a folder of arrays that this library wrote, by its name and by the names within."""
-    if not _FOLDER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+    """Tell a folder of arrays that this library wrote, or was writing when the process was killed,
+    by its name and by the names within.
+    """
+    if not _WRITTEN.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     names = [each.name for each in path.iterdir()]
     return all(name.endswith(".npy") and ARRAY_NAME.fullmatch(name[:-4]) for name in names)
@@ -200,24 +326,9 @@ def digest_of(data: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _save(folder: Path, name: str, array: Array) -> dict[str, Any]:
-    """Write one array and return its entry in the manifest."""
-    if not ARRAY_NAME.fullmatch(name):
-        raise ValueError(f"array name {name!r} must match {ARRAY_NAME.pattern}")
-    array = np.ascontiguousarray(array)
-    file = folder / f"{name}.npy"
-    with file.open("wb") as out:
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(out, header)
-        out.write(array.reshape(-1).view(np.uint8).data)  # numpy's own writing hides a full disk
-        out.flush()
-        os.fsync(out.fileno())
-    return {
-        "dtype": np.lib.format.dtype_to_descr(array.dtype),
-        "shape": list(array.shape),
-        "bytes": file.stat().st_size,
-        "sha256": file_digest(file),
-    }
+def _mapped(file: Path) -> Array:
+    """Map an array that was written."""
+    return np.asarray(np.lib.format.open_memmap(file, mode="r"))
 
 
 def file_digest(file: Path) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.index._rows import unsigned
+
 
 class StringColumn:
-    """Hold strings as `text` (uint8) and `ends` (int64[n]), so that they can be memory-mapped.
+    """Hold strings as `text` (uint8) and `ends` (int64[n], or uint32[n] where that is enough), so
+    that they can be memory-mapped.
 
     >>> column = StringColumn.of(["cat", "", "dog"])
     >>> column[0], column[1], column[2], len(column)
     ('cat', '', 'dog', 3)
     """
 
-    def __init__(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], /) -> None:
+    def __init__(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[Any], /) -> None:
         self.text = text
         self.ends = ends
 
@@ -26,19 +29,8 @@ class StringColumn:
         """Pack `strings`; a name that is not UTF-8 is kept byte for byte (surrogateescape)."""
         data = [string.encode("utf-8", "surrogateescape") for string in strings]
         ends = np.cumsum([len(item) for item in data], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(data), np.uint8), ends)
-
-    @classmethod
-    def join(cls, columns: Sequence[StringColumn], /) -> StringColumn:
-        """Return one column of the strings of all `columns`, in order."""
-        starts = np.cumsum([0] + [len(column.text) for column in columns])
-        ends = [
-            column.ends + start for column, start in zip(columns, starts.tolist(), strict=False)
-        ]
-        return cls(
-            np.concatenate([np.zeros(0, np.uint8), *(column.text for column in columns)]),
-            np.concatenate([np.zeros(0, np.int64), *ends]),
-        )
+        text = np.frombuffer(b"".join(data), np.uint8)
+        return cls(text, ends.astype(unsigned(len(text))))
 
     def __len__(self) -> int:
         return len(self.ends)

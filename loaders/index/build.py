@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 
 from twinfeed.loaders.atomic import locked
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.index._collect import work
+from twinfeed.loaders.index._collect import build_part
 from twinfeed.loaders.index._exclude import Exclude, without
-from twinfeed.loaders.index._merge import mixed_fields, write_index
+from twinfeed.loaders.index._merge import Survey, write_index
 from twinfeed.loaders.index._numbering import check_classes
-from twinfeed.loaders.index._parts import ShardPart
+from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._plan import Fields, Plan
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_job, find_source
-from twinfeed.loaders.index._store import is_part, make_folder, own_folder
+from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
 from twinfeed.loaders.progress import bar
 
-_DAY = 86400.0
-"""So many seconds a build waits for another of the same index."""
+KEEP_FROM = 1 << 20
+"""A build that fails keeps the parts of shards of at least so many bytes, to go on from them."""
 
 
 def build_index(
@@ -42,7 +44,6 @@ def build_index(
     reading: Reading = DEFAULT,
     exclude: Exclude = (),
     root: PathLike | None = None,
-    complete: bool = True,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Index:
@@ -68,7 +69,6 @@ def build_index(
     - `exclude`: the bad records to leave out: the list that `verify` writes, with the rest of a
       shard that breaks off, or (shard, number) pairs.
     - `root`: the folder that holds all shards, by default the folder that holds the index.
-    - `complete`: whether a numbered set (`-00003-of-00010`) must have every number.
     - `executor`: any executor of concurrent.futures' kind; the parts are built side by side.
     - `progress`: whether to show a progress bar.
 
@@ -88,21 +88,20 @@ def build_index(
     """
     path = own_folder(to_write(path))
     check_classes(classes)
-    source = find_source(shards, path, container=reading.container, root=root, complete=complete)
+    source = find_source(
+        shards, path, container=reading.container, root=root, complete=reading.complete
+    )
     plan = Plan.of(source, label, fields, reading)
     jobs = without(source, exclude)
+    table = label if isinstance(label, FromTable) else None
     folder = path / "parts"
     with _alone(folder):
-        parts = _parts(plan, jobs, folder, executor, progress)
-        mixed = mixed_fields(parts)
+        survey = _survey(_parts(plan, jobs, folder, executor, progress), table)
+        mixed = survey.mixed()
         if mixed:  # some shards have one value a record, others several: read all as lists
-            parts = _parts(plan.with_lists(mixed), jobs, folder, executor, progress)
-        _check_counts(jobs, parts)
-        table = label if isinstance(label, FromTable) else None
-        write_index(path, parts, table=table, classes=classes)
-        for file in folder.iterdir():
-            if is_part(file):  # to unlink the lock would let another process in
-                file.unlink()
+            plan = plan.with_lists(mixed)
+            survey = _survey(_parts(plan, jobs, folder, executor, progress), table)
+        write_index(path, survey, classes=classes)
     return open_index(path, root=source.root)
 
 
@@ -144,13 +143,7 @@ def build_parts(
     )
     plan = Plan.of(source, label, fields, reading)
     jobs = without(source, exclude)
-    built = _parts(plan, jobs, where, executor, progress)
-    _check_counts(jobs, built)
-    files = [_part_file(plan, job, where) for job in jobs]
-    for part, file in zip(built, files, strict=True):
-        if not file.exists():
-            part.save(file)
-    return files
+    return _parts(plan, jobs, where, executor, progress)
 
 
 def merge_parts(
@@ -181,41 +174,51 @@ def merge_parts(
         raise TypeError(f"label must be a FromTable, got {label!r}: build_parts takes the others")
     if isinstance(parts, (str, os.PathLike)):
         raise TypeError(f"parts must be a list of files, got {os.fspath(parts)!r}")
-    files = [Path(part) for part in parts]
-    if not files:
+    found, plans = [], set()
+    for file in map(Path, parts):
+        part = load_part(file)
+        found.append((part.path, file))
+        plans.add(part.plan)
+    if not found:
         raise ValueError("no parts to merge")
-    loaded = sorted((_load(file) for file in files), key=lambda part: part.path)
-    plans = {part.plan for part in loaded}
-    names = [part.path for part in loaded]
     if len(plans) > 1:
         raise IndexFormatError(
             f"parts were built with {len(plans)} different sets of arguments",
-            path=files[0].parent,
+            path=found[0][1].parent,
             advice="build all parts with the same arguments",
         )
-    if len(set(names)) < len(names):
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    counts = Counter(name for name, _ in found)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
         raise ValueError(f"{len(twice)} shards have two parts, first: {', '.join(twice[:5])}")
-    mixed = mixed_fields(loaded)
+    survey = _survey([file for _, file in sorted(found)], label)
+    mixed = survey.mixed()
     if mixed:
         raise ValueError(
-            f"the features {sorted(mixed)} have one value a record in some shards and several in "
-            f"others: build all parts with lists={sorted(mixed)}"
+            f"the features {mixed} have one value a record in some shards and several in "
+            f"others: build all parts with lists={mixed}"
         )
     if root is not None and is_url(os.fspath(root)):
-        loaded[0] = replace(loaded[0], options=replace(loaded[0].options, root=os.fspath(root)))
-    write_index(path, loaded, table=label, classes=classes)
+        survey.options = replace(survey.options, root=os.fspath(root))
+    write_index(path, survey, classes=classes)
     return open_index(path, root=root)
 
 
-def _check_counts(jobs: Sequence[Job], parts: Sequence[ShardPart]) -> None:
+def _survey(files: Sequence[Path], table: FromTable | None) -> Survey:
+    """Sum up parts that were checked."""
+    survey = Survey(load_part(files[0], check=False).options, table)
+    for file in files:
+        survey.add(load_part(file, check=False))
+    return survey
+
+
+def _check_counts(job: Job, part: ShardPart) -> None:
     """Refuse to exclude a record that is not there."""
-    for job, part in zip(jobs, parts, strict=True):
-        if part.excluded < len(job.exclude):
-            raise ValueError(
-                f"exclude= names {len(job.exclude)} records of {job.shard}, "
-                f"of which {part.excluded} are there"
-            )
+    if part.excluded < len(job.exclude):
+        raise ValueError(
+            f"exclude= names {len(job.exclude)} records of {job.shard}, "
+            f"of which {part.excluded} are there"
+        )
 
 
 @contextmanager
@@ -225,13 +228,26 @@ def _alone(folder: Path) -> Iterator[None]:
     """
     there = folder.parent.exists()
     try:
-        with locked(folder, make=make_folder, wait=_DAY):
-            yield
+        with locked(folder, make=make_folder, wait=DAY):
+            least: float = KEEP_FROM
+            try:
+                yield
+                least = math.inf
+            finally:
+                for file in folder.iterdir():
+                    if is_part(file) and _bytes_scanned(file) < least:
+                        file.unlink()
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
             folder.rmdir()
             if not there:
                 folder.parent.rmdir()
+
+
+def _bytes_scanned(file: Path) -> int:
+    """Return how many bytes were scanned for a part, at least; -1 for what is none."""
+    part = ShardPart.load(file, check=False)
+    return -1 if part is None else max(part.bytes, part.files << 10)
 
 
 def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
@@ -244,7 +260,7 @@ def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
 
 def _parts(
     plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
-) -> list[ShardPart]:
+) -> list[Path]:
     """Return the part of every job: those that lie there already, the others built. Nothing tells
     that a function gives the labels that it gave before: its parts are built anew.
     """
@@ -252,35 +268,25 @@ def _parts(
     if callable(plan.label):
         for file in files:
             file.unlink(missing_ok=True)
-    loaded = {file: ShardPart.load(file) for file in files}
-    todo = [(job, file) for job, file in zip(jobs, files, strict=True) if loaded[file] is None]
-    if executor is None:
-        for job, file in bar(todo, "indexing", "shard", progress):
-            loaded[file] = work(plan, job, str(file))
-    else:
-        loaded |= _run(executor, plan, todo, progress)
-    return [loaded[file] or _load(file) for file in files]
+    todo = [
+        (plan, job, str(file))
+        for job, file in zip(jobs, files, strict=True)
+        if ShardPart.load(file) is None
+    ]
+    done = starmap(build_part, todo) if executor is None else _run(executor, todo)
+    for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
+        pass
+    for job, file in zip(jobs, files, strict=True):
+        _check_counts(job, load_part(file))
+    return files
 
 
-def _run(
-    executor: Executor, plan: Plan, todo: Sequence[tuple[Job, Path]], progress: bool
-) -> dict[Path, ShardPart | None]:
+def _run(executor: Executor, todo: Sequence[tuple[Plan, Job, str]]) -> Iterator[None]:
     """Do the jobs on `executor`; the first error ends it."""
-    futures = {executor.submit(work, plan, job, str(file)): file for job, file in todo}
+    futures = [executor.submit(build_part, *one) for one in todo]
     try:
-        for future in bar(as_completed(futures), "indexing", "shard", progress, total=len(todo)):
-            future.result()
-        return {file: future.result() for future, file in futures.items()}
+        for future in as_completed(futures):
+            yield future.result()
     finally:
         for future in futures:
             future.cancel()
-
-
-def _load(file: Path) -> ShardPart:
-    """Read a part that has to be there."""
-    part = ShardPart.load(file)
-    if part is None:
-        raise IndexFormatError(
-            "a part is missing or damaged", path=file, advice="build it again with build_parts"
-        )
-    return part

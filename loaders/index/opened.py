@@ -9,7 +9,7 @@ start in which file, how many they are, and their CRC-32C.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,19 +22,14 @@ from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, Stal
 from twinfeed.loaders.formats._features import WIRES
 from twinfeed.loaders.index._arrays import Arrays, Columns
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
+from twinfeed.loaders.index._rows import ROW, row_types
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.samplers import ClassOrder
 
-ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
-"""One record's entry in the table of a field; a `length` of -1 says that the record lacks the
-field.
-"""
-
-SHARD = np.dtype([("bytes", "<i8"), ("stop", "<i8"), ("headers", "<u4"), ("unused", "<u4")])
-"""One shard: its size, the id after its last record, and the checksum of its record headers."""
-
+SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
+"""One shard: its size, and the checksum of its record headers."""
 
 _LOOKED_AT = 1000
 
@@ -93,19 +88,40 @@ class Index:
         )
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
+        self._check_types()
         self._records = int(manifest["records"])
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
-        self._words = {
-            name: table.view(np.int64).reshape(-1, 3) for name, table in self._tables.items()
+        self._words = {  # numpy is slow to take rows of mixed types
+            name: table.view(np.uint32).reshape(len(table), -1)
+            for name, table in self._tables.items()
         }
         self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
         self._check_lengths()
 
+    def _check_types(self) -> None:
+        """Raise IndexFormatError for an array that is not there, or is of another type."""
+        arrays, strings = self._arrays, ["shardpaths"]
+        strings += [name for name in ("keys", "files") if f"{name}-ends" in arrays]
+        types: dict[str, set[Any]] = {"shards": {SHARD}, "shardstops": {"<i8"}}
+        for name in strings:
+            types |= {f"{name}-text": {"u1"}, f"{name}-ends": {"<u4", "<i8"}}
+        rows = row_types(whole_files=self.container == "files")
+        if self.options.digest:
+            types["shardsums"] = {"u1"}
+        types |= {f"field-{n}": rows for n in range(len(self.fields))}
+        for name, allowed in types.items():
+            if name not in arrays or arrays[name].dtype not in {np.dtype(one) for one in allowed}:
+                raise IndexFormatError(
+                    f"damaged index: the array {name} is not there, or of another type",
+                    path=self.path,
+                    advice=REBUILD,
+                )
+
     def _check_lengths(self) -> None:
         """Raise IndexFormatError unless all arrays tell of as many records as the manifest."""
-        arrays, stops = self._arrays, self._arrays["shards"]["stop"]
+        arrays, stops = self._arrays, self._arrays["shardstops"]
         found = {"shards": int(stops[-1]) if len(stops) else 0}
         found |= {name: len(table) for name, table in self._tables.items()}
         columns = [f"column-{n}" for n in range(len(self.manifest["columns"]))]
@@ -117,19 +133,32 @@ class Index:
             last = arrays[f"{name}-ends"][-1:].tolist() if f"{name}-ends" in arrays else []
             if last and last[0] != len(arrays[f"{name}-text"]):
                 wrong[f"{name}-ends"] = last[0]
-        if wrong or len(stops) != len(arrays["shardpaths-ends"]):
+        sums = ["shardsums"] * self.options.digest
+        shards = {len(arrays[name]) for name in ("shards", "shardstops", "shardpaths-ends", *sums)}
+        if wrong or len(shards) > 1:
             raise IndexFormatError(
                 "damaged index: its arrays do not fit together",
                 path=self.path,
                 expected=f"{self._records} records in {len(stops)} shards",
-                found=wrong or f"{len(arrays['shardpaths-ends'])} paths of shards",
+                found=wrong or f"lists of {sorted(shards)} shards",
                 advice=REBUILD,
             )
 
     @property
     def shards(self) -> npt.NDArray[Any]:
-        """The table of shards: bytes, the id after the last record, the checksum of the headers."""
+        """The table of shards: the bytes of each, and the checksum of its record headers."""
         return self._arrays.check("shards")
+
+    @property
+    def shard_stops(self) -> Int64s:
+        """The id after the last record of each shard, int64[S]."""
+        return self._arrays.check("shardstops")
+
+    @property
+    def shard_sums(self) -> npt.NDArray[np.uint8]:
+        """The SHA-256 of each shard, uint8[S, 32]; no rows where the index was built without."""
+        held = "shardsums" in self._arrays
+        return self._arrays.check("shardsums") if held else np.zeros((0, 32), np.uint8)
 
     @property
     def shard_paths(self) -> StringColumn:
@@ -202,10 +231,12 @@ class Index:
     @property
     def shard_lengths(self) -> Int64s:
         """The number of records of each shard, int64[S]."""
-        return np.diff(self.shards["stop"], prepend=0)
+        return np.diff(self.shard_stops, prepend=0)
 
     def table(self, field: str, /) -> npt.NDArray[Any]:
-        """Return the table of a field: N rows of (offset, length, file, crc)."""
+        """Return the table of a field as it is stored: N rows of (offset, length, crc). Loose files
+        have the number of the file in place of the offset.
+        """
         try:
             return self._tables[field]
         except KeyError:
@@ -214,19 +245,25 @@ class Index:
                 f"and the columns {list(self.columns)}"
             ) from None
 
-    def rows(self, field: str, ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return the rows of the table of a field for `ids`; as words, since numpy is slow to take
-        rows of mixed types.
-        """
-        self.table(field)
-        return self._words[field][ids].view(ROW).reshape(-1)
+    def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
+        """Return where each field of each record lies, record by record, as `ROW`s."""
+        rows = np.zeros((len(ids), len(fields)), ROW)
+        if self.container != "files":
+            shard = np.searchsorted(self.shard_stops, ids, side="right")
+            rows["file"] = shard[:, np.newaxis]
+        for place, field in enumerate(fields):
+            table = self.table(field)
+            held = self._words[field][ids].view(table.dtype).reshape(-1)
+            for name in table.dtype.names or ():
+                rows[name][:, place] = held[name]
+        return rows.reshape(-1)
 
     def place(self, record: int, /) -> tuple[str, int]:
         """Return the shard's path, relative to the root, and the number of the record within it,
         bad ones not counted.
         """
-        shard = int(np.searchsorted(self.shards["stop"], record, side="right"))
-        start = self.shards["stop"][shard - 1] if shard else 0
+        shard = int(np.searchsorted(self.shard_stops, record, side="right"))
+        start = self.shard_stops[shard - 1] if shard else 0
         return self.shard_paths[shard], record - int(start)
 
     def keys(self, ids: Ids, /) -> list[str]:

@@ -37,6 +37,9 @@ class Reading:
       leaves the record out, and the index counts it; "empty" reads the field as b"" or no numbers.
     - `background`: the label of records that have none, or that a table lacks.
     - `max_record_bytes`: longer records are refused before they are read.
+    - `complete`: whether a numbered set (`-00003-of-00010`) must have every number.
+      `build_parts` and `verify` take sets with gaps too.
+    - `digest`: whether the index holds a SHA-256 of each shard, which `verify` compares.
 
     Raises TypeError and ValueError for values that mean nothing.
 
@@ -53,12 +56,16 @@ class Reading:
     missing: Missing = "error"
     background: Label | None = None
     max_record_bytes: int = LIMITS.record_bytes
+    complete: bool = True
+    digest: bool = False
 
     def __post_init__(self) -> None:
         if self.container is not None:
             choice("container", self.container, CONTAINERS)
         flag("example", self.example)
         flag("join", self.join)
+        flag("complete", self.complete)
+        flag("digest", self.digest)
         choice("missing", self.missing, get_args(Missing))
         count("max_record_bytes", self.max_record_bytes)
         object.__setattr__(self, "lists", tuple(sorted(set(names("lists", self.lists)))))
@@ -71,6 +78,8 @@ class Reading:
             )
         if self.join and self.container not in (None, "tar"):
             raise ValueError(f"join= is for tar, not {self.container}")
+        if self.digest and self.container == "files":
+            raise ValueError("digest= is for shards, not files")
 
 
 DEFAULT = Reading()

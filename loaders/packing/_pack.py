@@ -92,6 +92,8 @@ def pack(
     the member `cls`. A record of a tar has some field, and a key that no other record of its shard
     has. Bytes, such as an array's `tobytes()`, are kept as they are.
 
+    The index has a SHA-256 of each shard, which `verify` compares.
+
     Everything is written to a hidden folder in `out`, and put in place at the end by one switch for
     all splits. After a kill `out` has the old files, or the new ones, or is refused by everything
     but the next `pack`, which finishes the work. Files that no packer named are never deleted. An
@@ -302,7 +304,7 @@ def _index(
         label=label,
         classes=classes if written.named else None,
         fields=fields if container == "tar" else None,
-        reading=Reading(missing=missing, key=key),
+        reading=Reading(missing=missing, key=key, digest=True),
         progress=progress,
     )
     if len(index) != written.records:

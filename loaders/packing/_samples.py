@@ -149,7 +149,7 @@ class IndexSamples:
             for sample, key in zip(samples, self.index.keys(ids), strict=True):
                 sample["__key__"] = key
         for name in self.index.fields:
-            held = np.flatnonzero(self.index.rows(name, ids)["length"] != -1)
+            held = np.flatnonzero(self.index.rows([name], ids)["length"] != -1)
             values = reader.read(ids[held], [name])[name]
             for place, value in zip(held.tolist(), values, strict=True):
                 samples[place][name] = value

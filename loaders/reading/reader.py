@@ -121,9 +121,9 @@ class Reader(Closing):
         if self._pid != os.getpid():
             self._renew()
         names = self._names(fields)
-        rows = self._rows(
+        rows = self.index.rows(
+            [name for name in names if name not in self.index.columns],
             np.unique(check_ids(ids, len(self.index))),
-            [n for n in names if n not in self.index.columns],
         )
         self._fetcher.prefetch(rows[rows["length"] > 0])
 
@@ -138,11 +138,6 @@ class Reader(Closing):
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""
         return tuple(self.index.fields) if fields is None else names("fields", fields)
-
-    def _rows(self, ids: Int64s, names: Sequence[str]) -> npt.NDArray[Any]:
-        """Return the rows of all fields, record by record."""
-        tables = [self.index.rows(name, ids) for name in names]
-        return tables[0] if len(tables) == 1 else np.stack(tables, axis=1).reshape(-1)
 
     def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[list[Value]]:
         """Return the values of each field in the order of `ids`."""
@@ -163,7 +158,7 @@ class Reader(Closing):
 
     def _fetch(self, ids: Int64s, names: Sequence[str], neighbours: bool) -> list[bytes]:
         """Return the bytes of each field, record by record; b"" where it is missing."""
-        rows = self._rows(ids, names)
+        rows = self.index.rows(names, ids)
         where = None
         if any(self.index.fields[name].missing for name in names):
             where = self._held(rows, ids, names)

@@ -107,7 +107,7 @@ class ChooseFiles:
         if found is None or not names:
             return
         tables = [self.index.table(name)["offset"] for name in names]
-        stops = [0, *self.index.shards["stop"].tolist()]
+        stops = [0, *self.index.shard_stops.tolist()]
         for file in sorted(self._opened):
             start, stop = stops[file], stops[file + 1]
             for table in tables:
