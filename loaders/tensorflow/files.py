@@ -138,7 +138,7 @@ class ChooseFiles:
 def runs_of(server: Server, ids: Int64s) -> Runs:
     """Find the runs of a stream of sample ids."""
     records = server.feed.sampler.records(ids)
-    return find_runs(records[records >= 0], server.feed.index.shards["stop"])
+    return find_runs(records[records >= 0], server.feed.index.shard_stops)
 
 
 def readers_for(server: Server) -> int:
@@ -177,7 +177,7 @@ class Offsets:
 
     def of(self, records: Int64s, /) -> tuple[Int64s, Int64s]:
         """Return the file and the byte offset of each record."""
-        stops = self.index.shards["stop"]
+        stops = self.index.shard_stops
         file = np.searchsorted(stops, records, side="right")
         number = records - np.concatenate([[0], stops])[file]
         offsets = np.zeros(len(records), np.int64)
