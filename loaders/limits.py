@@ -20,6 +20,7 @@ class Limits:
     - `header_bytes`: bytes of all extended headers before one member of a tar.
     - `manifest_bytes`: bytes of the manifest of an index.
     - `pixels`: pixels of one image. `DecodeImage(max_pixels=…)` sets another limit.
+    - `download_bytes`: bytes of a shard of a store, which is copied here to be indexed or verified.
 
     >>> LIMITS.fields
     256
@@ -33,6 +34,7 @@ class Limits:
     header_bytes: int = 1 << 20
     manifest_bytes: int = 1 << 28
     pixels: int = 1 << 27
+    download_bytes: int = 1 << 38
 
 
 LIMITS = Limits()

@@ -34,10 +34,11 @@ from twinfeed.loaders.errors import (
     UnsafeContentError,
 )
 from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.index import Index, _arrays, open_index
+from twinfeed.loaders.index import Index, _arrays, _sources, open_index
 from twinfeed.loaders.index._paths import remembered_root
 from twinfeed.loaders.index._sources import find_source
 from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.limits import Limits
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading import _fetch
 from twinfeed.loaders.reading.reader import Reader
@@ -457,10 +458,12 @@ class Server(http.server.BaseHTTPRequestHandler):
     data = b""
     asked: ClassVar[list[str]] = []
     sent = 0
+    tells_length = True
 
     def do_HEAD(self) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", str(len(self.data)))
+        if self.tells_length:
+            self.send_header("Content-Length", str(len(self.data)))
         self.end_headers()
 
     def do_GET(self) -> None:
@@ -504,6 +507,21 @@ def test_the_kind_of_a_remote_shard_is_told_by_its_first_bytes_alone(
     Server.data, Server.sent = tars(tmp_path, shards=1)[0].read_bytes() + bytes(1 << 26), 0
     source = find_source(f"{server}/shard", tmp_path / "x.index", container=None, root=None)
     assert source.container == "tar"
+    assert Server.sent < 1 << 25
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, tells_length: bool
+) -> None:
+    """A server that tells no length sends what lies in the buffers on the way, and no more."""
+    monkeypatch.setattr(_sources, "LIMITS", Limits(download_bytes=1 << 20))
+    monkeypatch.setattr(Server, "tells_length", tells_length)
+    Server.data, Server.sent = tars(tmp_path, shards=1)[0].read_bytes() + bytes(1 << 26), 0
+    with pytest.raises(LoaderError, match="a shard of too many bytes") as caught:
+        build_index(f"{server}/d.tar", tmp_path / "x.index")
+    assert caught.value.expected == "at most 1048576 bytes"
+    assert str(caught.value.found).endswith("bytes" if tells_length else "bytes so far")
     assert Server.sent < 1 << 25
 
 

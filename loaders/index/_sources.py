@@ -22,6 +22,7 @@ from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to, remote
 from twinfeed.loaders.index._shards import expand
+from twinfeed.loaders.limits import LIMITS
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -100,14 +101,28 @@ def find_source(
 def local(path: str) -> Iterator[str]:
     """Give a local file with the bytes of `path`: itself, or a temporary copy of what a URL leads
     to.
+
+    Raises LoaderError for more than `LIMITS.download_bytes`.
     """
     if not is_url(path):
         yield path
         return
+    from fsspec.callbacks import Callback
+
+    def check(size: int | None, got: int, **_: Any) -> None:
+        if max(size or 0, got) > LIMITS.download_bytes:
+            raise LoaderError(
+                "a shard of too many bytes",
+                path=path,
+                expected=f"at most {LIMITS.download_bytes} bytes",
+                found=f"{size or got} bytes" + ("" if size else " so far"),
+                advice="copy the shard here if it is meant to be this long, and index the copy",
+            )
+
     with TemporaryDirectory(prefix="twinfeed-") as temporary:
         copy = os.path.join(temporary, posixpath.basename(path))
         with remote(path) as (system, place):
-            system.get_file(place, copy)
+            system.get_file(place, copy, callback=Callback(hooks={"limit": check}))
         yield copy
 
 
