@@ -83,8 +83,8 @@ def run_index(options: argparse.Namespace) -> int:
                 background=options.background,
                 key=options.key,
                 missing=options.missing,
-                lists=options.list or (),
                 digest=options.digest,
+                lists=options.list,
             ),
             exclude=options.exclude or (),
             root=options.root,
@@ -205,7 +205,7 @@ def run_cat(options: argparse.Namespace) -> int:
     """Run `cat`."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
-        for record in _records(index, options.records, options.key or ()):
+        for record in _records(index, options.records, options.key):
             if options.field is not None:
                 (value,) = reader.read([record], [options.field])[options.field]
                 sys.stdout.buffer.write(
