@@ -8,6 +8,7 @@ derived, never offset: seed 1 epoch 2 has nothing in common with seed 2 epoch 1.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,3 +78,12 @@ def ranges(lows: Int64, highs: Int64) -> Int64:
     owner, place = spread(highs - lows)
     made: Int64 = lows[owner] + place
     return made
+
+
+def distinct_pairs(first: NDArray[Any], second: NDArray[Any]) -> tuple[Int64, Int64]:
+    """Return where each distinct pair comes first when sorted, and the number of each row's pair."""
+    order = np.lexsort((second, first))
+    change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.append(0, np.cumsum(change))
+    return order[np.append(True, change)], number

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers._bits import Int64, UInt64, words
+from twinfeed.samplers._bits import Int64, UInt64, distinct_pairs, words
 
 Table = NDArray[np.uint16]
 
@@ -66,11 +66,7 @@ def _table_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
     """Make each distinct table once and look the positions up."""
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    order = np.lexsort((n, keys))
-    change = (np.diff(keys[order]) != 0) | (np.diff(n[order]) != 0)
-    first = order[np.append(True, change)]
-    row = np.empty(len(n), np.int64)
-    row[order] = np.append(0, np.cumsum(change))
+    first, row = distinct_pairs(keys, n)
     widths = table_widths(n[first])
     base = np.cumsum(widths) - widths
     tables = np.empty(int(widths.sum()), np.uint16)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._bits import Int64, distinct_pairs
 from twinfeed.samplers.orders import Order
 
 _PIECE = 64  # consecutive samples of one order
@@ -31,11 +31,7 @@ class Pieces:
         if not len(order):
             return order
         piece, place = np.divmod(count, _PIECE)
-        sorting = np.lexsort((piece, order))
-        change = (np.diff(order[sorting]) != 0) | (np.diff(piece[sorting]) != 0)
-        first = sorting[np.append(True, change)]
-        row = np.empty(len(order), np.int64)
-        row[sorting] = np.append(0, np.cumsum(change))
+        first, row = distinct_pairs(order, piece)
         wanted = zip(order[first].tolist(), piece[first].tolist(), strict=True)
         return np.stack([self._piece(*pair) for pair in wanted])[row, place]
 

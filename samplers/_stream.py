@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
@@ -15,6 +15,7 @@ from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
 from twinfeed.samplers._cursor import Cursor
 from twinfeed.samplers._explain import drawing
 from twinfeed.samplers._passes import Passes
+from twinfeed.samplers._space import SampleSpace
 from twinfeed.samplers._state import STATE_VERSION, position
 
 STREAM_VERSION = 1
@@ -23,7 +24,7 @@ _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
 
-class BatchStream(ABC):
+class BatchStream(SampleSpace):
     """Serve batches of sample ids: by (epoch, step), by iteration, whole or one rank's slice.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
@@ -85,33 +86,8 @@ class BatchStream(ABC):
         """Whether every global batch of every epoch has the same number of ids."""
 
     @property
-    @abstractmethod
-    def num_records(self) -> int:
-        """Size of the record id space."""
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the sample id space: that of the records, unless samples are something else."""
-        return self.num_records
-
-    @property
     def evaluation(self) -> bool:
         """Whether each pass is whole, and has no place to stand."""
-        return False
-
-    @property
-    def live(self) -> int | None:
-        """How many decoded images may be live at once; None where the sampler sets no bound."""
-        return None
-
-    @property
-    def reuse(self) -> int:
-        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
-        return 1
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a batch may hold a record several times."""
         return False
 
     @property
@@ -201,14 +177,6 @@ class BatchStream(ABC):
         low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
         place = np.arange(low[0], high[0])
         return words(derive(self._seed_key, epoch, step), place)
-
-    def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
-        return np.array(ids, dtype=np.int64)
-
-    def views(self, ids: Int64) -> Int64:
-        """Return the view or use number of each sample id, int64 as `ids`."""
-        return np.zeros(np.shape(ids), dtype=np.int64)
 
     def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
         """Return an epoch and a step below `end` as ints, which do not overflow."""

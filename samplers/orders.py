@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -13,11 +13,12 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import SMALL, Table, permute, small_table
+from twinfeed.samplers._space import SampleSpace
 
 _Inner = TypeVar("_Inner", bound="InnerOrder")
 
 
-class Order(ABC):
+class Order(SampleSpace):
     """Map positions of an epoch to sample ids; a batch sampler cuts an order into batches.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
@@ -38,31 +39,6 @@ class Order(ABC):
             f"{name} is an order, and gives its ids to a batch sampler: "
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
-
-    @property
-    @abstractmethod
-    def num_records(self) -> int:
-        """Size of the record id space."""
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the sample id space: that of the records, unless samples are something else."""
-        return self.num_records
-
-    @property
-    def repeats(self) -> bool:
-        """Whether neighbouring positions may hold a record several times."""
-        return False
-
-    @property
-    def live(self) -> int | None:
-        """How many decoded images may be live at once; None where the order sets no bound."""
-        return None
-
-    @property
-    def reuse(self) -> int:
-        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
-        return 1
 
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.
@@ -96,14 +72,6 @@ class Order(ABC):
         """Return the order to use for batches of this size; ValueError where there is none."""
         return self
 
-    def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, int64 as `ids`."""
-        return np.array(ids, dtype=np.int64)
-
-    def views(self, ids: Int64) -> Int64:
-        """Return the view or use number of each sample id, int64 as `ids`."""
-        return np.zeros(np.shape(ids), dtype=np.int64)
-
 
 class InnerOrder(Order):
     """An order over the places that another order, of record ids, gives."""
@@ -123,6 +91,11 @@ class InnerOrder(Order):
 
     def __len__(self) -> int:
         return len(self._order)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a batch may hold a record several times, as the inner order says."""
+        return self._order.repeats
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
         """Return the same over the inner order's own answer."""

@@ -63,11 +63,6 @@ class SubsetSampler(InnerOrder):
         return f"SubsetSampler({of}, {self._order!r})"
 
     @property
-    def repeats(self) -> bool:
-        """Whether neighbouring positions may hold a record several times."""
-        return self._order.repeats
-
-    @property
     def num_records(self) -> int:
         """Size of the record id space."""
         return self._num_records

@@ -69,11 +69,6 @@ class ViewSampler(InnerOrder):
         )
 
     @property
-    def repeats(self) -> bool:
-        """Whether neighbouring positions may hold a record several times."""
-        return self._order.repeats
-
-    @property
     def num_records(self) -> int:
         """Size of the record id space."""
         return len(self._counts)

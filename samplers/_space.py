@@ -1,0 +1,46 @@
+"""What orders and batch samplers say alike of the samples that they give."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from twinfeed.samplers._bits import Int64
+
+
+class SampleSpace(ABC):
+    """Say which records sample ids stand for; as it is here, a sample is a record."""
+
+    @property
+    @abstractmethod
+    def num_records(self) -> int:
+        """Size of the record id space."""
+
+    @property
+    def num_ids(self) -> int:
+        """Size of the sample id space: that of the records, unless samples are something else."""
+        return self.num_records
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a batch may hold a record several times."""
+        return False
+
+    @property
+    def live(self) -> int | None:
+        """How many decoded images may be live at once; None where there is no bound."""
+        return None
+
+    @property
+    def reuse(self) -> int:
+        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
+        return 1
+
+    def records(self, ids: Int64) -> Int64:
+        """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
+        return np.array(ids, dtype=np.int64)
+
+    def views(self, ids: Int64) -> Int64:
+        """Return the view or use number of each sample id, int64 as `ids`."""
+        return np.zeros(np.shape(ids), dtype=np.int64)
