@@ -81,7 +81,7 @@ def ranges(lows: Int64, highs: Int64) -> Int64:
 
 
 def distinct_pairs(first: NDArray[Any], second: NDArray[Any]) -> tuple[Int64, Int64]:
-    """Return where each distinct pair comes first when sorted, and the number of each row's pair."""
+    """Return a row of each distinct pair, sorted, and the number of the pair of each row."""
     order = np.lexsort((second, first))
     change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
     number = np.empty(len(order), np.int64)

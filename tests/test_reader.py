@@ -324,26 +324,6 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
         reader.read([3])
 
 
-def test_a_field_of_paths_is_followed(tmp_path: Path) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    (images / "a.jpg").write_bytes(b"A")
-    (tmp_path / "secret").write_bytes(b"S")
-    (images / "link").symlink_to(tmp_path / "secret")
-    paths = [b"a.jpg", b"../secret", b"/etc/passwd", b"link", b"gone.jpg"]
-    write_tar(tmp_path / "a.tar", [(f"k{n}", {"path": path}) for n, path in enumerate(paths)])
-    index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
-    with pickle.loads(pickle.dumps(Reader(index, follow={"path": images}))) as reader:
-        assert reader.read([0]) == {"path": [b"A"]}
-        for unsafe in (1, 2, 3):
-            with pytest.raises(UnsafeContentError, match="unsafe path"):
-                reader.read([unsafe])
-        with pytest.raises(FileNotFoundError):
-            reader.read([4])
-    with pytest.raises(KeyError, match="no field 'image'"):
-        Reader(index, follow={"image": images})
-
-
 def test_a_field_that_a_record_lacks_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index")

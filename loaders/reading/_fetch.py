@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
-from typing import Any, Protocol
+from io import FileIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,20 +51,28 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
         self.found = found
 
 
-class Fetcher(Protocol):
-    """Give the bytes of rows; `neighbours` says that some of them may lie side by side."""
+class Fetcher(ABC):
+    """Give the bytes of rows."""
 
+    def __init__(self, index: Index, verify: bool) -> None:
+        self.index = index
+        self.verify = verify
+
+    @abstractmethod
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row."""
+        """Return the bytes of each row; `neighbours` says that some may lie side by side."""
 
+    @abstractmethod
     def reread(self, row: np.void, /) -> bytes:
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
     def prefetch(self, rows: Rows, /) -> None:
-        """Have the bytes of rows brought near."""
+        """Have the bytes of rows brought near; where nothing is between, do nothing."""
+        return
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open, if anything stays open."""
+        return
 
 
 def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
@@ -74,14 +84,13 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
     return LocalShards(index, verify, max_open_files)
 
 
-class LocalShards:
+class LocalShards(Fetcher):
     """Read local shards with `os.pread`: no mapping, so that a shard that shrinks is an error and
     not a dead process.
     """
 
     def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
-        self.index = index
-        self.verify = verify
+        super().__init__(index, verify)
         self.handles = Handles(partial(open_shard, index), max_open_files)
         self.most_held = max(1, max_open_files // 4)
 
@@ -90,7 +99,7 @@ class LocalShards:
         self.handles.close()
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row; without `neighbours` none is looked for."""
+        """Return the bytes of each row."""
         files = rows["file"].tolist()
         numbers = dict.fromkeys(files)
         if len(numbers) > self.most_held:
@@ -162,12 +171,7 @@ def open_shard(index: Index, number: int) -> int:
     """Return the descriptor of a shard, which must have the size it was indexed with."""
     path = _path(index, index.shard_paths, number)
     below(index.root, index.shard_paths[number])
-    fd = _descriptor(path)
-    size = os.fstat(fd).st_size
-    if size != index.shards["bytes"][number]:
-        os.close(fd)
-        raise _stale(path, int(index.shards["bytes"][number]), size)
-    return fd
+    return _descriptor(path, int(index.shards["bytes"][number]))
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
@@ -190,41 +194,38 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
     return join(index.root, paths[number])
 
 
-def _descriptor(path: str) -> int:
-    """Open a file that was there when it was indexed."""
+def _descriptor(path: str, length: int) -> int:
+    """Open a file, which must be there and as long as when it was indexed."""
     try:
-        return open_regular(path)
+        fd = open_regular(path)
     except FileNotFoundError:
         gone = "no such file any more: restore it, or index what is there"
         raise FileNotFoundError(errno.ENOENT, gone, path) from None
+    size = os.fstat(fd).st_size
+    if size != length:
+        os.close(fd)
+        raise _stale(path, length, size)
+    return fd
 
 
-class WholeFiles:
+class WholeFiles(Fetcher):
     """Read files one by one, each opened for one reading."""
 
     def __init__(self, index: Index, verify: bool) -> None:
-        self.index = index
-        self.verify = verify
+        super().__init__(index, verify)
         self.places = Places(index.root)
 
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
-    def open(self, number: int, length: int) -> int:
+    def open(self, number: int, length: int) -> FileIO:
         """Open a file, which must be of the length that it was indexed with."""
-        path = _path(self.index, self.index.files, number)
-        fd = _descriptor(self.places.find(self.index.files[number]))
-        size = os.fstat(fd).st_size
-        if size != length:
-            os.close(fd)
-            raise _stale(path, length, size)
-        return fd
+        _path(self.index, self.index.files, number)
+        place = self.places.find(self.index.files[number])
+        return FileIO(_descriptor(place, length))
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
         out = []
         for place, (_, length, file, crc) in enumerate(rows.tolist()):
-            with open(self.open(file, length), "rb", buffering=0) as opened:
+            with self.open(file, length) as opened:
                 data = read_at(opened.fileno(), length, 0)
             if len(data) != length or (self.verify and crc32c(data) != crc):
                 raise WrongBytes(place, data)
@@ -234,30 +235,26 @@ class WholeFiles:
     def reread(self, row: np.void, /) -> bytes:
         """Read one file from the disk."""
         number, length = int(row["file"]), int(row["length"])
-        with open(self.open(number, length), "rb", buffering=0) as opened:
+        with self.open(number, length) as opened:
             advise(opened.fileno(), 0, 0, "DONTNEED")
             return read_at(opened.fileno(), length, 0)
 
     def prefetch(self, rows: Rows, /) -> None:
         """Tell the kernel which files will be needed."""
         for _, length, file, _ in rows.tolist():
-            with open(self.open(file, length), "rb", buffering=0) as opened:
+            with self.open(file, length) as opened:
                 advise(opened.fileno(), 0, 0, "WILLNEED")
 
 
-class RemoteShards:
+class RemoteShards(Fetcher):
     """Read ranges of remote files with fsspec, all ranges of a batch in one request to it."""
 
     def __init__(self, index: Index, verify: bool) -> None:
         from fsspec.core import url_to_fs
 
-        self.index = index
-        self.verify = verify
-        self.system, _ = url_to_fs(index.root)
+        super().__init__(index, verify)
+        self.system, _ = url_to_fs(index.root)  # which keeps its own connections
         self.checked: set[int] = set()
-
-    def close(self) -> None:
-        """Do nothing: fsspec keeps its own connections."""
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
@@ -283,9 +280,6 @@ class RemoteShards:
             data = self.system.cat_file(path, start=start, end=end)
         _check_range(path, (start, end), len(data))
         return bytes(data)
-
-    def prefetch(self, rows: Rows, /) -> None:
-        """Do nothing: there is no page cache between here and there."""
 
     def _path(self, number: int) -> str:
         """Return a file's URL."""

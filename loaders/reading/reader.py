@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
-from twinfeed.loaders.index._paths import below
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, keep_heap, many_near
@@ -47,8 +46,7 @@ class Reader(Closing):
 
     Every field's bytes are compared with the CRC-32C that the index holds, unless `verify` is
     False. At most `max_open_files` shards stay open (by default a quarter of what the process may
-    open). `follow` maps fields that hold a path to the folder that the path is relative to: such a
-    field reads as the file's bytes, which no checksum covers.
+    open).
 
     A reader may be used by several threads, forked, and pickled; files are opened when they are
     read.
@@ -68,7 +66,6 @@ class Reader(Closing):
         *,
         verify: bool = True,
         max_open_files: int | None = None,
-        follow: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         check_index(index)
         if max_open_files is not None:
@@ -76,15 +73,13 @@ class Reader(Closing):
         self.index = index
         self.verify = flag("verify", verify)
         self.max_open_files = max_open_files
-        self.follow = {field: os.fspath(folder) for field, folder in (follow or {}).items()}
-        for field in self.follow:
-            index.table(field)
         self._fill = index.options.missing == "empty"
         self._renew()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by parameters: the files are opened where they are read."""
-        return _reader, (self.index, self.verify, self.max_open_files, self.follow)
+        again = partial(Reader, verify=self.verify, max_open_files=self.max_open_files)
+        return again, (self.index,)
 
     def close(self) -> None:
         """Close the open files; a later call opens them anew."""
@@ -237,15 +232,8 @@ class Reader(Closing):
 
     def _decode(self, name: str, data: list[bytes]) -> list[Value]:
         """Return the values that the bytes of a field stand for."""
-        if name in self.follow:
-            return [self._file(self.follow[name], path) for path in data]
         kind = self.index.fields[name].kind
         return data if kind == "bytes" else [decode_list(kind, item) for item in data]
-
-    def _file(self, folder: str, path: bytes) -> bytes:
-        """Return the bytes of the file that a field names, which must lie below `folder`."""
-        with open(below(folder, os.fsdecode(path)), "rb") as file:
-            return file.read()
 
     def _missing(self, place: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
         """Return the error of a record that lacks a field."""
@@ -290,10 +278,3 @@ class Reader(Closing):
             ),
             **facts,
         )
-
-
-def _reader(
-    index: Index, verify: bool, max_open_files: int | None, follow: Mapping[str, str]
-) -> Reader:
-    """Rebuild a pickled reader."""
-    return Reader(index, verify=verify, max_open_files=max_open_files, follow=follow)
