@@ -16,9 +16,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
@@ -224,8 +224,7 @@ class _Sample:
             offsets = f"offsets {self.parts[extension].offset} and {offset}"
             self.fail(member, f"part {extension!r} twice in one sample: {offsets}", _DUPLICATE)
         elif self.bytes > self.limit:
-            problem = f"sample longer than max_record_bytes={self.limit}"
-            self.fail(member, problem, TOO_LONG)
+            self.fail(member, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
         elif self.bad is None:
             data = read_exactly(file, size, self.path, member.start)
             self.headers.append(crc32c(data).to_bytes(4, "little"))
@@ -276,7 +275,7 @@ def _unfit(name: str) -> bool:
     return outside or bool(_FORBIDDEN.search(name) or _META.match(name))
 
 
-class TarWriter:
+class TarWriter(Closing):
     """Write a webdataset tar shard; a context manager.
 
     The same samples give the same bytes: times and owners are zero, the mode 0644. Long and
@@ -320,17 +319,8 @@ class TarWriter:
             self._file.write(bytes(2 * BLOCK))
         self._file.close()
 
-    def __enter__(self) -> TarWriter:
-        """Return the writer."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Close the file; after an exception without the archive's end, for it is not whole."""
-        if kind is not None:
+        if any(error):
             self._file.close()
         self.close()
