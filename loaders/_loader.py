@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +22,14 @@ OTHER_PASS = (
 """What is said to a loop whose pass was ended by something else."""
 
 
+# Frameworks begin passes in threads of their own. One lock for all loaders, as loaders are pickled.
+_LOCK = threading.Lock()
+
+
 class Pass(Protocol):
     """Give the batches of one pass, and stop what runs ahead when it is closed."""
 
+    def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
     def close(self) -> None: ...
 
@@ -39,6 +45,12 @@ class Loader(Closing):
     There is one pass at a time: another one, `set_epoch`, `load_state_dict` or `close` within a
     loop ends the loop with RuntimeError.
 
+    Some loaders also *lend* batches to a training loop that does not tell what it received. A lent
+    pass runs from where the loader stands to the end of the epoch, and counts nothing. A lent pass
+    that is given up costs nothing, since those who look at a batch before they train give passes
+    up. After the last batch the loader stands at the next epoch. A callback that counts what was
+    received says where lent passes begin.
+
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -50,6 +62,8 @@ class Loader(Closing):
     ([[b'be'], [b'or']], 1)
     """
 
+    _counts = "loop over the loader itself"  # as a warning advises
+
     def __init__(self, feed: Feed, /) -> None:
         if not isinstance(feed, Feed):
             raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
@@ -57,6 +71,10 @@ class Loader(Closing):
         self._cursor = Cursor(feed.sampler)
         self._reader = Reader(feed.index, verify=bool(feed.verify))
         self._running: Pass | None = None
+        self._armed: tuple[int, int] | None = None  # while something counts what is received
+        self._latest: tuple[int, int] | None = None  # where the latest lent pass began
+        self._times = 0  # that the training epoch of the latest pass was begun by passes alone
+        self._turn = 0  # a new one whenever something begins or ceases to count
 
     @abstractmethod
     def _begin(self, epoch: int, start: int) -> Pass:
@@ -68,22 +86,34 @@ class Loader(Closing):
 
     def __iter__(self) -> Iterator[Any]:
         self._stop()
-        yield from self._pass(*self._cursor.begin(), self._cursor.advance)
+        epoch, start = self._cursor.begin()
+        running = self._begin(epoch, start)
+        yield from self._deliver(running, self._received, batches=len(self) - start)
 
-    def _pass(self, epoch: int, start: int, deliver: Callable[[], None]) -> Iterator[Any]:
-        """Yield the batches of a pass, each after `deliver` was called for it."""
+    def _deliver(
+        self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
+    ) -> Iterator[Any]:
+        """Yield so many batches of a pass, or all of them; before each call `received`, which says
+        whether the batch is the last of its epoch.
+        """
         warn_unsharded(self.feed.sampler)
-        running = self._running = self._begin(epoch, start)
+        self._running = running
         try:
-            for left in reversed(range(len(self) - start)):
-                batch = next(running)
-                deliver()
+            for batch in running if batches is None else (next(running) for _ in range(batches)):
+                last = received()
                 yield batch
-                if left and self._running is not running:
+                if self._running is not running:
+                    if last:
+                        return
                     raise RuntimeError(OTHER_PASS)
         finally:
             if self._running is running:  # else a later pass has taken over
                 self._end()
+
+    def _received(self) -> bool:
+        """Count a batch; return whether its epoch ends."""
+        self._cursor.advance()
+        return self._cursor.step == 0
 
     @property
     def epoch(self) -> int:
@@ -128,8 +158,9 @@ class Loader(Closing):
         self._reader.close()
 
     def _stop(self) -> None:
-        """End the running pass, as something new begins."""
+        """End the running pass, as something new begins; nothing counts any more."""
         self._end()
+        self._disarm()
 
     def _end(self) -> None:
         """End the running pass."""
@@ -138,18 +169,61 @@ class Loader(Closing):
             self._cursor.end()
             running.close()
 
+    def pass_begins(self) -> tuple[int, int, int]:
+        """Return the epoch and the step at which a lent pass begins, and the turn it belongs to."""
+        with _LOCK:
+            evaluation = self.feed.sampler.evaluation
+            if self._armed is not None:
+                if (self.epoch, self.step) > self._armed and not evaluation:
+                    # What counted was killed, or somebody looks at a batch while it counts.
+                    return self.epoch, self.step, self._turn
+                self._latest = self._armed
+                return *self._armed, self._turn
+            before, self._latest = self._latest, self._cursor.begin()
+            again = before is not None and before[0] == self._latest[0]
+            self._times = self._times + 1 if again else 1
+            if self._times == 3 and not evaluation:
+                warnings.warn(
+                    f"passes begin epoch {self._latest[0]} for the third time, so the same batches "
+                    f"come again: call loader.set_epoch(epoch) before each pass, or "
+                    f"{self._counts}, which goes on after the batches that the loop received",
+                    stacklevel=3,
+                )
+            return *self._latest, self._turn
+
+    def pass_delivered(self, epoch: int, turn: int, /) -> None:
+        """Move on to the next epoch, or have the next pass begin there while something counts."""
+        with _LOCK:
+            if turn != self._turn:
+                return  # a pass that was given up may still run ahead, and would skip an epoch
+            evaluation = self.feed.sampler.evaluation
+            if self._armed is not None:
+                if self._armed[0] == epoch:
+                    self._armed = (epoch if evaluation else epoch + 1), 0
+            elif evaluation:
+                self._cursor.end()
+            elif self.epoch == epoch:
+                self._cursor.seek(epoch, len(self))
+
     def _arm(self, epoch: int, step: int) -> None:
-        """Hear from a callback where the pass that it counts begins."""
+        """Have lent passes begin here, however many are made, while something counts."""
+        with _LOCK:
+            self._turn += self._armed is None
+            self._armed = epoch, step
 
     def _drawn_from(self, epoch: int, step: int) -> bool:
-        """Say whether the pass that a callback counts was begun here, as far as is known."""
-        return True
+        """Say whether the latest lent pass began here."""
+        return self._latest == (epoch, step)
 
     def _trained(self, epoch: int, step: int) -> None:
-        """Hear from a callback before which batch the training stands."""
+        """Stand where the training stands."""
+        self._cursor.seek(epoch, step)
 
     def _disarm(self) -> None:
-        """Hear from a callback that it counts no more."""
+        """Count no more from outside."""
+        with _LOCK:
+            self._turn += self._armed is not None
+            self._armed = self._latest = None
 
     def _check_records(self, theirs: Any) -> None:
         """Compare the content of the records that a state belongs to with that of the feed's."""

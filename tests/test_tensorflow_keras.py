@@ -239,6 +239,25 @@ def test_a_fit_of_something_else_is_refused(tmp_path: Path, how: str, message: s
     assert (tmp_path / "state.json").exists() == (how == "cache")
 
 
+class Killed(keras.callbacks.Callback):
+    """End `fit` in the third batch, as Ctrl-C does; `on_train_end` is not called."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2:
+            raise KeyboardInterrupt
+
+
+@saves_weights
+def test_after_a_killed_fit_passes_go_on_with_what_was_not_trained_on(tmp_path: Path) -> None:
+    one = made()
+    callbacks = [ResumeCallback(one, tmp_path), Killed()]
+    with pytest.raises(KeyboardInterrupt):
+        fit(model(), one.dataset.map(pairs), 2, callbacks=callbacks)
+    assert (one.epoch, one.step) == (0, 3)
+    for expected in (ids_of(sampler(), 0)[3:], ids_of(sampler(), 1)):
+        assert [batch["id"].numpy().tolist() for batch in one.dataset] == expected
+
+
 @saves_weights
 def test_fit_over_two_replicas(tmp_path: Path) -> None:
     """All its steps are run, resumed or not, and each replica gets its slice."""

@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._lending import LendingLoader
-from twinfeed.loaders._loader import OTHER_PASS
+from twinfeed.loaders._loader import Loader
 from twinfeed.loaders._making import ahead
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.tensorflow.choose import ChooseIds
@@ -25,7 +24,7 @@ from twinfeed.loaders.tensorflow.serve import Server
 EngineName = Literal["gather", "choose_from_datasets"]
 
 
-class TensorFlowLoader(LendingLoader, tf.train.experimental.PythonState):
+class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`. Errors are raised as they were
@@ -135,23 +134,8 @@ class TensorFlowLoader(LendingLoader, tf.train.experimental.PythonState):
         """
         self._stop()
         self._arm(*self._cursor.begin())
-        running = self._running = _Pass(self, dataset)
-        try:
-            while True:
-                try:
-                    batch = next(running)
-                except StopIteration:
-                    return
-                self._cursor.advance()
-                last = self._cursor.step == 0
-                yield batch
-                if self._running is not running:
-                    if last:
-                        return
-                    raise RuntimeError(OTHER_PASS)
-        finally:
-            if self._running is running:
-                self._stop()
+        running = _Pass(self, dataset)
+        yield from self._deliver(running, self._received)
 
     def serialize(self) -> str:
         """Give the state to `tf.train.Checkpoint`."""
@@ -190,7 +174,7 @@ class TensorFlowLoader(LendingLoader, tf.train.experimental.PythonState):
         return ChooseFiles(server, readers) if readers else ChooseIds(server)
 
 
-class _Pass:
+class _Pass(Iterator[Any]):
     """Iterate once, with errors as they were raised."""
 
     def __init__(self, loader: TensorFlowLoader, dataset: Iterable[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import cached_property
+from itertools import count
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from twinfeed.loaders import _checks
 from twinfeed.loaders._batcher import Batch
-from twinfeed.loaders._lending import LendingLoader
+from twinfeed.loaders._loader import Loader
 from twinfeed.loaders._making import ahead, asked, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
@@ -22,10 +23,9 @@ from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
 from twinfeed.loaders.torch.workers import CatchingDataset, WorkerBatches, as_served
-from twinfeed.samplers import Cursor
 
 
-class TorchLoader(LendingLoader):
+class TorchLoader(Loader):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`.
@@ -146,15 +146,15 @@ class TorchLoader(LendingLoader):
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
         epoch, start, turn = self.pass_begins()
-        place = Cursor(self.feed.sampler)
-        place.seek(epoch, start)
+        running, left = self._begin(epoch, start), count(len(self) - start - 1, -1)
 
-        def deliver() -> None:
-            place.advance()
-            if place.step == 0:
+        def received() -> bool:
+            last = next(left) == 0
+            if last:
                 self.pass_delivered(epoch, turn)
+            return last
 
-        yield from self._pass(epoch, start, deliver)
+        yield from self._deliver(running, received, batches=len(self) - start)
 
     def close(self) -> None:
         """Stop the running pass, the workers and the files; a later pass starts them anew."""
