@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._samples import Array, Sample, Samples
 from twinfeed.loaders.collate import MisfitError, collate
 from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 
@@ -45,7 +46,7 @@ class Batcher(Closing):
         self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
         self.samples = Samples(feed, self._reader, threads=threads, spec=self.spec)
         self._index = feed.index
-        self._joined = feed._joined
+        self._side = feed.side
         self._collate = feed.collate
         self._masked = feed.sampler.padded
 
@@ -53,7 +54,7 @@ class Batcher(Closing):
         """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
         held = request.ids >= 0
         kept = request.where(held)
-        joined = self._joined.rows(kept)
+        joined = joined_rows(self._index, self._side, kept)
         values = self.samples.values(kept, joined)
         if len(kept.ids) and values.keys() != self.spec.keys():
             raise DecodeError(
@@ -75,9 +76,14 @@ class Batcher(Closing):
 
         Raises ValueError for a side table that is joined by sample id, and not by record.
         """
-        self._joined.check_by_record()
+        for name, rows in self._side.items():
+            if len(rows) != len(self._index):
+                raise ValueError(
+                    f"side table {name!r} has {len(rows)} rows for {len(self._index)} records: its "
+                    f"samples are known to a sampler only"
+                )
         request = Request.plain(records, seeds)
-        joined = self._joined.rows(request)
+        joined = joined_rows(self._index, self._side, request)
         values = self.samples.values(request, joined, cached=False)
         held = {"id": records.tolist(), **joined, **values}
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
@@ -105,6 +111,23 @@ class Batcher(Closing):
         except MisfitError as error:
             where = self._index.describe(request.records[error.place])
             raise DecodeError(f"{where}: {error}") from error
+
+
+def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:
+    """Return a row for each sample of a request without padding: of the index's columns by record,
+    and of side tables by sample id. Their byte order is the machine's, which both frameworks take.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> index = pack([{"label": 7}, {"label": 9}], mkdtemp())["data"]
+    >>> joined_rows(index, {"weight": np.array([0.5, 1.0])}, Request.plain(np.array([1])))
+    {'label': array([9]), 'weight': array([1.])}
+    """
+    rows = {name: column[request.records] for name, column in index.columns.items()}
+    rows |= {name: np.asarray(table[request.ids]) for name, table in side.items()}
+    return {
+        name: part.astype(part.dtype.newbyteorder("="), copy=False) for name, part in rows.items()
+    }
 
 
 def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:

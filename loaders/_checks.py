@@ -6,18 +6,18 @@ The rules that the samplers have too are the samplers' own functions.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, SupportsIndex, TypeVar, cast
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.samplers import _validate
+from twinfeed.samplers._validate import choice as choice
+from twinfeed.samplers._validate import flag as flag
+from twinfeed.samplers._validate import integer
 
 Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 Ids = Int64s | Iterable[int]
-
-Choice = TypeVar("Choice", bound=str)
 
 
 def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
@@ -27,27 +27,7 @@ def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
     Traceback (most recent call last):
     ValueError: threads must be at least 0, got -3
     """
-    return _validate.integer(name, value, minimum=minimum)
-
-
-def choice(name: str, value: str, allowed: tuple[Choice, ...], /) -> Choice:
-    """Return a string that is one of those allowed; raise ValueError for any other.
-
-    >>> choice("container", "zip", ("tar", "tfrecord"))
-    Traceback (most recent call last):
-    ValueError: container must be one of 'tar', 'tfrecord', got 'zip'
-    """
-    return cast("Choice", _validate.choice(name, value, allowed))
-
-
-def flag(name: str, value: bool, /) -> bool:
-    """Return a truth value; raise TypeError for anything else.
-
-    >>> flag("verify", "no")
-    Traceback (most recent call last):
-    TypeError: verify must be True or False, got 'no'
-    """
-    return _validate.flag(name, value)
+    return integer(name, value, minimum=minimum)
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request, requests
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 MOST_THREADS = 8
@@ -35,14 +34,14 @@ def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
 
 def asked(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Iterator[Request]:
     """Yield the requests of the rest of an epoch; tell the system `readahead` batches before."""
-    coming = requests(feed.sampler, epoch, start)
-    if not feed.readahead:
-        return coming
-    return told_ahead(
-        coming,
-        lambda request: reader.prefetch(request.records[request.ids >= 0], feed.fields),
-        feed.readahead,
-    )
+    waiting: deque[Request] = deque()
+    for request in requests(feed.sampler, epoch, start):
+        if feed.readahead:
+            reader.prefetch(request.records[request.ids >= 0], feed.fields)
+        waiting.append(request)
+        if len(waiting) > feed.readahead:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def making(
@@ -70,19 +69,3 @@ def making(
         )
         with closing(made):
             yield from made
-
-
-def told_ahead(items: Iterator[S], tell: Callable[[S], None], ahead: int, /) -> Iterator[S]:
-    """Yield items; `tell` of each when `ahead` others are still before it.
-
-    >>> told = []
-    >>> next(told_ahead(iter("abc"), told.append, 1)), told
-    ('a', ['a', 'b'])
-    """
-    waiting: deque[S] = deque()
-    for item in items:
-        tell(item)
-        waiting.append(item)
-        if len(waiting) > ahead:
-            yield waiting.popleft()
-    yield from waiting

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from twinfeed.loaders._cache import DecodedCache
 from twinfeed.loaders._calls import Calls
-from twinfeed.loaders._random_state import LOW_32_BITS, repeated
 from twinfeed.loaders._shared import SharedArrays
 from twinfeed.loaders.collate import FieldSpec, least, mode_of
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
+from twinfeed.loaders.seeded import LOW_32_BITS, repeated
 
 if TYPE_CHECKING:
     from twinfeed.loaders.feed import Feed
@@ -80,8 +80,8 @@ class Samples:
         if self._shared is not None:
             self._shared = SharedArrays(1)  # one call stands for all, which must be alike
         records = request.records.tolist()
-        own = type(self.decode).__module__.startswith("twinfeed.")
-        sample = self._repeated("decode", lambda: self._decode(records)[0], 1 if own else 3)
+        times = 1 if known_to_repeat(self.decode) else 3
+        sample = self._repeated("decode", lambda: self._decode(records)[0], times)
 
         def transformed() -> Mapping[str, Any]:
             given = copy.deepcopy(sample) if self._shared is None else sample
@@ -218,6 +218,16 @@ class Samples:
     def _lent(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sample as a transform gets it: its own, or read-only where others share it."""
         return _writable(sample) if self._shared is None else self._shared.lend(sample)
+
+
+def known_to_repeat(decode: object, /) -> bool:
+    """Whether a decode is one of the library's own: these need not be tried.
+
+    >>> from twinfeed.loaders import DecodeImage
+    >>> known_to_repeat(DecodeImage()), known_to_repeat(dict)
+    (True, False)
+    """
+    return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 
 def _distinct(records: npt.NDArray[np.int64]) -> bool:

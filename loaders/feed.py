@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._batcher import Batch, Batcher
-from twinfeed.loaders._joined import Joined
-from twinfeed.loaders._samples import TOLD, Sample, Samples
+from twinfeed.loaders._batcher import Batch, Batcher, joined_rows
+from twinfeed.loaders._samples import TOLD, Sample, Samples, known_to_repeat
 from twinfeed.loaders.collate import Collate, FieldSpec, MisfitError, check_collate, spec_of
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.index import Index
@@ -77,18 +76,6 @@ class Feed:
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
-    index: Index
-    sampler: BatchStream
-    fields: tuple[str, ...]
-    decode: Decode | None
-    transform: Decode | None
-    collate: Collate
-    side: Mapping[str, npt.NDArray[Any]]
-    verify: Verify
-    readahead: int
-    _given_spec: Mapping[str, FieldSpec] | None
-    _joined: Joined
-
     def __init__(
         self,
         index: Index,
@@ -108,25 +95,24 @@ class Feed:
         for name, function in (("decode", decode), ("transform", transform)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function of a sample, got {function!r}")
-        self._set(
-            index=index,
-            sampler=sampler,
-            fields=tuple(index.fields) if fields is None else _checks.names("fields", fields),
-            decode=decode,
-            transform=transform,
-            collate=check_collate(collate),
-            side=dict(side or {}),
-            verify=verify if verify == "all" else _checks.flag("verify", verify),
-            readahead=_checks.count("readahead", readahead, minimum=0),
-            _given_spec=spec
-            and {
-                name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
-                for name, (shape, dtype) in spec.items()
-            },
-        )
+        self.index = index
+        self.sampler = sampler
+        self.fields = tuple(index.fields) if fields is None else _checks.names("fields", fields)
+        self.decode = decode
+        self.transform = transform
+        self.collate = check_collate(collate)
+        self.side = dict(side or {})
+        self.verify = verify if verify == "all" else _checks.flag("verify", verify)
+        self.readahead = _checks.count("readahead", readahead, minimum=0)
+        self._given_spec = spec and {
+            name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
+            for name, (shape, dtype) in spec.items()
+        }
+        self._unchangeable = True
         self._check_names("column", index.columns, "build the index with fields= that leave it out")
         self._check_names("side table", self.side, "give it another name")
-        self._set(_joined=Joined(index, self.side, sampler.num_ids))
+        for name, rows in self.side.items():
+            self._check_side(name, rows)
         for name in self.fields:
             if name not in index.columns:
                 index.table(name)  # raises for a name that is none
@@ -134,11 +120,10 @@ class Feed:
             advice = "leave it out with fields=, or give it another name in decode"
             self._check_names("field", self.fields, advice, beside=self.side)
 
-    def _set(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Feed does not change: make another one to set {name!r}")
+        if hasattr(self, "_unchangeable"):
+            raise AttributeError(f"a Feed does not change: make another one to set {name!r}")
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -159,7 +144,7 @@ class Feed:
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return the feed of one rank: the sampler's `shard`, all else the same."""
         other = copy.copy(self)
-        other._set(sampler=self.sampler.shard(rank, world_size))
+        other.__dict__["sampler"] = self.sampler.shard(rank, world_size)
         return other
 
     @property
@@ -190,8 +175,8 @@ class Feed:
                     "mend it, or say with spec= what a sample holds"
                 )
                 raise
-        elif self.decode is not None or self.transform is not None:
-            with suppress(LoaderError):  # record 0 need not be sound where it is not drawn
+        elif self.transform is not None or not known_to_repeat(self.decode):
+            with suppress(LoaderError, OSError):  # record 0 need not be there where it is not drawn
                 self._read_spec()
         for name in spec:
             if not isinstance(name, str):
@@ -208,11 +193,26 @@ class Feed:
         """Read the spec off record 0, by calls that must repeat themselves."""
         first = Request.plain(np.zeros(1, np.int64))
         with Reader(self.index, verify=bool(self.verify)) as reader:
-            values = Samples(self, reader).tried(first, self._joined.rows(first))
+            values = Samples(self, reader).tried(first, joined_rows(self.index, self.side, first))
         try:
             return spec_of({name: value for name, (value,) in values.items()})
         except MisfitError as error:
             raise DecodeError(f"{self.index.describe(0)}: {error}") from error
+
+    def _check_side(self, name: str, rows: Any) -> None:
+        """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
+        if name in self.index.columns:
+            raise ValueError(f"side table {name!r} has the name of a column of the index")
+        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
+            raise TypeError(
+                f"side table {name!r} must be an array of numbers (numpy's, or a SideTable), "
+                f"got {type(rows).__name__}"
+            )
+        if len(rows) != self.sampler.num_ids:
+            raise ValueError(
+                f"side table {name!r} has {len(rows)} rows for {self.sampler.num_ids} sample ids: "
+                f"give it a row for each id of the sampler, in their order"
+            )
 
     def _check_names(
         self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()

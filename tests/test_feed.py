@@ -597,6 +597,25 @@ def test_a_first_record_that_cannot_be_decoded_tells_of_spec(
     ]
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_where_spec_is_given_record_0_need_not_be_there(tmp_path: Path, own: bool) -> None:
+    """As on a machine that has the shards of its rank alone."""
+    images = []
+    for value in (1, 2):
+        file = io.BytesIO()
+        Image.new("RGB", (2, 2), (value,) * 3).save(file, "png")
+        images.append({"x": file.getvalue()})
+    two = pack(images, tmp_path, shard_records=1)["data"]
+    min(tmp_path.glob("*.tfrecord")).unlink()
+    decode: Any = DecodeImage("x") if own else DecodeImage("x").__call__
+    sampler = BatchSampler(SequentialSampler(2), batch_size=1)
+    spec = {"x": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
+    batch = next(Feed(two, sampler, decode=decode, spec=spec).batches(0, 1))
+    assert batch["x"].max() == 2
+    with pytest.raises(FileNotFoundError):
+        next(Feed(two, sampler, decode=decode).batches(0, 1))
+
+
 @pytest.mark.frameworks
 def test_a_side_table_of_torch_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
     import torch
