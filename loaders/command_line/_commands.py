@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def run_pack(options: argparse.Namespace) -> int:
         open_index(options.source, root=options.root) if indexed else options.source,
         options.out,
         container=options.container,
-        split=dict(options.split) if options.split else None,
+        split=dict(options.split) or None,
         seed=options.seed,
         shards=options.shards,
         shard_bytes=options.shard_bytes,
@@ -70,23 +71,15 @@ def run_pack(options: argparse.Namespace) -> int:
 
 def run_index(options: argparse.Namespace) -> int:
     """Run `index`."""
-    fields = dict(options.field) if options.field else None
     with workers(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
             options.out,
             label=_label(options),
             classes=_classes(options.classes),
-            fields=fields,
-            reading=_reading(
-                options,
-                background=options.background,
-                key=options.key,
-                missing=options.missing,
-                digest=options.digest,
-                lists=options.list,
-            ),
-            exclude=options.exclude or (),
+            fields=dict(options.field) or None,
+            reading=_reading(options),
+            exclude=options.exclude,
             root=options.root,
             executor=executor,
             progress=not options.quiet,
@@ -144,15 +137,10 @@ def _verify(
     return [*report.bad]
 
 
-def _reading(options: argparse.Namespace, **more: Any) -> Reading:
-    """Return how shards are to be read."""
-    return Reading(
-        container=options.container,
-        example=not options.raw,
-        join=options.join,
-        max_record_bytes=options.max_record_bytes,
-        **more,
-    )
+def _reading(options: argparse.Namespace) -> Reading:
+    """Return how shards are to be read: the options have the names of the fields."""
+    names = {field.name for field in fields(Reading)}
+    return Reading(**{name: value for name, value in vars(options).items() if name in names})
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -276,10 +264,8 @@ def _label(options: argparse.Namespace) -> LabelSource | None:
         return FromJson(field, key)
     if options.label_table:
         return FromTable(options.label_table)
-    if options.label_folder:
-        return FromFolder()
     label: str | None = options.label
-    return label
+    return FromFolder() if options.label_folder else label
 
 
 def _classes(path: str | None) -> list[str] | None:

@@ -23,6 +23,7 @@ _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
     _commands.run_index: "; finished shards are kept: run it again to go on",
 }
+_MANY: dict[str, Any] = {"action": "append", "default": []}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 EPILOG = """\
@@ -123,7 +124,7 @@ def _add_pack(commands: Any) -> None:
     containers = get_args(ShardContainer)
     add("--container", choices=containers, default="tfrecord", help="default tfrecord")
     split = "a split, and its number or fraction of the records; needs --seed; may be repeated"
-    add("--split", action="append", type=_split, metavar="NAME=SIZE", help=split)
+    add("--split", **_MANY, type=_split, metavar="NAME=SIZE", help=split)
     add("--seed", type=int, help="shuffle the records by this seed")
     add("--shards", type=int, default=1, help="at least so many a split; default 1")
     add("--shard-bytes", **_BYTES, default=SHARD_BYTES, help="such as 100M; default 200M")
@@ -157,13 +158,18 @@ def _add_index(commands: Any) -> None:
     add("--classes", metavar="FILE", help=names)
     add("--background", help="the label of records that have none")
     field = "keep this field (default: all), under any of these names; may be repeated"
-    add("--field", action="append", type=_field, metavar="NAME[=A;B]", help=field)
+    add("--field", **_MANY, type=_field, metavar="NAME[=A;B]", help=field)
     add("--key", metavar="FEATURE", help="the feature that holds a TFRecord's key")
     lists = "read this feature as a list, even where each record has one value; may be repeated"
-    add("--list", action="append", default=[], metavar="FEATURE", help=lists)
+    add("--list", dest="lists", **_MANY, metavar="FEATURE", help=lists)
     missing = "a record that lacks a field or label is an error, left out, or has an empty field"
     add("--missing", choices=get_args(Missing), default="error", help=missing)
-    add("--exclude", metavar="FILE", help="bad records to leave out, as listed by verify")
+    add(
+        "--exclude",
+        metavar="FILE",
+        default=(),
+        help="bad records to leave out, as listed by verify",
+    )
     add("--digest", action="store_true", help="keep a SHA-256 of each shard, for verify to compare")
     _add_reading(add)
 
@@ -210,7 +216,7 @@ def _add_cat(commands: Any) -> None:
     records = "record numbers (from the end if negative), or keys; 14 is a number, 000014 a key"
     add("records", nargs="*", help=records)
     key = "show all records of this key, which may be a number; may be repeated"
-    add("--key", action="append", default=[], help=key)
+    add("--key", **_MANY, help=key)
     add("--field", help="write the bytes of this field, and nothing else")
 
 
@@ -248,7 +254,7 @@ def _add_reading(add: Any) -> None:
     add("--container", choices=CONTAINERS, help=kinds)
     add("--join", action="store_true", help="put members of a tar's sample together that lie apart")
     raw = "TFRecords that hold no Examples (SequenceExamples, say): index their bytes"
-    add("--raw", action="store_true", help=raw)
+    add("--raw", dest="example", action="store_false", help=raw)
     most = "refuse longer records; default 1 GiB"
     add("--max-record-bytes", **_BYTES, default=LIMITS.record_bytes, help=most)
     add("--root", help="the folder that shard paths are relative to")

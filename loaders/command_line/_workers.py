@@ -14,16 +14,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
-from signal import (
-    SIG_BLOCK,
-    SIG_SETMASK,
-    SIGINT,
-    SIGKILL,
-    SIGTERM,
-    Signals,
-    pthread_sigmask,
-    signal,
-)
+from signal import SIG_BLOCK, SIG_SETMASK, Signals, pthread_sigmask, signal
 from typing import Any, ParamSpec, TypeVar
 
 from twinfeed.loaders.command_line._wording import show_warning
@@ -101,14 +92,16 @@ class _Pool(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a process call a function; all of it must be picklable."""
-        before = pthread_sigmask(SIG_BLOCK, {SIGINT})
+        before = pthread_sigmask(SIG_BLOCK, {Signals.SIGINT})
         # Other threads still take the signal, and Python would raise here, in the midst of a start.
         asked: list[int] = []
-        handler = signal(SIGINT, lambda number, _: asked.append(number))
+        handler = signal(Signals.SIGINT, lambda number, _: asked.append(number))
         try:
             submitted = super().submit(fn, *args, **kwargs)
+        except OSError as error:  # not one of data, which a command would tell and go on
+            raise BrokenProcessPool(*error.args) from error
         finally:
-            signal(SIGINT, handler)
+            signal(Signals.SIGINT, handler)
             pthread_sigmask(SIG_SETMASK, before)
         if asked:
             raise KeyboardInterrupt
@@ -134,8 +127,9 @@ def _why(processes: Sequence[SpawnProcess]) -> WorkerDiedError:
     for process in processes:
         process.join()
     codes = [process.exitcode for process in processes]
-    code = next((code for code in codes if code not in (None, 0, -SIGTERM)), -SIGTERM) or 0
-    if code == -SIGKILL:
+    others = [code for code in codes if code not in (None, 0, -Signals.SIGTERM)]
+    code = others[0] or 0 if others else -Signals.SIGTERM
+    if code == -Signals.SIGKILL:
         advice = "the system may have run out of memory (see dmesg): lower --jobs"
     else:
         advice = "run with --jobs 1 to see where it happens"
