@@ -22,7 +22,7 @@ from twinfeed.loaders.index._shards import refuse_compressed
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.options import Missing, Reading
-from twinfeed.loaders.packing._place import check_free, named, put_in_place, workplace
+from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
 from twinfeed.loaders.packing._samples import (
     ImageFolder,
     IndexSamples,
@@ -31,7 +31,13 @@ from twinfeed.loaders.packing._samples import (
     Samples,
     SequenceSamples,
 )
-from twinfeed.loaders.packing._shard_writer import Kinds, ShardContainer, Written, write_shards
+from twinfeed.loaders.packing._shard_writer import (
+    SHARD_BYTES,
+    Kinds,
+    ShardContainer,
+    Written,
+    write_shards,
+)
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
@@ -40,7 +46,7 @@ from twinfeed.samplers._permutation import permute
 
 Source = LooseFiles | Index | Iterable[Sample]
 
-SHARD_BYTES = 200_000_000
+_CUT_BEFORE = 1 << 62  # bytes that end a shard where shards were cut evenly before
 
 
 class _Piece(NamedTuple):
@@ -52,7 +58,7 @@ class _Piece(NamedTuple):
     numbers: Iterable[int]
     samples: Iterable[Sample]
     records: int | None
-    stops: Sequence[int]
+    stops: Collection[int]
 
 
 def pack(
@@ -119,31 +125,30 @@ def pack(
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
-        written: dict[str, Written] = {}
+        written = [Written(work, piece.name, container) for piece in pieces]
+        nbytes = samples.nbytes if isinstance(samples, Samples) else None
         kinds: Kinds = {}
-        with room_for(folder, _nbytes(samples), work=work):
-            for piece in pieces:
+        with room_for(folder, nbytes, work=work):
+            for piece, split_written in zip(pieces, written, strict=True):
                 doing = f"packing {piece.name}"
-                written[piece.name] = write_shards(
+                write_shards(
+                    split_written,
                     bar(piece.samples, doing, "record", progress, total=piece.records),
-                    work,
-                    piece.name,
                     numbers=piece.numbers,
-                    container=container,
-                    stops=piece.stops,
-                    most_bytes=_limit(samples, shard_bytes),
-                    most_records=shard_records,
                     kinds=kinds,
+                    stops=piece.stops,
+                    most_bytes=shard_bytes if nbytes is None else _CUT_BEFORE,
+                    most_records=shard_records,
                 )
-            classes = _classes(samples, written.values())
-            for name, done in written.items():
-                files = named(work, name, done.files, container)
-                _index(work, name, files, done, container, classes, progress)
+            classes = _classes(samples, written)
+            for split_written in written:
+                _index(split_written, classes, progress)
+        names = [piece.name for piece in pieces]
         with locked(folder):
-            check_free(folder, written, overwrite)  # another packer may have been here meanwhile
+            check_free(folder, names, overwrite)  # another packer may have been here meanwhile
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
-            return {name: open_index(folder / f"{name}.index") for name in written}
+            return {name: open_index(folder / f"{name}.index") for name in names}
 
 
 def _check(
@@ -205,19 +210,9 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
         return source
     spool = spool / "spool"
     spool.mkdir()
-    done = write_shards(
-        source,
-        spool,
-        "data",
-        numbers=itertools.count(),
-        container="tfrecord",
-        stops=(),
-        most_bytes=SHARD_BYTES,
-        most_records=None,
-        kinds={},
-    )
-    files = named(spool, "data", done.files, "tfrecord")
-    _index(spool, "data", files, done, "tfrecord", tuple(sorted(done.named)), progress=False)
+    done = Written(spool, "data", "tfrecord")
+    write_shards(done, source, numbers=itertools.count(), kinds={})
+    _index(done, tuple(sorted(done.named)), progress=False)
     return IndexSamples(open_index(spool / "data.index"))
 
 
@@ -242,21 +237,11 @@ def _pieces(
         if records < shards:
             raise ValueError(f"{records} records of {name!r} cannot fill shards={shards}")
         number = min(number, records)
-        stops = [records * (shard + 1) // number for shard in range(number)]
+        stops = {records * (shard + 1) // number for shard in range(number)}
         chosen = order[start : start + records]
         pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), records, stops))
         start += records
     return pieces
-
-
-def _limit(samples: Samples | Iterable[Sample], shard_bytes: int) -> int:
-    """Return when to close a shard by its bytes: never where they were cut evenly before."""
-    return shard_bytes if _nbytes(samples) is None else 1 << 62
-
-
-def _nbytes(samples: Samples | Iterable[Sample]) -> int | None:
-    """Return about how many bytes there are to write, if that is known."""
-    return samples.nbytes if isinstance(samples, Samples) else None
 
 
 def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) -> tuple[str, ...]:
@@ -270,16 +255,9 @@ def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) 
     return known if known else tuple(sorted(named))
 
 
-def _index(
-    work: Path,
-    name: str,
-    files: Sequence[Path],
-    written: Written,
-    container: ShardContainer,
-    classes: tuple[str, ...],
-    progress: bool,
-) -> None:
-    """Index the shards of one split, where they were written."""
+def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
+    """Name the shards of one split, now that their number is known, and index them there."""
+    work, name, container = written.folder, written.name, written.container
     if written.records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
     if 0 < written.keyed < written.records:
@@ -298,8 +276,12 @@ def _index(
         label = "label"
     missing: Missing = "empty" if written.optional else "error"
     key = "key" if written.keyed and container == "tfrecord" else None
+    shards = len(written.files)
     index = build_index(
-        files,
+        [
+            file.rename(work / f"{name}-{number:05d}-of-{shards:05d}.{container}")
+            for number, file in enumerate(written.files)
+        ],
         work / f"{name}.index",
         label=label,
         classes=classes if written.named else None,

@@ -1,4 +1,4 @@
-"""Where shards are written and how they are named; they come into place when they are whole."""
+"""Where shards are written; they come into place when they are whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import PLACING
 from twinfeed.loaders.index._store import read_manifest
-from twinfeed.loaders.packing._shard_writer import ShardContainer
 
 _WORK = "packing"
 _OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
@@ -97,14 +96,6 @@ def _remove_unheld(work: Path) -> None:
 
 def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def named(work: Path, name: str, files: Sequence[Path], container: ShardContainer, /) -> list[Path]:
-    """Give the shards their names, now that their number is known."""
-    return [
-        file.rename(work / f"{name}-{number:05d}-of-{len(files):05d}.{container}")
-        for number, file in enumerate(files)
-    ]
 
 
 def put_in_place(work: Path, folder: Path, /) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +29,20 @@ _OTHERWISE = (
 )
 
 
+SHARD_BYTES = 200_000_000
+"""About so many bytes are in a shard, unless another number is asked for."""
+
+
 @dataclass
 class Written:
-    """Say what was written of one split: what its index has to be told."""
+    """Say what was written of one split: what its index has to be told.
 
+    The shards of the split lie in `folder`. Their names begin with `name`.
+    """
+
+    folder: Path
+    name: str
+    container: ShardContainer
     files: list[Path] = field(default_factory=list)
     records: int = 0
     keyed: int = 0
@@ -48,36 +58,32 @@ class Written:
 
 
 def write_shards(
+    written: Written,
     samples: Iterable[Sample],
-    folder: Path,
-    name: str,
     *,
     numbers: Iterable[int],
-    container: ShardContainer,
-    stops: Sequence[int],
-    most_bytes: int,
-    most_records: int | None,
     kinds: Kinds,
-) -> Written:
-    """Write samples to shards, and return what was written.
+    stops: Collection[int] = (),
+    most_bytes: int = SHARD_BYTES,
+    most_records: int | None = None,
+) -> None:
+    """Write samples to shards, and note in `written` what was written.
 
     - `samples`: the samples of one split, in the order in which they are written.
-    - `folder`, `name`: where the shards lie, and how their names begin.
     - `numbers`: the number of each sample in the source, for messages.
-    - `container`: what the shards are.
+    - `kinds`: what values each field has, in all splits together.
     - `stops`: after so many records a shard ends.
     - `most_bytes`, `most_records`: a shard that has reached these ends too.
-    - `kinds`: what values each field has, in all splits together.
     """
-    written = Written()
     writer: TFRecordWriter | TarWriter | None = None
-    ends, in_shard = set(stops), 0
-    keys: dict[str, int] = {}
+    in_shard, keys = 0, dict[str, int]()
     try:
         for number, sample in zip(numbers, samples, strict=False):
             if writer is None:
-                written.files.append(folder / f"{name}-{len(written.files):05d}.part")
-                writer = _writer(container, written.files[-1])
+                name = f"{written.name}-{len(written.files):05d}.part"
+                written.files.append(written.folder / name)
+                open_writer = TarWriter if written.container == "tar" else TFRecordWriter
+                writer = open_writer(written.files[-1])
                 in_shard, keys = 0, {}
             with told_of(number, sample):
                 key, values = checked(sample)
@@ -93,18 +99,12 @@ def write_shards(
                     _check_kinds(values, number, kinds)
             written.records += 1
             in_shard += 1
-            if written.records in ends or in_shard == most_records or writer.offset >= most_bytes:
+            if written.records in stops or in_shard == most_records or writer.offset >= most_bytes:
                 _close(writer, written.files[-1])
                 writer = None
     finally:
         if writer is not None:
             _close(writer, written.files[-1])
-    return written
-
-
-def _writer(container: ShardContainer, path: Path) -> TFRecordWriter | TarWriter:
-    """Open a shard."""
-    return TarWriter(path) if container == "tar" else TFRecordWriter(path)
 
 
 def _close(writer: TFRecordWriter | TarWriter, path: Path) -> None:
