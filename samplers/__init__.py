@@ -29,12 +29,7 @@ from twinfeed.samplers._state import StateMismatchError
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.batch import BatchSampler
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.diagnostics import (
-    Diagnosis,
-    Measure,
-    diagnose,
-    simulate_shuffle_buffer,
-)
+from twinfeed.samplers.diagnostics import Diagnosis, Measure, diagnose, simulate_shuffle_buffer
 from twinfeed.samplers.exact_once import ExactOnceBatchSampler
 from twinfeed.samplers.mixture import MixtureSampler
 from twinfeed.samplers.orders import Order, RandomSampler, SequentialSampler

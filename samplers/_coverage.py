@@ -11,6 +11,7 @@ from twinfeed.samplers._classes import Classes
 from twinfeed.samplers._fair import FairGroups
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import permute
+from twinfeed.samplers._schedule import Schedule
 
 
 class CoverageDraw:
@@ -22,8 +23,9 @@ class CoverageDraw:
     `all` the smallest B that holds every record.
     """
 
-    def __init__(self, classes: Classes, p: int, k: int, *, once: bool, seed: int) -> None:
-        self._classes, self._p, self._k, self._once = classes, p, k, once
+    def __init__(self, classes: Classes, schedule: Schedule, *, once: bool, seed: int) -> None:
+        self._classes, self._once = classes, once
+        p, k = self._p, self._k = schedule.largest_p, schedule.largest_k
         self._key = root_key(seed, f"pk coverage {'once' if once else 'all'}")
         plan = _once if once else _all
         self.steps, self._chunks, self._adjustable = plan(classes.sizes, p, k)

@@ -22,7 +22,7 @@ class FairDraw:
     """
 
     def __init__(
-        self, classes: Classes, supers: Classes, schedule: Schedule, *, seed: int, stored: bool
+        self, classes: Classes, supers: Classes, schedule: Schedule, seed: int, stored: bool
     ) -> None:
         self._classes, self._supers, self._schedule = classes, supers, schedule
         self._stored = stored

@@ -130,11 +130,7 @@ class BatchSampler(BatchStream):
         return ids
 
     def _parameters(self) -> dict[str, Any]:
-        return {
-            "batch_size": self._largest,
-            "final": self._final,
-            "order": self._order.fingerprint,
-        }
+        return {"batch_size": self._largest, "final": self._final, "order": self._order.fingerprint}
 
 
 def _unless_padding(ask: Callable[[Int64], Int64], ids: Int64, padding: int) -> Int64:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from twinfeed.samplers._state import digest
 
 Ids = NDArray[np.integer[Any]]
 _PIECE = 1 << 20
+_Mapping: TypeAlias = partial[NDArray[Any]]
 
 
 class ClassOrder:
@@ -72,7 +74,7 @@ class ClassOrder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = (self._records, self._starts, self._sizes)
-        return _unpickled, (*map(_reference, arrays), self._digest)
+        return partial(_unpickled, digest=self._digest), tuple(map(_reference, arrays))
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -102,15 +104,6 @@ class ClassOrder:
         return self._digest
 
 
-class _Mapped(NamedTuple):
-    """Where an array lies in a file."""
-
-    path: str
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-
-
 def _locked(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view, so that the owner may still change the array."""
     if not array.flags.writeable:
@@ -120,23 +113,18 @@ def _locked(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapped:
-    """Return where a mapped array lies; any other array as it is."""
+def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapping:
+    """Return what maps a mapped array again; any other array as it is."""
     # A part of a mapped array is one too, but has the offset of the whole: its base tells.
     if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.filename:
-        return _Mapped(str(array.filename), array.dtype.str, array.offset, array.shape)
+        return partial(np.memmap, array.filename, array.dtype, "r", array.offset, array.shape)
     return array
 
 
-def _unpickled(*parts: Any) -> ClassOrder:
-    """Return the class order of arrays or their places in files, and a digest."""
-    records, starts, sizes = (
-        np.memmap(part.path, part.dtype, "r", part.offset, part.shape)
-        if isinstance(part, _Mapped)
-        else part
-        for part in parts[:3]
-    )
-    return ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=parts[3])
+def _unpickled(*parts: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
+    """Return the class order of arrays, or of what maps them."""
+    records, starts, sizes = (part() if isinstance(part, partial) else part for part in parts)
+    return ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=digest)
 
 
 def compact(labels: NDArray[Any]) -> Int64:

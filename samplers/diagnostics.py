@@ -214,7 +214,13 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())
-    found = {name: _distinct(batch, group[ids])[sizes == size] for name, group in groups.items()}
+    head_distinct, distinct, fewest = {}, {}, {}
+    for name, group in groups.items():
+        met = int(np.count_nonzero(np.bincount(group[ids[:head]])))
+        head_distinct[name] = Measure(met, *_uniform_distinct(group, head))
+        each = _distinct(batch, group[ids])[sizes == size]
+        uniform = _uniform_distinct(group, size, batches=len(each))
+        distinct[name], fewest[name] = Measure(float(each.mean()), *uniform), int(each.min())
     return Diagnosis(
         records=records,
         samples=samples,
@@ -229,21 +235,9 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
         most_early=int((home - place).max()),
         rank_correlation=_correlation(place, ids),
         head_reach=float((ids[:head].max() + 1) / records),
-        head_distinct={
-            name: Measure(
-                int(np.count_nonzero(np.bincount(group[ids[:head]]))),
-                *_uniform_distinct(group, head),
-            )
-            for name, group in groups.items()
-        },
-        distinct={
-            name: Measure(
-                float(found[name].mean()),
-                *_uniform_distinct(group, size, batches=len(found[name])),
-            )
-            for name, group in groups.items()
-        },
-        fewest={name: int(numbers.min()) for name, numbers in found.items()},
+        head_distinct=head_distinct,
+        distinct=distinct,
+        fewest=fewest,
     )
 
 

@@ -107,20 +107,13 @@ class PKBatchSampler(BatchStream):
         self._super_digest = None if super_labels is None else super_order.digest
         self._check_enough(supers)
         if coverage is None:
-            stored = self._within == "stored"
-            self._draws: FairDraw | CoverageDraw = FairDraw(
-                self._classes, supers, schedule, seed=seed, stored=stored
-            )
+            fair = FairDraw(self._classes, supers, schedule, seed, self._within == "stored")
+            self._draws: FairDraw | CoverageDraw = fair
             steps = self._batches_per_epoch(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
-            covering = CoverageDraw(
-                self._classes,
-                schedule.largest_p,
-                schedule.largest_k,
-                once=coverage == "once",
-                seed=seed,
-            )
+            once = coverage == "once"
+            covering = CoverageDraw(self._classes, schedule, once=once, seed=seed)
             self._draws, steps = covering, covering.steps
         largest = schedule.largest_batch
         super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
@@ -181,18 +174,12 @@ class PKBatchSampler(BatchStream):
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
         some = "" if self._records_digest is None else f"{self._drawn:,} of "
-        records, classes, batches = (
-            _validate.counted(number, noun)
-            for number, noun in (
-                (self.num_records, "record"),
-                (self.num_classes, "class"),
-                (len(self), "batch"),
-            )
-        )
-        ids = _validate.counted(self._largest, "id")
+        told = _validate.counted
         return (
-            f"PKBatchSampler({some}{records}, {classes}, {batches} of p={schedule.p_text} x "
-            f"k={schedule.k_text}, {most}{ids}{coverage})"
+            f"PKBatchSampler({some}{told(self.num_records, 'record')}, "
+            f"{told(self.num_classes, 'class')}, {told(len(self), 'batch')} of "
+            f"p={schedule.p_text} x k={schedule.k_text}, "
+            f"{most}{told(self._largest, 'id')}{coverage})"
         )
 
     @property

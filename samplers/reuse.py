@@ -39,13 +39,7 @@ class ReuseSampler(Order):
     """
 
     def __init__(
-        self,
-        n: SupportsIndex,
-        /,
-        *,
-        reuse: SupportsIndex,
-        live: SupportsIndex,
-        seed: SupportsIndex,
+        self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
     ) -> None:
         self._n = _validate.integer("n", n, minimum=1)
         self._reuse = _validate.integer("reuse", reuse, minimum=1)

@@ -20,13 +20,7 @@ from twinfeed.loaders.formats._checksum import masked
 from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard, read_at
 from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.records import (
-    LEAVE_OUT,
-    TOO_LONG,
-    OnBad,
-    Part,
-    Record,
-)
+from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Part, Record
 from twinfeed.loaders.limits import LIMITS
 
 HEADER, FOOTER = 12, 4

@@ -60,12 +60,7 @@ class Reader(Closing):
     """
 
     def __init__(
-        self,
-        index: Index,
-        /,
-        *,
-        verify: bool = True,
-        max_open_files: int | None = None,
+        self, index: Index, /, *, verify: bool = True, max_open_files: int | None = None
     ) -> None:
         check_index(index)
         if max_open_files is not None:
