@@ -1,9 +1,11 @@
 """Errors within a pipeline reach the user with their place, and nothing hangs."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,16 @@ def test_the_batches_before_an_error_come_first(damaged: Index) -> None:
     assert raised.value.record == damaged.place(40)[1]
 
 
+def test_an_error_that_nobody_asks_for_keeps_no_loader_alive(damaged: Index) -> None:
+    one = loader(damaged, once())
+    with pytest.raises(tf.errors.OpError):
+        list(one.dataset)
+    known = weakref.ref(one)
+    del one
+    gc.collect()
+    assert known() is None
+
+
 def test_damaged_bytes_under_fit(damaged: Index) -> None:
     import keras
 
@@ -80,7 +92,7 @@ def copied(folder: Path) -> Index:
 def damage(index: Index, record: int) -> None:
     """Write over the bytes of a record."""
     row = index.table("word")[record]
-    with open(Path(index.root) / index.shard_paths[int(row["file"])], "r+b") as shard:
+    with open(Path(index.root) / index.place(record)[0], "r+b") as shard:
         shard.seek(int(row["offset"]))
         shard.write(b"\0\0")
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow hands on an error's text only. The last few are kept here to be found by their text;
-# more than one fails where threads are ahead of each other.
-LAST_ERRORS: deque[BaseException] = deque(maxlen=8)
+# TensorFlow hands on an error's text only. So an object keeps what its last calls raised, to be
+# found by the text; several calls fail where threads are ahead of each other. Here are the objects
+# that raised last. They must not live for an error that nobody asks for.
+FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
 
 # How long calls of TensorFlow must have stayed away for the interpreter to end, and how long it
 # waits for that at most, in seconds.
@@ -102,16 +103,17 @@ def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
 
 
 def _call(number: int, name: str, *arrays: Any) -> Any:
-    """Call the method, and keep what it raises for `original_errors`."""
+    """Call the method, and have its object keep what it raises for `original_errors`."""
     with _CALLS:
+        owner = _OWNERS.get(number)
+        if owner is None:
+            raise RuntimeError(
+                "the loader of this dataset is gone: keep the loader, or the dataset that it gave, "
+                "for as long as what was made of the dataset is in use"
+            )
         try:
-            owner = _OWNERS.get(number)
-            if owner is None:
-                raise RuntimeError(
-                    "the loader of this dataset is gone: keep the loader, or the dataset that it "
-                    "gave, for as long as what was made of the dataset is in use"
-                )
             return getattr(owner, name)(*arrays)
         except BaseException as error:
-            LAST_ERRORS.append(error)
+            owner.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
+            FAILED.append(weakref.ref(owner))
             raise

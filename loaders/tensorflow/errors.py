@@ -9,7 +9,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow.calls import LAST_ERRORS
+from twinfeed.loaders.tensorflow.calls import FAILED
 from twinfeed.loaders.tensorflow.serve import Server
 
 
@@ -61,10 +61,12 @@ def originals_of(loader: object) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        for original in reversed(LAST_ERRORS):
-            if str(original) in error.message:
-                LAST_ERRORS.remove(original)
-                raise original from error
+        for failed in reversed(FAILED):
+            raised = getattr(failed(), "raised", ())
+            for original in reversed(raised):
+                if str(original) in error.message:
+                    raised.remove(original)
+                    raise original from error
         if isinstance(error, tf.errors.DataLossError):
             # The message names no file. The pipeline that began to read last comes first.
             for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
