@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+import numpy as np
+
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
@@ -286,8 +288,9 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
         return stop - start, scan.bad
-    held = {scan.number_at(offset) for offset in _offsets(index, start, stop)}
     changed = scan.headers != index.shards["headers"][shard]
+    offsets = _offsets(index, start, stop)
+    held = {scan.number_at(offset) for offset in offsets if offset >= 0} if scan.bad else set()
     bad = {
         one.record: one
         for one in scan.bad
@@ -295,9 +298,7 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
     }
     explained = bool(bad)  # what the index leaves out was no record at its build either
     for number, error in _unreadable(reader, start, stop):
-        offset = next(iter(_offsets(index, start + number, start + number + 1)), 0)
-        found = scan.number_at(offset)
-        entry = _entry(name, found, error)
+        entry = _entry(name, scan.number_at(max(offsets[number], 0)), error)
         bad.setdefault(entry.record, entry)
     if index.container == "tar":  # there fields count as well
         explained = bool(bad)
@@ -311,14 +312,15 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
 
 
 def _offsets(index: Index, start: int, stop: int) -> list[int]:
-    """Return where some held field of each record lies, records without any left out."""
-    offsets: dict[int, int] = {}
+    """Return where some held field of each record lies, -1 for a record without any."""
+    offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
-        for place in (rows["length"] >= 0).nonzero()[0].tolist():
-            # A hard link lies before its record, the other parts within it.
-            offsets[place] = max(offsets.get(place, 0), int(rows["offset"][place]))
-    return [offsets[place] for place in sorted(offsets)]
+        # A hard link lies before its record, the other parts within it.
+        np.maximum(
+            offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
+        )
+    return offsets.tolist()
 
 
 def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
@@ -348,10 +350,7 @@ def _read(reader: Reader, ids: range) -> LoaderError | OSError | None:
     try:
         for field in reader.index.fields:
             lengths = reader.index.table(field)["length"][ids.start : ids.stop]
-            held = [
-                record for record, length in zip(ids, lengths.tolist(), strict=True) if length >= 0
-            ]
-            reader.read(held, [field])
+            reader.read(np.flatnonzero(lengths >= 0) + ids.start, [field])
     except (LoaderError, OSError) as error:
         return error
     return None

@@ -14,7 +14,7 @@ from twinfeed.samplers._state import digest
 SORTED = 1 << 23
 """So many records are sorted at a time. The labels are read once for each such piece."""
 
-_READ = 1 << 20
+READ = 1 << 20
 
 
 def write_class_order(store: Store, labels: Int64s, /) -> str:
@@ -47,8 +47,8 @@ def write_class_order(store: Store, labels: Int64s, /) -> str:
 
 def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield ids of records whose labels lie in [low, high], with these labels."""
-    for start in range(0, len(labels), _READ):
-        piece = labels[start : start + _READ]
+    for start in range(0, len(labels), READ):
+        piece = labels[start : start + READ]
         found = np.flatnonzero((piece >= low) & (piece <= high))
         yield found + start, piece[found]
 
@@ -56,9 +56,9 @@ def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int6
 def _census(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the labels that occur, sorted; how many records each has; and its first record."""
     values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for start in range(0, len(labels), _READ):
+    for start in range(0, len(labels), READ):
         new, place, count = np.unique(
-            labels[start : start + _READ], return_index=True, return_counts=True
+            labels[start : start + READ], return_index=True, return_counts=True
         )
         both, where = np.unique(np.concatenate([values, new]), return_inverse=True)
         counts, least = np.zeros(len(both), np.int64), np.full(len(both), len(labels))

@@ -70,10 +70,9 @@ class _Found:
 class Survey:
     """Sum up the facts of parts; of the parts only the files are kept."""
 
-    def __init__(self, options: IndexOptions, table: FromTable | None) -> None:
-        self.options = options if table is None else replace(options, label_from="table")
+    def __init__(self, table: FromTable | None) -> None:
         self.table = table
-        self.skips = table is not None and options.missing == "skip" and options.background is None
+        self.options = IndexOptions()
         self.parts: list[Path] = []
         self.paths: list[str] = []
         self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
@@ -91,6 +90,10 @@ class Survey:
 
     def add(self, part: ShardPart) -> None:
         """Take in the facts of one part."""
+        if not self.parts:
+            self.options = part.options
+            if self.table is not None:
+                self.options = replace(part.options, label_from="table")
         records, key_bytes = part.records, part.key_bytes
         if self.skips:
             kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
@@ -116,6 +119,12 @@ class Survey:
             self.named = part.path, name
         for name, facts in part.fields.items():
             self.fields.setdefault(name, _Found(part.path)).add(facts, records)
+
+    @property
+    def skips(self) -> bool:
+        """Whether records that a table lacks are left out."""
+        options = self.options
+        return self.table is not None and options.missing == "skip" and options.background is None
 
     def blocks(self, part: ShardPart) -> Iterator[Block]:
         """Yield the blocks of a part, without the records that a label table lacks."""

@@ -15,7 +15,7 @@ import numpy as np
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.index.labels import Label, is_label
 
-_PIECE = 1 << 20
+PIECE = 1 << 20
 
 
 class Numbering:
@@ -119,7 +119,7 @@ def pieces(array: Array, /) -> Iterator[Array]:
     >>> len(list(pieces(np.zeros(3_000_000, np.int8))))
     3
     """
-    return (array[start : start + _PIECE] for start in range(0, len(array), _PIECE))
+    return (array[start : start + PIECE] for start in range(0, len(array), PIECE))
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> Int64s:

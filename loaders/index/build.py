@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,8 +98,8 @@ def build_index(
         survey = _survey(_parts(plan, jobs, folder, executor, progress), table)
         mixed = survey.mixed()
         if mixed:  # some shards have one value a record, others several: read all as lists
-            plan = plan.with_lists(mixed)
-            survey = _survey(_parts(plan, jobs, folder, executor, progress), table)
+            again = _parts(plan.with_lists(mixed), jobs, folder, executor, progress)
+            survey = _survey(again, table)
         write_index(path, survey, classes=classes)
     return open_index(path, root=source.root)
 
@@ -143,7 +142,7 @@ def build_parts(
     )
     plan = Plan.of(source, label, fields, reading)
     jobs = without(source, exclude)
-    return _parts(plan, jobs, where, executor, progress)
+    return [part.file for part in _parts(plan, jobs, where, executor, progress)]
 
 
 def merge_parts(
@@ -175,9 +174,8 @@ def merge_parts(
     if isinstance(parts, (str, os.PathLike)):
         raise TypeError(f"parts must be a list of files, got {os.fspath(parts)!r}")
     found, plans = [], set()
-    for file in map(Path, parts):
-        part = load_part(file)
-        found.append((part.path, file))
+    for part in map(load_part, map(Path, parts)):
+        found.append((part.path, part.file))
         plans.add(part.plan)
     if not found:
         raise ValueError("no parts to merge")
@@ -191,7 +189,7 @@ def merge_parts(
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise ValueError(f"{len(twice)} shards have two parts, first: {', '.join(twice[:5])}")
-    survey = _survey([file for _, file in sorted(found)], label)
+    survey = _survey((load_part(file, check=False) for _, file in sorted(found)), label)
     mixed = survey.mixed()
     if mixed:
         raise ValueError(
@@ -204,21 +202,12 @@ def merge_parts(
     return open_index(path, root=root)
 
 
-def _survey(files: Sequence[Path], table: FromTable | None) -> Survey:
-    """Sum up parts that were checked."""
-    survey = Survey(load_part(files[0], check=False).options, table)
-    for file in files:
-        survey.add(load_part(file, check=False))
+def _survey(parts: Iterable[ShardPart], table: FromTable | None) -> Survey:
+    """Sum up parts."""
+    survey = Survey(table)
+    for part in parts:
+        survey.add(part)
     return survey
-
-
-def _check_counts(job: Job, part: ShardPart) -> None:
-    """Refuse to exclude a record that is not there."""
-    if part.excluded < len(job.exclude):
-        raise ValueError(
-            f"exclude= names {len(job.exclude)} records of {job.shard}, "
-            f"of which {part.excluded} are there"
-        )
 
 
 @contextmanager
@@ -229,13 +218,13 @@ def _alone(folder: Path) -> Iterator[None]:
     there = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):
-            least: float = KEEP_FROM
+            finished = False
             try:
                 yield
-                least = math.inf
+                finished = True
             finally:
-                for file in folder.iterdir():
-                    if is_part(file) and _bytes_scanned(file) < least:
+                for file in filter(is_part, folder.iterdir()):
+                    if finished or _bytes_scanned(file) < KEEP_FROM:
                         file.unlink()
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
@@ -260,8 +249,8 @@ def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
 
 def _parts(
     plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
-) -> list[Path]:
-    """Return the part of every job: those that lie there already, the others built. Nothing tells
+) -> Iterator[ShardPart]:
+    """Yield the part of every job: those that lie there already, the others built. Nothing tells
     that a function gives the labels that it gave before: its parts are built anew.
     """
     files = [_part_file(plan, job, folder) for job in jobs]
@@ -277,8 +266,13 @@ def _parts(
     for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
         pass
     for job, file in zip(jobs, files, strict=True):
-        _check_counts(job, load_part(file))
-    return files
+        part = load_part(file)
+        if part.excluded < len(job.exclude):
+            raise ValueError(
+                f"exclude= names {len(job.exclude)} records of {job.shard}, "
+                f"of which {part.excluded} are there"
+            )
+        yield part
 
 
 def _run(executor: Executor, todo: Sequence[tuple[Plan, Job, str]]) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from twinfeed.loaders._checks import choice, count, flag, names
@@ -113,7 +113,7 @@ class IndexOptions(Reading):
 
     def facts(self) -> dict[str, Any]:
         """Return the options as JSON holds them."""
-        return asdict(self) | {"lists": list(self.lists)}
+        return vars(self) | {"lists": list(self.lists)}
 
 
 def describe_label(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:

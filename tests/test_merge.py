@@ -1,0 +1,217 @@
+"""Parts and their merging: memory that does not grow with the records, and large numbers."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from making_shards import tars
+
+from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index import (
+    _class_order,
+    _collect,
+    _numbering,
+    _parts,
+    _sources,
+    _store,
+    open_index,
+)
+from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart
+from twinfeed.loaders.index._rows import row_type
+from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
+from twinfeed.loaders.index.options import IndexOptions, Reading
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers import ClassOrder
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """The most bytes that were held at once, beyond those held before."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100) -> Path:
+    """The part of a shard that was never there: a field, keys and labels, in blocks of 1,000."""
+    (folder / "a.tar").touch()
+    options = IndexOptions(container="tar", label_from="field", label="cls")
+    part = ShardPart("plan", options, "a.tar", 0)
+    part.names = [f"c{n}" for n in range(100)]
+    part.fields = {"x": FieldFacts("bytes", offset, length)}
+    with PartFile(folder / f"{records:032x}.part") as out:
+        for start in range(0, records, 1000):
+            rows = np.zeros(1000, row_type(offset, length, whole_files=False))
+            rows["offset"], rows["length"] = offset, length
+            arrays = {
+                "rows-0": rows,
+                "keys-text": np.full(8000, ord("k"), np.uint8),
+                "keys-ends": np.arange(8, 8008, 8, dtype="<u4"),
+                "labels": np.arange(start, start + 1000) * 7 % 100,
+                "unlabelled": np.zeros(0, np.int64),
+            }
+            out.write(1000, arrays)
+            part.records += 1000
+            part.keys += 1000
+            part.key_bytes += 8000
+        out.finish(part)
+    return folder / f"{records:032x}.part"
+
+
+def test_merging_takes_the_same_memory_for_many_records_as_for_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in [(_class_order, "SORTED"), (_class_order, "READ"), (_numbering, "PIECE")]:
+        monkeypatch.setattr(module, name, 5000)
+    monkeypatch.setattr(_parts, "CHUNK", 1 << 16)
+    few, many = (synthetic(tmp_path, records) for records in (50_000, 400_000))
+
+    def merge(part: Path) -> None:
+        merge_parts([part], tmp_path / "x.index")
+
+    merge(few)  # what the first use alone needs
+    least = peak(lambda: merge(few))
+    assert peak(lambda: merge(many)) < 1.2 * least + 100_000
+    index = open_index(tmp_path / "x.index")
+    assert len(index) == 400_000
+    assert index.labels is not None
+    order = ClassOrder(index.labels)
+    assert index.class_order is not None
+    assert np.array_equal(index.class_order.records, order.records)
+    assert index.keys([399_999]) == ["kkkkkkkk"]
+
+
+def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_collect, "CELLS", 1000)
+    peaks = []
+    for records in (1000, 2000, 16_000):
+        shard = tmp_path / f"{records}.tfrecord"
+        with TFRecordWriter(shard) as writer:
+            for _ in range(records):
+                writer.write(b"some bytes")
+        build = partial(build_parts, [shard], root=tmp_path, reading=Reading(example=False))
+        peaks.append(peak(partial(build, tmp_path / "once")))
+        assert len(merge_parts(build(tmp_path / "again"), tmp_path / "x.index")) == records
+    assert peaks[2] < 1.2 * peaks[1] + 100_000
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "types"),
+    [
+        (2**32 - 1, 2**31 - 1, ("<u4", "<i4")),
+        (2**32, 2**31 - 1, ("<i8", "<i4")),
+        (2**32 - 1, 2**31, ("<u4", "<i8")),
+        (2**50, 2**40, ("<i8", "<i8")),
+    ],
+)
+def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
+    tmp_path: Path, offset: int, length: int, types: tuple[str, str]
+) -> None:
+    index = merge_parts([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
+    table = index.table("x")
+    assert (table.dtype["offset"].str, table.dtype["length"].str) == types
+    (row,) = index.rows(["x"], np.array([7])).tolist()
+    assert row == (offset, length, 0, 0)
+
+
+def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
+    from twinfeed.loaders.index._rows import unsigned
+
+    assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
+
+
+labels = st.one_of(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=60),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
+    st.lists(st.just(5), min_size=1, max_size=40),
+)
+
+
+@given(labels=labels, at_once=st.sampled_from([1, 3, 7, 1000]))
+def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
+    tmp_path_factory: pytest.TempPathFactory, labels: list[int], at_once: int
+) -> None:
+    values = np.array(labels, np.int64)
+    expected = ClassOrder(values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_class_order, "SORTED", at_once)
+        patch.setattr(_class_order, "READ", 4)
+        with _store.new_store(tmp_path_factory.mktemp("order") / "x.index") as store:
+            digest = _class_order.write_class_order(store, values)
+            written = {
+                name: store.finished(f"classorder-{name}").tolist()
+                for name in ("records", "starts", "sizes")
+            }
+    assert digest == expected.digest
+    assert written == {
+        "records": expected.records.tolist(),
+        "starts": expected.starts.tolist(),
+        "sizes": expected.sizes.tolist(),
+    }
+
+
+def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path) -> None:
+    options = IndexOptions(container="tar")
+    part = ShardPart("plan", options, "a.tar", 0, records=3)
+    part.fields = {"x": FieldFacts("bytes")}
+    with PartFile(tmp_path / "0.part") as out:
+        out.write(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})
+        out.finish(part)
+    with pytest.raises(IndexFormatError, match="its shard has other records than it tells"):
+        merge_parts([tmp_path / "0.part"], tmp_path / "x.index")
+    assert not list((tmp_path / "x.index").glob("*"))
+
+
+def test_loose_files_of_several_parts_are_read_as_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sources, "FILES_PER_PART", 3)
+    entries = []
+    for n in range(8):
+        names = {"a": f"{n}.a", "b": f"{n}.b"} if n % 3 else {"b": f"{n}.b"}
+        for name in names.values():
+            (tmp_path / name).write_bytes(name.encode())
+        entries.append(Entry(f"k{n}", names))
+    reading = Reading(missing="empty")
+    index = build_index(entries, tmp_path / "x.index", fields=["a", "b"], reading=reading)
+    assert len(index.shards) == 3
+    with Reader(index) as reader:
+        read = reader.read(range(8))
+    assert read["b"] == [b"%d.b" % n for n in range(8)]
+    assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(8)]
+    assert index.table("a")[3].tolist() == (0, -1, 0)
+
+
+def test_what_a_killed_merge_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    left, others = path / ".columns-0123456789abcdef", path / ".columns-fedcba9876543210"
+    for folder, name in ((left, "field-0.npy"), (others, "notes.md")):
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    build_index(tars(tmp_path), path)
+    assert not left.exists()
+    assert others.exists()
+
+
+def test_an_index_that_another_process_finishes_meanwhile_is_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two looks at a folder: its manifest was taken for a file of somebody else."""
+    path = build_index(tars(tmp_path), tmp_path / "x.index").path
+    answers = [False, True]
+    monkeypatch.setattr(_store, "is_index", lambda folder: answers.pop(0))
+    assert _store.own_folder(path) == path
