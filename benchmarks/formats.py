@@ -126,7 +126,7 @@ def main() -> None:
             record, sample = write_shards(Path(folder), count, record_bytes)
             print(f"\n### {record_bytes:,} bytes, {count:,} records\n")
             table(scans(record, sample), count, record.stat().st_size)
-            messages = [r.parts["data"].data for r in tfrecord.scan(record, example=False)]
+            messages = [r.fields["data"].data for r in tfrecord.scan(record, example=False)]
             print()
             table(parsers(messages), count, record.stat().st_size)
 

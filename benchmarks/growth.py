@@ -55,8 +55,8 @@ def one_rank(name: str) -> Found:
         orders: dict[str, Callable[[], s.Order]] = {
             "random": lambda: s.RandomSampler(10**9, seed=0),
             "shard shuffle": lambda: s.ShardShuffleSampler([10**5] * 10_000, seed=0),
-            "1,000 parts": lambda: s.ShardShuffleSampler(
-                [10**5] * 10_000, seed=0, window=10_000, parts=1000
+            "1,000 sections": lambda: s.ShardShuffleSampler(
+                [10**5] * 10_000, seed=0, window=10_000, sections=1000
             ),
             "weighted": lambda: s.WeightedSampler(np.arange(10**6), num_samples=10**9, seed=0),
         }
@@ -209,7 +209,7 @@ def many_shards(shards: int) -> Found:
             return pool.submit(opened, folder / "a.index", shards // 2).result()
 
 
-SCALE = ("random", "shard shuffle", "1,000 parts", "P x K", "weighted")
+SCALE = ("random", "shard shuffle", "1,000 sections", "P x K", "weighted")
 WAYS: Ways = {
     **{f"a rank of 10,000: {name}": (partial(one_rank, name), None) for name in SCALE},
     "mixture of 1,000 orders": (mixture_of_many, None),

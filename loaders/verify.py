@@ -212,7 +212,7 @@ class _Scan:
                     self.note(record.offset, record.number)
                     self.end = record.offset + record.length
                     if plan.reading.join:  # other records may lie between the parts of this one
-                        self.places += [(p.offset, record.number) for p in record.parts.values()]
+                        self.places += [(p.offset, record.number) for p in record.fields.values()]
         except (OSError, StaleIndexError) as error:
             self.lost = True
             name = getattr(error, "filename", None) if job.entries else None

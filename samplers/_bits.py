@@ -42,13 +42,13 @@ def root_key(seed: int, purpose: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def derive(key: int, *parts: int) -> int:
-    """Return the key found by following `parts` (epoch, pass, …) down from `key`.
+def derive(key: int, *path: int) -> int:
+    """Return the key found by following `path` (epoch, pass, …) down from `key`.
 
-    Each step is `words(key, part)` in plain integers: numpy takes ten times as long for one word.
+    Each step is `words(key, step)` in plain integers: numpy takes ten times as long for one word.
     """
-    for part in parts:
-        x = (key + (int(part) + 1) * int(_GOLDEN)) & _MASK
+    for step in path:
+        x = (key + (int(step) + 1) * int(_GOLDEN)) & _MASK
         x = (x ^ x >> 30) * int(_FIRST) & _MASK
         x = (x ^ x >> 27) * int(_SECOND) & _MASK
         key = x ^ x >> 31

@@ -34,8 +34,8 @@ def permute(n: int, key: int, positions: Int64) -> Int64:
     flat = positions.reshape(-1)
     out = np.empty(flat.shape, np.int64)
     for start in range(0, len(flat), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        out[part] = feistel(n, key, flat[part])
+        some = slice(start, start + _BLOCK)
+        out[some] = feistel(n, key, flat[some])
     return out.reshape(positions.shape)
 
 
@@ -90,9 +90,9 @@ def write_tables(out: NDArray[np.uint16], base: Int64, n: Int64, keys: UInt64) -
     widths = table_widths(n)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
         rows = np.flatnonzero(widths == width)
-        for part in np.array_split(rows, -(-len(rows) * width // _TABLE_WORDS)):
-            made = sorted_rows(keys[part], width, n[part])
-            out[base[part][:, None] + np.arange(width)] = made
+        for some in np.array_split(rows, -(-len(rows) * width // _TABLE_WORDS)):
+            made = sorted_rows(keys[some], width, n[some])
+            out[base[some][:, None] + np.arange(width)] = made
 
 
 def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[np.uint16]:

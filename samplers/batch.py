@@ -29,7 +29,7 @@ class BatchSampler(BatchStream):
         rank 0    0 1        3          6
         rank 1        2        4 5      (empty)
 
-    Raises ValueError where the order cannot be cut so: `parts` of a shuffle that do not divide
+    Raises ValueError where the order cannot be cut so: `sections` of a shuffle that do not divide
     `batch_size`, and for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`.
 
     >>> from twinfeed.samplers import SequentialSampler

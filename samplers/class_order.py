@@ -115,15 +115,15 @@ def _locked(array: NDArray[Any]) -> NDArray[Any]:
 
 def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapping:
     """Return what maps a mapped array again; any other array as it is."""
-    # A part of a mapped array is one too, but has the offset of the whole: its base tells.
+    # A slice of a mapped array is one too, but has the offset of the whole: its base tells.
     if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.filename:
         return partial(np.memmap, array.filename, array.dtype, "r", array.offset, array.shape)
     return array
 
 
-def _unpickled(*parts: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
+def _unpickled(*arrays: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
     """Return the class order of arrays, or of what maps them."""
-    records, starts, sizes = (part() if isinstance(part, partial) else part for part in parts)
+    records, starts, sizes = (each() if isinstance(each, partial) else each for each in arrays)
     return ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=digest)
 
 

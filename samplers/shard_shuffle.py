@@ -31,13 +31,13 @@ class ShardShuffleSampler(Order):
     - `block`: records of a block. As long as the data it makes the order sequential, 1 uniform. An
       epoch's table takes memory in proportion to the number of blocks.
     - `window`: blocks that are open at once.
-    - `parts`: with G parts a batch is the concatenation of G shuffles of disjoint blocks, each with
-      `window / G` lanes. Where world_size divides G, no two ranks read the same block. Only the end
-      of an epoch, when the shortest part has run out, is dealt out without this promise: that is at
-      most two blocks a part.
+    - `sections`: the blocks are divided into so many sections, each with a shuffle of its own and
+      its share of the window's lanes. A batch is a piece of each section. Where world_size
+      divides `sections`, no two ranks read the same block, except at the end of an epoch. There,
+      when the shortest section has run out, at most two blocks a section are dealt out to all.
     - `order_within`: `"stored"` keeps the records of a block in stored order.
 
-    Raises ValueError where `parts` does not divide `window`, or there are fewer blocks than parts.
+    Raises ValueError where `sections` does not divide `window`, and for fewer blocks than sections.
 
     Shards of 6 and 4 records, blocks of 2, two lanes; block 8 9 is cut by the lane boundary::
 
@@ -60,28 +60,29 @@ class ShardShuffleSampler(Order):
         seed: SupportsIndex,
         block: SupportsIndex = 1024,
         window: SupportsIndex = 64,
-        parts: SupportsIndex = 1,
+        sections: SupportsIndex = 1,
         order_within: Literal["random", "stored"] = "random",
     ) -> None:
         self._lengths = _validate.counts("shard_lengths", shard_lengths, minimum=0)
         self._block = _validate.integer("block", block, minimum=1)
         self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
-        self._parts = _validate.integer("parts", parts, minimum=1)
+        self._sections = _validate.integer("sections", sections, minimum=1)
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         self.seed = _validate.seed(seed)
-        if self._window % self._parts:
+        if self._window % self._sections:
             raise ValueError(
-                f"window must be divisible by parts, got window={self._window}, parts={self._parts}"
+                f"window must be divisible by sections, got window={self._window}, "
+                f"sections={self._sections}"
             )
         self._n = int(self._lengths.sum())
         self._begins, self._sizes = _blocks(self._lengths, self._block)
-        if len(self._sizes) < self._parts > 1:
+        if len(self._sizes) < self._sections > 1:
             raise ValueError(
-                f"parts must be at most the number of blocks, {len(self._sizes)}, "
-                f"got {self._parts}: take smaller blocks"
+                f"sections must be at most the number of blocks, {len(self._sizes)}, "
+                f"got {self._sections}: take smaller blocks"
             )
         self._key = root_key(self.seed, "shard shuffle")
-        self._batch_size = self._parts
+        self._batch_size = self._sections
         self._recent: Recent[_Table] = Recent(2)
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class ShardShuffleSampler(Order):
             f"ShardShuffleSampler({counted(self._n, 'record')} in "
             f"{counted(len(self._lengths), 'shard')}, {counted(len(self._sizes), 'block')} of "
             f"{self._block:,}, window={self._window:,}, "
-            f"parts={self._parts}, order_within={self._within!r}, seed={self.seed})"
+            f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
 
     @property
@@ -101,10 +102,11 @@ class ShardShuffleSampler(Order):
         return self._n
 
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
-        """Return this order with batches of this size divided into its parts."""
-        if batch_size % self._parts:
+        """Return this order with batches of this size divided into its sections."""
+        if batch_size % self._sections:
             raise ValueError(
-                f"batch_size must be divisible by the order's parts={self._parts}, got {batch_size}"
+                f"batch_size must be divisible by the order's sections={self._sections}, "
+                f"got {batch_size}"
             )
         other = copy.copy(self)
         other._batch_size = batch_size
@@ -124,16 +126,16 @@ class ShardShuffleSampler(Order):
 
     def _places(self, table: _Table, positions: Int64) -> Int64:
         """Return the places in the permuted sequence of blocks that these outputs take."""
-        part, index = self._part_positions(np.diff(table.parts), positions)
+        section, index = self._in_sections(np.diff(table.sections), positions)
         out = np.empty_like(index)
-        for number in np.unique(part).tolist():
-            mine = part == number
-            out[mine] = table.parts[number] + table.lanes[number].places(index[mine])
+        for number in np.unique(section).tolist():
+            mine = section == number
+            out[mine] = table.sections[number] + table.lanes[number].places(index[mine])
         return out
 
-    def _part_positions(self, sizes: Int64, positions: Int64) -> tuple[Int64, Int64]:
-        """Return the part of each output and its position in that part's own shuffle."""
-        share = self._batch_size // self._parts
+    def _in_sections(self, sizes: Int64, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the section of each output and its position in that section's own shuffle."""
+        share = self._batch_size // self._sections
         full = int(sizes.min()) // share
         step, slot = np.divmod(positions, self._batch_size)
         left = np.cumsum(sizes - full * share)
@@ -147,11 +149,11 @@ class ShardShuffleSampler(Order):
         )
 
     def _table(self, epoch: int) -> _Table:
-        """Permute the blocks of an epoch, and divide them into parts and lanes."""
+        """Permute the blocks of an epoch, and divide them into sections and lanes."""
         key = derive(self._key, epoch)
         blocks = permute(len(self._sizes), derive(key, 0), np.arange(len(self._sizes)))
         bounds = np.concatenate([[0], np.cumsum(self._sizes[blocks])])
-        goals = np.arange(self._parts + 1) * self._n // self._parts
+        goals = np.arange(self._sections + 1) * self._n // self._sections
         first = np.searchsorted(bounds, goals - self._block // 2)  # the nearest block bound
         first[[0, -1]] = 0, len(blocks)
         lanes = [
@@ -161,8 +163,8 @@ class ShardShuffleSampler(Order):
         return _Table(blocks, bounds, bounds[first], lanes)
 
     def _lanes(self, size: int, blocks: int, key: int) -> Lanes:
-        """Cut a part into lanes at jittered places, so that they change blocks one by one."""
-        width = max(1, min(self._window // self._parts, blocks))
+        """Cut a section into lanes at jittered places, so that they change blocks one by one."""
+        width = max(1, min(self._window // self._sections, blocks))
         jitter = min(self._block, size // width // 4 + 1)
         bounds = np.arange(width + 1) * size // width
         bounds[1:-1] += below(words(derive(key, 0), np.arange(1, width)), jitter) - jitter // 2
@@ -173,17 +175,17 @@ class ShardShuffleSampler(Order):
             "shard_lengths": digest(self._lengths),
             "block": self._block,
             "window": self._window,
-            "parts": self._parts,
+            "sections": self._sections,
             "order_within": self._within,
         }
 
 
 class _Table(NamedTuple):
-    """The permuted blocks of an epoch: their bounds, the bounds of the parts, their lanes."""
+    """The permuted blocks of an epoch: their bounds, the bounds of the sections, their lanes."""
 
     blocks: Int64
     bounds: Int64
-    parts: Int64
+    sections: Int64
     lanes: list[Lanes]
 
 

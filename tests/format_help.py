@@ -80,7 +80,7 @@ def webdataset_samples(path: Path) -> list[tuple[str, Parts]]:
 def contents(records: Iterator[Record]) -> list[tuple[str | None, Parts]]:
     """Return the (key, parts) of scanned records."""
     return [
-        (record.key, {name: bytes(part.data) for name, part in record.parts.items()})
+        (record.key, {name: bytes(part.data) for name, part in record.fields.items()})
         for record in records
     ]
 

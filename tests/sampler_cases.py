@@ -88,8 +88,8 @@ CASES: list[Case] = [
     ("shards-stored", _plain(_shards(order_within="stored"))),
     ("shards-one-lane", _plain(_shards(window=1))),
     ("shards-uniform", _plain(_shards(block=1, window=64))),
-    ("shards-parts", _plain(_shards(parts=4))),
-    ("shards-parts-stored", _plain(_shards(parts=2, order_within="stored", block=5))),
+    ("shards-sections", _plain(_shards(sections=4))),
+    ("shards-sections-stored", _plain(_shards(sections=2, order_within="stored", block=5))),
     (
         "views-one",
         _plain(

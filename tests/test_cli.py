@@ -539,13 +539,13 @@ def test_index_and_verify_join_what_lies_apart(
     members = [member(b"a.jpg", b"1"), member(b"b.jpg", b"2"), member(b"a.cls", b"x")]
     shard, out = str(archive(tmp_path / "a.tar", *members)), str(tmp_path / "x.index")
     assert main(["index", shard, "--out", out, "-q"]) == 1
-    assert "put the parts together with join=True" in capsys.readouterr().err
+    assert "put the members together with join=True" in capsys.readouterr().err
     listed = tmp_path / "bad.jsonl"
     verify = ["verify", shard, "--root", str(tmp_path), "-q"]
     assert main([*verify, "--bad-list", str(listed)]) == 1
     assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
         "a.tar: key 'a' is met again, first at offset 0; write the archive again, sorted by name, "
-        "or put the parts together with join=True",
+        "or put the members together with join=True",
         "3 records in 1 shard: 1 bad",
     ]
     assert listed.read_text() == ""

@@ -62,7 +62,7 @@ XML = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code></Err
 
 def records(path: Path, **options: Any) -> list[bytes]:
     """Scan raw records."""
-    return [r.parts["data"].data for r in tfrecord.scan(path, example=False, **options)]
+    return [r.fields["data"].data for r in tfrecord.scan(path, example=False, **options)]
 
 
 def tfrecord_error(path: Path, **options: Any) -> DataCorruptionError:
@@ -160,7 +160,7 @@ def test_a06_zero_length_record_is_legal(tmp_path: Path) -> None:
     write_records(tmp_path / "a", b"")
     assert records(tmp_path / "a") == [b""]
     [record] = tfrecord.scan(tmp_path / "a")
-    assert record.parts == {}
+    assert record.fields == {}
 
 
 @pytest.mark.parametrize(
@@ -392,8 +392,8 @@ def test_b15_gnu_long_names_are_honoured_and_offsets_are_behind_the_real_header(
         path = archive(tmp_path / "a.tar", long, link, member(name[:100], b"one"))
         [record] = tar.scan(path)
         assert (record.key, record.offset) == ("n" * 150, 0)
-        assert record.parts["txt"].offset == 5 * 512
-        assert path.read_bytes()[5 * 512 :][:3] == b"one" == record.parts["txt"].data
+        assert record.fields["txt"].offset == 5 * 512
+        assert path.read_bytes()[5 * 512 :][:3] == b"one" == record.fields["txt"].data
 
 
 def test_b16_pax_size_drives_the_jump_to_the_next_header(tmp_path: Path) -> None:
@@ -611,7 +611,7 @@ def test_b21_hard_links_are_read_as_the_members_that_they_name(tmp_path: Path) -
         subprocess.run(["tar", "-cf", path, "-C", data, *names], check=True)
         want = [(name.removesuffix(".txt"), {"txt": b"one"}) for name in names]
         assert contents(tar.scan(path)) == want
-        assert [record.parts["txt"].offset for record in tar.scan(path)] == [512] * len(names)
+        assert [record.fields["txt"].offset for record in tar.scan(path)] == [512] * len(names)
     link = block(b"b.txt", 0, b"1", link=b"a.txt")
     spelled = archive(tmp_path / "b.tar", member(b"./a.txt", b"one"), link)
     assert contents(tar.scan(spelled)) == [("./a", {"txt": b"one"}), ("b", {"txt": b"one"})]
@@ -657,7 +657,7 @@ def test_b22_names_with_nul_newline_or_no_utf8_are_refused(name: bytes, tmp_path
 def test_b23_one_extension_twice_names_both_offsets(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"1.jpg", b"one"), member(b"1.JPG", b"two"))
     error = tar_error(path)
-    assert "part 'jpg' twice in one sample: offsets 512 and 1536" in str(error)
+    assert "field 'jpg' twice in one sample: offsets 512 and 1536" in str(error)
     assert error.key == "1"
     with pytest.raises(ValueError, match="duplicate"):
         webdataset_samples(path)
@@ -798,9 +798,9 @@ def test_g61_pickles_in_samples_are_bytes_and_nothing_else(tmp_path: Path) -> No
     with TFRecordWriter(tmp_path / "a.tfrecord") as records_of:
         records_of.write(encode({"pickle": bomb}))
     [sample] = tar.scan(tmp_path / "a.tar")
-    assert {part.data for part in sample.parts.values()} == {bomb}
+    assert {part.data for part in sample.fields.values()} == {bomb}
     [example] = tfrecord.scan(tmp_path / "a.tfrecord")
-    assert example.parts["pickle"].data == bomb
+    assert example.fields["pickle"].data == bomb
     assert not (tmp_path / "exploded").exists()
 
 

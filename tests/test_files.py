@@ -67,7 +67,7 @@ def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
     tree(tmp_path, "1.jpg", "1.xml")
     [record] = scan(tmp_path, [Entry("1", {"image": "1.jpg", "boxes": "1.xml"}, "cat")])
     assert record.paths == ("1.jpg", "1.xml")
-    assert {n: (p.path_no, p.offset, p.length, p.data) for n, p in record.parts.items()} == {
+    assert {n: (p.path_no, p.offset, p.length, p.data) for n, p in record.fields.items()} == {
         "image": (0, 0, 5, b"1.jpg"),
         "boxes": (1, 0, 5, b"1.xml"),
     }
@@ -91,7 +91,7 @@ def test_scan_refuses_paths_that_leave_the_root(tmp_path: Path) -> None:
     for path in ("../secret", str(tmp_path / "secret"), "link", "up/secret", "a/../../secret"):
         with pytest.raises(UnsafeContentError, match="leaves its root"):
             list(scan(root, [Entry("x", {"image": path})]))
-    assert next(scan(root, [Entry("x", {"image": "inner"})])).parts["image"].data == b"1.jpg"
+    assert next(scan(root, [Entry("x", {"image": "inner"})])).fields["image"].data == b"1.jpg"
 
 
 def test_scan_hands_too_long_records_over(tmp_path: Path) -> None:

@@ -226,16 +226,20 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         f"epoch of the state must be below {2**62 // 30}, got {2**58}",
     ),
     "epoch-negative": (lambda: pk()().set_epoch(-1), ValueError, "epoch must be at least 0"),
-    "shuffle-parts": (shuffle(window=6, parts=4), ValueError, "window must be divisible by parts"),
-    "shuffle-few-blocks": (
-        shuffle(window=8, parts=8),
+    "shuffle-sections": (
+        shuffle(window=6, sections=4),
         ValueError,
-        "parts must be at most the number of blocks, 4, got 8",
+        "window must be divisible by sections",
+    ),
+    "shuffle-few-blocks": (
+        shuffle(window=8, sections=8),
+        ValueError,
+        "sections must be at most the number of blocks, 4, got 8",
     ),
     "shuffle-batch": (
-        lambda: BatchSampler(shuffle(window=4, parts=4)(), batch_size=6),
+        lambda: BatchSampler(shuffle(window=4, sections=4)(), batch_size=6),
         ValueError,
-        "batch_size must be divisible by the order's parts=4, got 6",
+        "batch_size must be divisible by the order's sections=4, got 6",
     ),
     "shuffle-lengths": (shuffle(lengths=[3, -1]), ValueError, "at least 0, got -1 at 1"),
     "shuffle-lengths-type": (shuffle(lengths=[0.5]), TypeError, "shard_lengths must hold integers"),

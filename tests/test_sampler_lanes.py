@@ -121,17 +121,17 @@ def test_one_block_is_uniform_and_one_lane_is_sequential_by_block() -> None:
     assert uniform.dtype == sequential.ids(0, np.empty(0, np.int64)).dtype == np.int64
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("sections", [2, 4, 8])
 @pytest.mark.parametrize("lengths", [[1000] * 20, [777, 3, 9000, 4100]])
-def test_ranks_read_blocks_of_their_own(parts: int, lengths: list[int]) -> None:
-    """Where world_size divides parts, no two ranks read a block, what is left at the end apart."""
-    order = ShardShuffleSampler(lengths, seed=1, block=64, window=16, parts=parts)
+def test_ranks_read_blocks_of_their_own(sections: int, lengths: list[int]) -> None:
+    """Where world_size divides sections, no two ranks read a block, the end of an epoch apart."""
+    order = ShardShuffleSampler(lengths, seed=1, block=64, window=16, sections=sections)
     stream = BatchSampler(order, batch_size=16)
     for epoch in (0, 1):
-        short = int(np.diff(order._table(epoch).parts).min()) // (16 // parts)
+        short = int(np.diff(order._table(epoch).sections).min()) // (16 // sections)
         left = sum(lengths) - short * 16
-        assert left <= 2 * 64 * parts
-        for world_size in [w for w in (2, 4, 8) if parts % w == 0]:
+        assert left <= 2 * 64 * sections
+        for world_size in [w for w in (2, 4, 8) if sections % w == 0]:
             blocks = [
                 set(_blocks_of(np.concatenate(rank.batches(epoch, 0, short)), lengths, 64).tolist())
                 for rank in (stream.shard(r, world_size) for r in range(world_size))

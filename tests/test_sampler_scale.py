@@ -74,8 +74,8 @@ def test_a_rank_draws_its_own_slice_alone(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where ranks divide the parts, and where a slice lies in two."""
-    order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, parts=32)
+    """Where ranks divide the sections, and where a slice lies in two."""
+    order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, sections=32)
     stream = BatchSampler(order, batch_size=320)
     visited = counting(monkeypatch, Lanes, "places", lambda self, positions: positions.size)
     stream.shard(3, 32).batch(0, 5)

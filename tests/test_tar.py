@@ -99,7 +99,7 @@ def test_names_beyond_100_and_255_bytes(form: str, tmp_path: Path) -> None:
     )
     [record] = scan(tmp_path / "a.tar")
     assert record.key == f"{'d' * 120}/{'é' * 60}/{'n' * 200}"
-    part = record.parts["txt"]
+    part = record.fields["txt"]
     shard = (tmp_path / "a.tar").read_bytes()
     assert shard[part.offset : part.offset + part.length] == b"abc" == part.data
 
@@ -180,8 +180,8 @@ def test_extents_cover_headers_and_data(tmp_path: Path) -> None:
     assert (one.offset, one.length) == (0, 512 + 1024 + 512)
     assert two.offset == one.length
     assert two.offset + two.length == len(shard) - len(END)
-    checksum = crc32c(two.parts["txt"].data).to_bytes(4, "little")
-    assert two.header == shard[two.offset : two.parts["txt"].offset] + checksum
+    checksum = crc32c(two.fields["txt"].data).to_bytes(4, "little")
+    assert two.header == shard[two.offset : two.fields["txt"].offset] + checksum
     assert [one.number, two.number] == [0, 1]
 
 
@@ -220,8 +220,8 @@ def test_members_passed_over_may_be_of_any_size(tmp_path: Path) -> None:
         file.seek(size, io.SEEK_CUR)
         file.write(member(b"1.cls", b"7") + END)
     [record] = scan(tmp_path / "a.tar", max_record_bytes=1000)
-    assert {name: part.data for name, part in record.parts.items()} == {"txt": b"one", "cls": b"7"}
-    assert record.parts["cls"].offset > size
+    assert {name: part.data for name, part in record.fields.items()} == {"txt": b"one", "cls": b"7"}
+    assert record.fields["cls"].offset > size
 
 
 def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:

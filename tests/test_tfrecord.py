@@ -34,7 +34,7 @@ def test_reads_what_tensorflow_writes(
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
             writer.write(record)
-    assert [record.parts["data"].data for record in raw(path)] == records
+    assert [record.fields["data"].data for record in raw(path)] == records
 
 
 @settings(deadline=None, max_examples=30)
@@ -58,7 +58,7 @@ def test_records_tile_the_shard_and_parts_lie_where_they_say(tmp_path: Path) -> 
     ends = [record.offset + record.length for record in found]
     assert [0, *ends] == [*(record.offset for record in found), len(shard)]
     for record in found:
-        part = record.parts["data"]
+        part = record.fields["data"]
         assert shard[part.offset : part.offset + part.length] == part.data
         stop = record.offset + record.length
         whole = shard[record.offset : record.offset + 12] + shard[stop - 4 : stop]
@@ -69,7 +69,7 @@ def test_records_tile_the_shard_and_parts_lie_where_they_say(tmp_path: Path) -> 
 def test_records_longer_than_the_buffer(tmp_path: Path) -> None:
     data = [bytes([n]) * size for n, size in enumerate((3_000_000, 5, 1 << 20, (1 << 20) - 16))]
     write_records(tmp_path / "a", *data)
-    assert [record.parts["data"].data for record in raw(tmp_path / "a")] == data
+    assert [record.fields["data"].data for record in raw(tmp_path / "a")] == data
 
 
 def test_memory_is_bounded_by_the_longest_record_not_the_shard(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def run_verify(options: argparse.Namespace) -> int:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
     with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor)]
-    if any(one and one.record < 0 and one.offset is None for one in bad):  # no parts apart
+    if any(one and one.record < 0 and one.offset is None for one in bad):  # not of half a sample
         say(_RESTORE)
     if any(one and one.record >= 0 for one in bad):
         say(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)

@@ -91,4 +91,4 @@ def explain(error: Exception) -> str:
 
 def one_line(message: object) -> str:
     """Return a message in one line."""
-    return "; ".join(part.strip() for part in str(message).splitlines())
+    return "; ".join(line.strip() for line in str(message).splitlines())

@@ -1,7 +1,7 @@
 """The bytes of each container: where a record and each of its fields lies, and how to write them.
 
 TFRecord files: tfrecord.py frames, example.py reads `tf.train.Example` (_wire.py and _features.py
-are protobuf's part of it). Tar files: tar.py, with the headers in _tarheader.py. Loose files:
+read protobuf for it). Tar files: tar.py, with the headers in _tarheader.py. Loose files:
 files.py. Each scans a shard into `Record`s (records.py), checks all it meets (_checksum.py), and
 refuses what is no shard (_opening.py, _sniff.py).
 """

@@ -23,7 +23,7 @@ from twinfeed.loaders.formats._wire import (
     read_varints,
     varint,
 )
-from twinfeed.loaders.formats.records import Part
+from twinfeed.loaders.formats.records import Range
 from twinfeed.loaders.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -35,18 +35,18 @@ _ADVICE = (
 _TEXT = (bytes, bytearray, memoryview, str)
 
 
-def locate(data: bytes, /, *, base: int = 0) -> dict[str, Part]:
+def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     """Find the bytes of every feature of a serialized Example.
 
-    Offsets count from `base`, where `data` starts. A bytes feature with one value is a part of kind
+    Offsets count from `base`, where `data` starts. A bytes feature with one value is of kind
     "bytes"; any other is its list message. A feature that holds no list is left out, as
     TensorFlow's parsers take it for missing.
 
     Raises DataCorruptionError where the message is malformed, or one feature's list is stored in
     several pieces.
 
-    >>> parts = locate(encode({"label": [7], "image": [b"jpeg"]}), base=12)
-    >>> parts["image"].data, parts["image"].kind, decode_list("int64_list", parts["label"].data)
+    >>> found = locate(encode({"label": [7], "image": [b"jpeg"]}), base=12)
+    >>> found["image"].data, found["image"].kind, decode_list("int64_list", found["label"].data)
     (b'jpeg', 'bytes', array([7]))
     """
     try:
@@ -55,7 +55,7 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Part]:
             found = {name: _only(name, spans) for name, spans in pieces(data).items() if spans}
         if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
-        return {name: _part(data, base, *span) for name, span in found.items()}
+        return {name: _range(data, base, *span) for name, span in found.items()}
     except WireError as error:
         raise _corrupt(error, base) from None
 
@@ -121,24 +121,24 @@ def _only(name: str, spans: list[Span]) -> Span:
     return spans[0]
 
 
-def _part(data: bytes, base: int, kind: str, start: int, stop: int) -> Part:
-    """Return the part of one list message, after checking its structure."""
+def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
+    """Return the range of one list message, after checking its structure."""
     if stop - start > 1 and data[start] == 0x0A:
         length, at = data[start + 1], start + 2
         if length > 127:
             length, at = read_short(data, start + 1, stop)
         if at + length == stop:  # one value, or one run of packed numbers, fills the list
             if kind == "bytes_list":
-                return Part("bytes", 0, base + at, length, data[at:stop], at - start)
+                return Range("bytes", 0, base + at, length, data[at:stop], at - start)
             check_numbers(kind, data, LEN, at, stop)
-            return Part(kind, 0, base + start, stop - start, data[start:stop], 0)
+            return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
     items = list_items(kind, data, start, stop)
     if kind == "bytes_list" and len(items) == 1:
         _, at, end = items[0]
-        return Part("bytes", 0, base + at, end - at, data[at:end], at - start)
+        return Range("bytes", 0, base + at, end - at, data[at:end], at - start)
     for wire, at, end in items:
         check_numbers(kind, data, wire, at, end)
-    return Part(kind, 0, base + start, stop - start, data[start:stop], 0)
+    return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
 def _values(kind: str, data: bytes) -> Values:

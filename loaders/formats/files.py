@@ -17,7 +17,7 @@ from typing import NamedTuple
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats._opening import open_regular
 from twinfeed.loaders.formats._sniff import is_index
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
@@ -104,7 +104,7 @@ def scan(
     >>> with tempfile.TemporaryDirectory() as root:
     ...     _ = Path(root, "1.txt").write_bytes(b"abc")
     ...     record = next(scan(root, [Entry("1", {"text": "1.txt"})]))
-    >>> record.key, record.paths, record.parts["text"].data
+    >>> record.key, record.paths, record.fields["text"].data
     ('1', ('1.txt',), b'abc')
     """
     places = Places(root)
@@ -125,13 +125,13 @@ def scan(
                 raise error
             on_bad(error)
             continue
-        parts = {
+        fields = {
             field: _whole(place, path)
             for place, (field, path) in enumerate(zip(entry.paths, full, strict=True))
         }
         header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
         octets = header.encode("utf-8", "surrogateescape")
-        yield Record(0, sum(sizes), entry.key, parts, octets, number, paths, entry.label)
+        yield Record(0, sum(sizes), entry.key, fields, octets, number, paths, entry.label)
 
 
 class Places:
@@ -158,11 +158,11 @@ class Places:
         return full
 
 
-def _whole(place: int, path: str) -> Part:
-    """Return a whole file as a part."""
+def _whole(place: int, path: str) -> Range:
+    """Return a whole file as a field."""
     with open(open_regular(path), "rb", buffering=0) as file:
         data = file.read()
-    return Part("bytes", place, 0, len(data), data, 0)
+    return Range("bytes", place, 0, len(data), data, 0)
 
 
 def _stem(path: str) -> str:

@@ -1,13 +1,12 @@
 """What a scan of a container yields: where each record lies, and each of its fields.
 
-A `Record`'s extent covers its framing: the extents of a TFRecord shard's records tile the shard,
-those of a tar go from the sample's first header block to the padded end of its last member. A
-`Part` lies inside: its range is what a reader fetches to have the field, without the rest of the
-record.
+The bytes of a `Record` include its framing. The records of a TFRecord shard lie end to end. A
+record of a tar goes from the first header block of the sample to the padded end of its last member.
+A `Range` lies inside a record: a reader fetches the range of a field, and not the rest.
 
-A record's `number` counts all records of its shard, bad ones too, and so stays true where a scan
-goes on past them. Loose files have `paths`, which their parts' `path_no` number, and the `label`
-that came with the listing.
+The `number` of a record counts all records of its shard, bad ones too. So the number stays true
+where a scan goes on after a bad record. Loose files have `paths`, which the `path_no` of each field
+numbers, and the `label` that came with the listing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEAVE_OUT = (
 """What else to do about a shard that cannot be scanned to its end."""
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """One field of a record: the bytes `[offset, offset + length)` of its file.
 
     `kind` says how the range is read: "bytes" is the value itself; "bytes_list", "int64_list" and
@@ -42,7 +41,7 @@ class Part(NamedTuple):
     number of bytes before `offset` where its list message begins, so that `[offset - head, offset +
     length)` reads as "bytes_list".
 
-    >>> Part("bytes", 0, 512, 3, b"cat", 0).data
+    >>> Range("bytes", 0, 512, 3, b"cat", 0).data
     b'cat'
     """
 
@@ -67,7 +66,7 @@ class Record(NamedTuple):
     offset: int
     length: int
     key: str | None
-    parts: dict[str, Part]
+    fields: dict[str, Range]
     header: bytes
     number: int
     paths: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """webdataset's tar shards: scan the samples of one, and write one.
 
 The naming rule is webdataset's: the key is the member's path up to the first dot of its base name,
-the rest, lower-cased, is the extension and names the part; consecutive members of one key make a
+the rest, lower-cased, is the extension and names the field; consecutive members of one key make a
 sample. Members that webdataset passes over (directories, names without an extension, `__meta__`
 names) are passed over here; what would make half a sample is an error.
 """
@@ -23,14 +23,14 @@ from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16
 """The hard links of an archive may stand for so many times its own bytes."""
 
 OnSkip = Callable[[str, str], None]
-"""Called with the reason and the name of a member that is no part of a sample."""
+"""Called with the reason and the name of a member that is no field of a sample."""
 _KINDS = {
     b"1": "link",
     b"2": "link",
@@ -41,12 +41,12 @@ _KINDS = {
 }
 _LINK = "write the archive again with the file itself (tar --dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
-APART = "write the archive again, sorted by name, or put the parts together with join=True"
+APART = "write the archive again, sorted by name, or put the members together with join=True"
 """What to do about a key that is met again, which is half a sample: to leave it out does not help.
 """
 _NAMES = "rename the file and write the archive again"
 _FIT = (
-    "a key has no dot after its last slash, a part no capitals and no slash, neither a newline, "
+    "a key has no dot after its last slash, a field no capitals and no slash, neither a newline, "
     "and no name leads out of its folder"
 )
 _META = re.compile(r"__[^/]*__($|/)")
@@ -86,15 +86,15 @@ def scan(
     on; broken headers are raised in any case, with the number of the first sample that is lost.
     `on_skip(reason, name)` hears of every member that is passed over.
 
-    Raises DataCorruptionError (a header, a name, two parts of one name, a key met again later, a
-    link for a part) and TruncatedShardError; warns (ShardWarning) of an archive without its end or
-    with bytes after it.
+    Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
+    link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
+    and of bytes after the end.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with TarWriter(f"{folder}/a.tar") as writer:
     ...         writer.write("0001", {"jpg": b"...", "cls": b"7"})
-    ...     [(record.key, sorted(record.parts)) for record in scan(f"{folder}/a.tar")]
+    ...     [(record.key, sorted(record.fields)) for record in scan(f"{folder}/a.tar")]
     [('0001', ['cls', 'jpg'])]
     """
     path = os.fspath(path)
@@ -198,7 +198,7 @@ class _Sample:
         self.path, self.key, self.number, self.limit = path, key, number, limit
         self.start = self.end = start
         self.bytes = 0
-        self.parts: dict[str, Part] = {}
+        self.fields: dict[str, Range] = {}
         self.headers: list[bytes] = []
         self.bad: DataCorruptionError | None = None
 
@@ -219,16 +219,16 @@ class _Sample:
             self.fail(member, f"name {member.name!r} not allowed: NUL, newline or no UTF-8", _NAMES)
         elif member.kind in LINKS:
             target = member.link.decode("utf-8", "replace")
-            self.fail(member, f"part {extension!r} is a link to {target!r}, not a file", _LINK)
-        elif extension in self.parts:
-            offsets = f"offsets {self.parts[extension].offset} and {offset}"
-            self.fail(member, f"part {extension!r} twice in one sample: {offsets}", _DUPLICATE)
+            self.fail(member, f"field {extension!r} is a link to {target!r}, not a file", _LINK)
+        elif extension in self.fields:
+            offsets = f"offsets {self.fields[extension].offset} and {offset}"
+            self.fail(member, f"field {extension!r} twice in one sample: {offsets}", _DUPLICATE)
         elif self.bytes > self.limit:
             self.fail(member, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
         elif self.bad is None:
             data = read_exactly(file, size, self.path, member.start)
             self.headers.append(crc32c(data).to_bytes(4, "little"))
-            self.parts[extension] = Part("bytes", 0, offset, size, data, 0)
+            self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
         """Keep the first thing that is wrong."""
@@ -245,7 +245,7 @@ class _Sample:
         """Yield the record, or hand over its error."""
         if self.bad is None:
             length, header = self.end - self.start, b"".join(self.headers)
-            yield Record(self.start, length, self.key, self.parts, header, self.number)
+            yield Record(self.start, length, self.key, self.fields, header, self.number)
         elif on_bad is None:
             raise self.bad
         else:
@@ -253,7 +253,7 @@ class _Sample:
 
 
 def _classify(member: Member, on_skip: OnSkip | None) -> tuple[str, str] | None:
-    """Return (key, extension) of a member that is a part, or a link for one; None for any other."""
+    """Return (key, extension) of a member that is a field, or a link for one; None for others."""
     name = member.name.decode("utf-8", "surrogateescape")
     split = split_name(name)
     if member.kind not in REGULAR and (member.kind not in LINKS or split is None):
@@ -292,19 +292,19 @@ class TarWriter(Closing):
         self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
         self.offset = 0
 
-    def write(self, key: str, parts: Mapping[str, bytes], /) -> None:
-        """Append one sample, its parts in the order given.
+    def write(self, key: str, fields: Mapping[str, bytes], /) -> None:
+        """Append one sample, its fields in the order given.
 
         Raises ValueError for a key or an extension that would not be read back as it is, or would
         lead out of the folder in which somebody extracts the archive.
         """
-        names = {extension: f"{key}.{extension}" for extension in parts}
+        names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
             if _unfit(name) or split_name(name) != (key, extension):
                 raise ValueError(
-                    f"key {key!r} with part {extension!r} makes no fit member name: {_FIT}"
+                    f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"
                 )
-        for extension, data in parts.items():
+        for extension, data in fields.items():
             info = tarfile.TarInfo(names[extension])
             info.size = len(data)
             header = info.tobuf(tarfile.PAX_FORMAT)

@@ -20,7 +20,7 @@ from twinfeed.loaders.formats._checksum import masked
 from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard, read_at
 from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Part, Record
+from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 HEADER, FOOTER = 12, 4
@@ -40,8 +40,8 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
 
-    Memory is bounded by the longest record. With `example` the parts are the features of a
-    tf.train.Example; without, one part "data" is the record's bytes. A record longer than
+    Memory is bounded by the longest record. With `example` the fields are the features of a
+    tf.train.Example; without, one field "data" is the record's bytes. A record longer than
     `max_record_bytes` is refused before it is read. Given `on_bad`, a record whose data is bad goes
     there as the error it is, and the scan goes on after it; broken framing is raised in any case.
 
@@ -53,7 +53,8 @@ def scan(
     ...     with TFRecordWriter(f"{folder}/a") as writer:
     ...         writer.write(b"one")
     ...         writer.write(b"three")
-    ...     [(r.offset, r.length, r.parts["data"].data) for r in scan(f"{folder}/a", example=False)]
+    ...     records = scan(f"{folder}/a", example=False)
+    ...     [(record.offset, record.length, record.fields["data"].data) for record in records]
     [(0, 19, b'one'), (19, 21, b'three')]
     """
     path = os.fspath(path)
@@ -65,9 +66,9 @@ def scan(
                 if masked(data) != _CHECKSUM.unpack(footer)[0]:
                     raise _data_error(path, offset, data, footer)
                 if example:
-                    parts = locate(data, base=start)
+                    fields = locate(data, base=start)
                 else:
-                    parts = {"data": Part("bytes", 0, start, len(data), data, 0)}
+                    fields = {"data": Range("bytes", 0, start, len(data), data, 0)}
             except DataCorruptionError as error:
                 error.path, error.record = path, number
                 if on_bad is None:
@@ -76,7 +77,7 @@ def scan(
                 continue
             length = HEADER + len(data) + FOOTER
             # With the checksum of the data, other data of the same length are another record.
-            yield Record(offset, length, None, parts, header + footer, number)
+            yield Record(offset, length, None, fields, header + footer, number)
 
 
 def framed_length(header: bytes, /) -> int | None:

@@ -11,7 +11,7 @@ from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.records import Part, Record
+from twinfeed.loaders.formats.records import Range, Record
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart
 from twinfeed.loaders.index._paths import below, is_url, join
@@ -117,7 +117,7 @@ class _Column:
         self.rows: list[tuple[int, int, int]] = []
         self.values: list[Array] = []
 
-    def add(self, place: int, piece: Part, base: int, *, whole_files: bool) -> None:
+    def add(self, place: int, piece: Range, base: int, *, whole_files: bool) -> None:
         """Note where the field of record number `place` of the block lies, and its value if it may
         become a column.
         """
@@ -129,7 +129,7 @@ class _Column:
         if self.numeric:
             self.add_value(piece)
 
-    def add_value(self, piece: Part) -> None:
+    def add_value(self, piece: Range) -> None:
         """Keep the numbers as long as all records have the same few."""
         value = self.memo.get(piece.data)
         if value is None:
@@ -159,7 +159,7 @@ class _Column:
 
 def _fields_of(record: Record) -> str:
     """Say which fields a record has, the first of many."""
-    names = sorted(record.parts)
+    names = sorted(record.fields)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"the fields {names[:_SHOWN]}{more}"
 
@@ -225,7 +225,7 @@ class _Collector:
         """Return the label of a record, if it has one; those of a field are remembered by its
         bytes.
         """
-        piece = record.parts.get(source) if isinstance(source, str) else None
+        piece = record.fields.get(source) if isinstance(source, str) else None
         if piece is not None and piece.data in self.memo:
             return self.memo[piece.data]
         label = label_of(source, record, self.part.path)
@@ -235,7 +235,7 @@ class _Collector:
 
     def key_of(self, record: Record) -> str:
         """Return the key that a feature holds."""
-        piece = record.parts.get(self.plan.reading.key or "")
+        piece = record.fields.get(self.plan.reading.key or "")
         if piece is None or piece.kind != "bytes":
             raise DataCorruptionError(
                 f"no key: the record has no bytes feature {self.plan.reading.key!r}",
@@ -245,16 +245,16 @@ class _Collector:
             )
         return piece.data.decode("utf-8", "surrogateescape")
 
-    def select(self, record: Record) -> list[tuple[str, Part]] | None:
+    def select(self, record: Record) -> list[tuple[str, Range]] | None:
         """Return the record's fields by the names the index gives them; None to leave it out."""
         if self.plan.fields is None:
-            return [item for item in record.parts.items() if item[0] not in self.dropped]
+            return [item for item in record.fields.items() if item[0] not in self.dropped]
         chosen = []
         for name, aliases in self.plan.fields:
             for alias in aliases:
-                if alias in record.parts:
+                if alias in record.fields:
                     if (name, alias) != ("label", self.plan.label):  # that is the label's column
-                        chosen.append((name, record.parts[alias]))
+                        chosen.append((name, record.fields[alias]))
                     break
             else:
                 if self.plan.reading.missing != "empty":
@@ -279,7 +279,7 @@ class _Collector:
             )
         self.part.lacking += 1
 
-    def add_field(self, name: str, piece: Part, base: int, number: int) -> None:
+    def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""
         if piece.kind == "bytes" and name in self.plan.reading.lists:
             piece = self.as_list(piece)
@@ -304,12 +304,12 @@ class _Collector:
             return
         column.add(self.records, piece, base, whole_files=self.whole_files)
 
-    def as_list(self, piece: Part) -> Part:
+    def as_list(self, piece: Range) -> Range:
         """Return one bytes value as the list it is in; files and tar members are no lists."""
         with open(self.path, "rb", buffering=0) as file:
             head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
         start, length = piece.offset - piece.head, piece.length + piece.head
-        return Part("bytes_list", piece.path_no, start, length, head + piece.data, 0)
+        return Range("bytes_list", piece.path_no, start, length, head + piece.data, 0)
 
     def write(self) -> None:
         """Write the records since the last block, and forget them."""

@@ -184,14 +184,14 @@ def at(record: Record, shard: str) -> dict[str, Any]:
 def sample_of(record: Record, shard: str) -> Sample:
     """Return a record as the dict that functions are given."""
     sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
-    for name, part in record.parts.items():
+    for name, part in record.fields.items():
         sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
     return sample
 
 
 def _of_field(name: str, record: Record, shard: str) -> Label | None:
     """Return the value of a field that holds one integer or one name."""
-    part = record.parts.get(name)
+    part = record.fields.get(name)
     if part is None:
         return None
     rule = f"label={name!r} must hold one integer or one name"
@@ -204,7 +204,7 @@ def _of_field(name: str, record: Record, shard: str) -> Label | None:
 
 def _of_json(source: FromJson, record: Record, shard: str) -> Label | None:
     """Return the value at a key path of a JSON field."""
-    part = record.parts.get(source.field)
+    part = record.fields.get(source.field)
     if part is None:
         return None
     try:

@@ -80,7 +80,7 @@ def write_shards(
     try:
         for number, sample in zip(numbers, samples, strict=False):
             if writer is None:
-                name = f"{written.name}-{len(written.files):05d}.part"
+                name = f"{written.name}-{len(written.files):05d}.shard"
                 written.files.append(written.folder / name)
                 open_writer = TarWriter if written.container == "tar" else TFRecordWriter
                 writer = open_writer(written.files[-1])
