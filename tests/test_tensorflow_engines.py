@@ -3,6 +3,7 @@
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
+from twinfeed.loaders.tensorflow.serve import Server
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -48,6 +50,37 @@ def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
         dataset = loader(index, make(), engine=engine, **options).dataset
         assert len(dataset) == len(make())
         assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want, engine
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, [1, 2, 4, 8, 16]),
+        ({"prefetch": 0}, []),
+        ({"decode": lambda sample: {"x": len(sample["word"])}}, []),
+    ],
+)
+def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
+    options: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First one, so that the first batch is quick; and none ahead of a loader without prefetch."""
+    given: list[int] = []
+    real = Server.read_together
+
+    @wraps(real)
+    def noting(self: Server, begun: Any, call: Any) -> Any:
+        arrays = real(self, begun, call)
+        given.append(len(arrays[0]))
+        return arrays
+
+    monkeypatch.setattr(Server, "read_together", noting)
+    one = loader(packed(61), ExactOnceBatchSampler(61, batch_size=2), **options)
+    assert [len(batch["id"]) for batch in one] == [2] * 30 + [1]
+    assert given == sizes
+    given.clear()
+    one.load_state_dict(one.state_dict() | {"step": 27})
+    assert len(list(one)) == 4
+    assert given == ([1, 2, 1] if sizes else [])
 
 
 @pytest.mark.parametrize(

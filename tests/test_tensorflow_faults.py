@@ -49,8 +49,9 @@ def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
         assert fact in raised.value.message
 
 
-def test_the_batches_before_an_error_come_first(damaged: Index) -> None:
-    one = loader(damaged, once(), prefetch=8)
+@pytest.mark.parametrize("prefetch", [0, 2, 8])
+def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -> None:
+    one = loader(damaged, once(), prefetch=prefetch)
     batches = iter(one)
     assert [len(batch["id"]) for batch in islice(batches, 5)] == [8] * 5
     with pytest.raises(DataCorruptionError) as raised:

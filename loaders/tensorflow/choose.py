@@ -58,6 +58,8 @@ def chosen(
 class ChooseIds:
     """One dataset of ids for each shard, and one gather of what was chosen."""
 
+    by_calls = False
+
     def __init__(self, server: Server) -> None:
         self.server = server
         lengths = server.feed.index.shard_lengths

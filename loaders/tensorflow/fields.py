@@ -21,7 +21,7 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.tensorflow.calls import called
 from twinfeed.loaders.tensorflow.layout import Layout
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow.serve import Server, spread
 
 # Steps whose ids and columns are handed over in one call.
 _STEPS = 32
@@ -107,7 +107,7 @@ class ParsedFields:
         lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)
         for number, name in enumerate(self.names):
             lengths[:, number][held] = self._lengths(name, records)
-        return [*(_spread(part, held) for part in self._layout.flatten(batch)), lengths]
+        return [*(spread(part, held) for part in self._layout.flatten(batch)), lengths]
 
     def _lengths(self, name: str, records: Int64s) -> Int64s:
         """Return the bytes of a field in each record; 0 for padding."""
@@ -207,10 +207,3 @@ class GivenRecords(Reader):
         if self.index.options.missing == "empty":
             return b"" if kind == "bytes" else decode_list(kind, b"")
         raise LoaderError(f"{self.index.describe(record)} lacks the field {name!r}")
-
-
-def _spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
-    """Lay rows out step by step, zeros where a step has fewer."""
-    out = np.zeros((*held.shape, *part.shape[1:]), part.dtype)
-    out[held] = part
-    return out

@@ -41,6 +41,8 @@ _BEGUN = count()
 class ChooseFiles:
     """Readers of TFRecord files, each of which reads one run of records after the other."""
 
+    by_calls = False
+
     def __init__(self, server: Server, readers: int) -> None:
         self.server = server
         self.index = server.feed.index

@@ -12,6 +12,8 @@ from twinfeed.loaders.tensorflow.serve import Server
 class Gather:
     """Ask for each batch by its place; `server.parallel` batches are read at once."""
 
+    by_calls = True
+
     def __init__(self, server: Server) -> None:
         self.server = server
 

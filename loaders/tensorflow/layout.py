@@ -39,7 +39,12 @@ class Layout:
     @property
     def dtypes(self) -> list[tf.DType]:
         """The types of all tensors, in the order of `flatten`."""
-        return [spec.dtype for specs in self.specs.values() for spec in specs]
+        return [spec.dtype for spec in self.flat]
+
+    @property
+    def flat(self) -> list[tf.TensorSpec]:
+        """The specs of all tensors, in the order of `flatten`."""
+        return [spec for specs in self.specs.values() for spec in specs]
 
     def flatten(self, batch: Batch) -> list[Array]:
         """Give the arrays of a batch in a list."""

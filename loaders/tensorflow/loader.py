@@ -37,7 +37,8 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
       shard otherwise, and for P×K over several ranks.
     - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
       sees, else the CPU.
-    - `prefetch`: batches kept ready ahead of the step, on the host and on the device.
+    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Where records
+      are short and nothing is decoded, up to 16 batches are read at once; not with 0.
     - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
       as many threads decode what the coming batches need: an image each beside those that are live.
       Default: the processors this process may use, at most 8; one where short records are read and

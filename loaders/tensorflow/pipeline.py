@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -9,11 +10,16 @@ import tensorflow as tf
 from twinfeed.loaders.tensorflow.calls import called, generated
 from twinfeed.loaders.tensorflow.serve import Server
 
+Deliverable = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
+"""Map a function of (begun, place, batch) over the batches."""
+
 
 class Engine(Protocol):
     """Make the batches of a pass in their order."""
 
     server: Server
+    by_calls: bool
+    """Whether the batches may come by `Server.read_together` instead."""
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
@@ -24,47 +30,24 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
 
     The cardinality is always that of a whole epoch in steps, also where a pass begins in the midst
     of one, and where each step has a batch for each of several ranks. TensorFlow has one operation
-    that forgives both: `unbatch` believes the static number of rows. So the batches of a step are
-    put, each as one opaque value, into rows that are said to be one, and steps without rows fill
-    the epoch up.
+    that forgives both: `unbatch` believes the static number of rows.
     """
     server = engine.server
-    ranks, last = len(server.ranks), server.places - 1
-    spec: Any = None
+    last = server.places - 1
+    passes = generated(server.passes, tf.TensorSpec([5], tf.int64))
+    placed = (_in_calls if engine.by_calls and server.together > 1 else _in_steps)(
+        engine, passes, prefetch
+    )
 
-    def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
-        nonlocal spec
-        placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
-        spec = placed.element_spec
-        rows = placed.map(wrap)
-        if ranks > 1:  # not for one: TensorFlow fuses the two, and makes a batch ahead
-            rows = rows.batch(ranks, drop_remainder=True)
-        return rows.map(_said_to_be_one)
-
-    def wrap(*placed: Any) -> tf.Tensor:
-        parts = tf.nest.flatten(placed, expand_composites=True)
-        return tf.raw_ops.OptionalFromValue(components=parts)
-
-    def deliver(wrapped: tf.Tensor) -> Any:
-        flat = tf.nest.flatten(spec, expand_composites=True)
-        parts = tf.raw_ops.OptionalGetValue(
-            optional=wrapped,
-            output_types=[one.dtype for one in flat],
-            output_shapes=[one.shape for one in flat],
-        )
-        begun, place, batch = tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+    def deliver(begun: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
         tf.cond(
-            place == last,
-            lambda: called(server.delivered, [begun], tf.bool),
+            (place == last) | (place < 0),
+            lambda: called(server.delivered, [begun, place], tf.bool),
             lambda: False,
         )
         return batch
 
-    passes = generated(server.passes, tf.TensorSpec([4], tf.int64)).flat_map(one_pass)
-    if prefetch:
-        passes = passes.prefetch(prefetch)
-    steps = passes.concatenate(_empty_rows()).take(server.steps)
-    delivered = steps.unbatch().map(deliver)
+    delivered = placed(deliver)
     options = tf.data.Options()
     options.deterministic = True
     # A prefetch after the last step would deliver batches that nobody has asked for.
@@ -76,15 +59,88 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     return delivered
 
 
-def _said_to_be_one(rows: tf.Tensor) -> tf.Tensor:
-    """Say that there is one row, whatever there is."""
-    rows = tf.reshape(rows, [-1])
-    rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None])  # forget what is known
-    rows.set_shape([1])
+def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliverable:
+    """Make the batches one by one.
+
+    The batches of a step are put, each as one opaque value, into rows that are said to be one.
+    Steps without rows fill the epoch up.
+    """
+    ranks = len(engine.server.ranks)
+    spec: Any = None
+
+    def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
+        nonlocal spec
+        placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
+        spec = placed.element_spec
+        rows = placed.map(wrap)
+        if ranks > 1:  # not for one: TensorFlow fuses the two, and makes a batch ahead
+            rows = rows.batch(ranks, drop_remainder=True)
+        return rows.map(lambda rows: _said_to_be(1, tf.reshape(rows, [-1])))
+
+    def wrap(*placed: Any) -> tf.Tensor:
+        parts = tf.nest.flatten(placed, expand_composites=True)
+        return tf.raw_ops.OptionalFromValue(components=parts)
+
+    def unwrap(wrapped: tf.Tensor) -> Any:
+        flat = tf.nest.flatten(spec, expand_composites=True)
+        parts = tf.raw_ops.OptionalGetValue(
+            optional=wrapped,
+            output_types=[one.dtype for one in flat],
+            output_shapes=[one.shape for one in flat],
+        )
+        return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+
+    passes = passes.flat_map(one_pass)
+    if prefetch:
+        passes = passes.prefetch(prefetch)
+    none = tf.data.Dataset.from_tensors(tf.raw_ops.OptionalNone()[None][:0])
+    none = none.map(lambda rows: _said_to_be(1, rows)).repeat()
+    rows = passes.concatenate(none).take(engine.server.steps).unbatch()
+    return lambda deliver: rows.map(lambda wrapped: deliver(*unwrap(wrapped)))
+
+
+def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliverable:
+    """Make several batches by each call into Python: a call costs as much as many short records.
+
+    The batches of a call are rows, of which each call is said to give as many. Calls without rows
+    fill the epoch up.
+    """
+    server, layout = engine.server, engine.server.layout
+    calls = server.calls(server.steps)
+    specs = [tf.TensorSpec([5], tf.int64), *[tf.TensorSpec([], tf.int64)] * 2]
+    specs += [tf.TensorSpec([layout.batch, *one.shape[1:]], one.dtype) for one in layout.flat]
+
+    def said(rows: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        for one, spec in zip(rows, specs, strict=True):
+            one.set_shape([None, *spec.shape])
+        return tuple(_said_to_be(-(-server.steps // calls), one) for one in rows)
+
+    def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
+        types = [spec.dtype for spec in specs]
+        numbers = tf.data.Dataset.range(begun[4])
+        return server.mapped(
+            numbers,
+            lambda call: said(called(server.read_together, [begun, call], types)),
+            server.parallel,
+        )
+
+    def single(begun: tf.Tensor, place: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
+        if layout.batch is None:
+            parts = tuple(part[:size] for part in parts)
+        return begun, place, layout.restore(parts)
+
+    empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
+    none = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *rows: said(rows)).repeat()
+    passes = passes.flat_map(one_pass)
+    if prefetch:
+        passes = passes.prefetch(-(-prefetch // server.together))
+    rows = passes.concatenate(none).take(calls).unbatch().take(server.steps)
+    return lambda deliver: rows.map(lambda *row: deliver(*single(*row)))
+
+
+def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
+    """Say that there is this number of rows, whatever there is."""
+    rest = rows.shape[1:]
+    rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rest])  # forget the number
+    rows.set_shape([number, *rest])
     return rows
-
-
-def _empty_rows() -> tf.data.Dataset:
-    """Make an endless dataset of steps without rows, each said to have one."""
-    empty = tf.data.Dataset.from_tensors(tf.raw_ops.OptionalNone()[None][:0])
-    return empty.map(_said_to_be_one).repeat()

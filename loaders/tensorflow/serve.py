@@ -16,6 +16,7 @@ from twinfeed.loaders import _system
 from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._making import MOST_THREADS
+from twinfeed.loaders.collate import mode_of
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
@@ -26,6 +27,9 @@ from twinfeed.samplers import BatchStream
 
 # Steps drawn in one vectorised call, and such chunks kept: every parallel call may be in another.
 _CHUNK, _KEPT = 32, 8
+
+# Batches that one call gives at most, a power of two, and about how many bytes.
+_MOST_TOGETHER, _TOGETHER = 16, 6 << 20
 
 # Bytes of a record from which on two calls at once read faster than one.
 _LONG = 1 << 15
@@ -62,6 +66,7 @@ class Place(Protocol):
     """Know where the passes over a dataset begin, and hear when one was delivered."""
 
     feed: Feed
+    prefetch: int
     threads: int | None
 
     def pass_begins(self) -> tuple[int, int, int]:
@@ -92,8 +97,25 @@ class Server:
         self._shared = 0 if self.feed.sampler.live is None else self.threads
         alone = self._shared or (loader.threads is None and not _worth_threads(self.feed))
         self.parallel = 1 if alone else max(1, self.threads)
+        self.together = self._batches_a_call()
         self._passes: dict[int, list[Batcher]] = {}
+        self._failed: dict[int, Exception] = {}
         self._numbers = count()
+
+    def _batches_a_call(self) -> int:
+        """Return how many batches a call into Python may give: more than one where it pays."""
+        feed, stored = self.feed, int(self.feed.index.shards["bytes"].sum())
+        if not self.loader.prefetch or feed.decode or feed.transform or self._shared:
+            return 1
+        if len(self.ranks) > 1:
+            return 1
+        shaped = [name for name, field in feed.spec.items() if field.shape]
+        stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
+        if not stacked or any(0 in spec.shape for spec in self.layout.flat):
+            return 1
+        batch = max(1, stored * feed.sampler.batch_size // len(feed.index))
+        fits = min(_MOST_TOGETHER, max(1, _TOGETHER // batch))
+        return 1 << fits.bit_length() - 1
 
     @property
     def places(self) -> int:
@@ -101,7 +123,9 @@ class Server:
         return self.steps * len(self.ranks)
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass: yield its number, epoch, first step and turn, int64[4]; end the pass after.
+        """Begin a pass: yield its number, epoch, first step, turn and calls; end the pass after.
+
+        What is yielded is int64[5]; the calls are those of `read_together`.
 
         The generator is closed when the iterator of the pass has ended or is given up.
         """
@@ -112,14 +136,17 @@ class Server:
         try:
             for one, batcher in zip(self.feeds, batchers, strict=True):
                 batcher.look_ahead(requests(one.sampler, epoch, start))
-            yield np.array([number, epoch, start, turn])
+            yield np.array([number, epoch, start, turn, self.calls(self.steps - start)])
         finally:
             del self._passes[number]
+            self._failed.pop(number, None)
             for batcher in batchers:
                 batcher.close()
 
-    def delivered(self, begun: Int64s) -> bool:
-        """Note that the last batch of a pass has left the pipeline."""
+    def delivered(self, begun: Int64s, place: np.int64) -> bool:
+        """Note that the last batch of a pass has left the pipeline, or raise what failed there."""
+        if place < 0:
+            raise self._failed[int(begun[0])]
         self.loader.pass_delivered(int(begun[1]), int(begun[3]))
         return True
 
@@ -172,6 +199,77 @@ class Server:
             told = self.request(begun, coming)
             self.reader.prefetch(told.records[told.ids >= 0], self.feed.fields)
         return self.layout.flatten(batcher(self.request(begun, int(place), ids)))
+
+    def calls(self, batches: int) -> int:
+        """Return how many calls give this number of batches: 1, 2, 4, … and `together` each."""
+        if batches < self.together:
+            return batches.bit_length()
+        return self.together.bit_length() + (batches - self.together) // self.together
+
+    def read_together(self, begun: Int64s, call: np.int64) -> list[npt.NDArray[Any]]:
+        """Read the batches of one call: of each `begun`, place, size, and its arrays: [batches, …].
+
+        A place of -1 stands for a batch that cannot be read, and ends them.
+        """
+        most, number = self.together, int(call)
+        growing = most.bit_length() - 1
+        before = 2**number - 1 if number < growing else most - 1 + (number - growing) * most
+        first = int(begun[2]) + before
+        stop = min(first + (2**number if number < growing else most), self.places)
+        drawn = [self.ranks[0].batch(int(begun[1]), step) for step in range(first, stop)]
+        places = np.arange(first, stop)
+        try:
+            arrays = self._rows(begun, first, drawn)
+        except Exception:
+            if len(drawn) == 1:
+                raise
+            arrays, places = self._readable(begun, first, drawn)
+        sizes = np.array([len(ids) for ids in drawn[: len(places)]])
+        return [np.tile(begun, (len(places), 1)), places, sizes, *arrays]
+
+    def _rows(self, begun: Int64s, first: int, drawn: list[Int64s]) -> list[npt.NDArray[Any]]:
+        """Read batches by one request, and lay each out in a row."""
+        coming = first + self.feed.readahead
+        sampler, epoch = self.feed.sampler, int(begun[1])
+        if self.feed.readahead and coming < self.places:
+            for step in range(
+                max(coming, first + len(drawn)), min(coming + len(drawn), self.places)
+            ):
+                told = self.request(begun, step)
+                self.reader.prefetch(told.records[told.ids >= 0], self.feed.fields)
+        ids = np.concatenate(drawn)
+        seeds = np.zeros(len(ids), np.uint64)  # nothing here draws
+        request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), seeds)
+        flat = self.layout.flatten(self.batcher(begun, first)(request))
+        sizes = np.array([len(one) for one in drawn])
+        if self.layout.batch is not None:
+            return [part.reshape(len(sizes), sizes[0], *part.shape[1:]) for part in flat]
+        width = max(1, sizes.max())  # TensorFlow cannot cut rows of nothing: it crashes
+        held = np.arange(width) < sizes[:, None]
+        return [spread(part, held) for part in flat]
+
+    def _readable(
+        self, begun: Int64s, first: int, drawn: list[Int64s]
+    ) -> tuple[list[npt.NDArray[Any]], Int64s]:
+        """Read batches up to one that fails, and put the first again in the place of that one."""
+        places = np.arange(first, first + len(drawn))
+        arrays = self._rows(begun, first, drawn[:1])
+        for good in range(1, len(drawn)):
+            try:
+                arrays = self._rows(begun, first, drawn[: good + 1])
+            except Exception as error:
+                self._failed.setdefault(int(begun[0]), error)
+                arrays = [np.concatenate([part, part[:1]]) for part in arrays]
+                return arrays, np.append(places[:good], -1)
+        return arrays, places
+
+
+def spread(part: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """Lay rows out step by step, zeros or empty strings where a step has fewer."""
+    nothing = b"" if part.dtype == object else 0
+    out = np.full((*held.shape, *part.shape[1:]), nothing, part.dtype)
+    out[held] = part
+    return out
 
 
 def _processors() -> int:
