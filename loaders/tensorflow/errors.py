@@ -62,7 +62,7 @@ def originals_of(loader: object) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         for failed in reversed(FAILED):
-            raised = getattr(failed(), "raised", ())
+            raised: list[BaseException] = getattr(failed(), "raised", [])
             for original in reversed(raised):
                 if str(original) in error.message:
                     raised.remove(original)
