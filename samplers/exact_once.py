@@ -24,6 +24,9 @@ class ExactOnceBatchSampler(BatchSampler):
     - `"smaller"`: the last batch is smaller. A rank may get an empty batch, int64[0].
     - `"pad"`: the last batch is filled with -1, and loaders give a mask.
 
+    Over ranks sum the losses, count the records, and divide once. The mean over an empty batch is
+    NaN, and the mean of the ranks' means is wrong.
+
     Each pass is whole, on every route, except the first pass after a state was loaded. Each pass is
     epoch 0, unless `set_epoch` says otherwise.
 
