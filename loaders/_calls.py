@@ -120,5 +120,5 @@ class Calls:
 def _mapping(made: Any) -> Made:
     """What a callable returned, which must be a dict of fields."""
     if not isinstance(made, (dict, Mapping)):
-        raise TypeError(f"it must return a dict of fields, not a {type(made).__name__}")
+        raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
     return made

@@ -258,13 +258,13 @@ def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
     assert index.classes == ("dog", "emu", "cat")
     assert index.labels is not None
     assert index.labels.tolist() == [0, 2]
-    with pytest.raises(ValueError, match=r"1 labels are not among classes= \(first: \['cat'\]"):
+    with pytest.raises(ValueError, match=r"labels are not among classes= \(1: \['cat'\]"):
         build_index(shard, path, label="name", classes=["dog"])
 
 
 def test_integer_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "0.tfrecord", [{"label": n} for n in range(4)])
-    with pytest.raises(ValueError, match=r"2 labels lie outside the 2 classes= \(first: \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"outside \[0, 2\) of classes= \(2, first: \[2, 3\]"):
         build_index(tmp_path / "0.tfrecord", tmp_path / "x.index", classes=["a", "b"])
 
 
@@ -357,7 +357,7 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     other = build_parts(shards[1:], tmp_path / "p", root=tmp_path)
     with pytest.raises(IndexFormatError, match="2 different sets of arguments"):
         merge_parts(one + other, tmp_path / "x.index")
-    with pytest.raises(ValueError, match=r"1 shards have two parts, first: d-000000\.tar"):
+    with pytest.raises(ValueError, match=r"shards have two parts \(1: d-000000\.tar"):
         merge_parts(one + one, tmp_path / "x.index")
     one[0].write_bytes(one[0].read_bytes()[:-10])
     with pytest.raises(IndexFormatError, match="missing or damaged"):
@@ -461,7 +461,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
 
 def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1)
-    with pytest.raises(ValueError, match="names 1 shards that are not indexed"):
+    with pytest.raises(ValueError, match="names shards that are not indexed"):
         build_index(shards, tmp_path / "x.index", exclude=[("nowhere", 0)])
     flip(shards[0], 30)
     verify(shards, root=tmp_path.parent, bad_list=tmp_path / "bad.jsonl")
@@ -517,7 +517,7 @@ def test_a_loose_file_is_left_out_by_its_key(tmp_path: Path) -> None:
     assert index.keys(range(3)) == ["c/0", "c/2", "c/4"]
     assert verify(index).ok
     (folder / "3.png").unlink()
-    with pytest.raises(ValueError, match=r"names 1 records that are not there \(first: \['c/3'\]"):
+    with pytest.raises(ValueError, match=r"names records that are not there \(1: \['c/3'\]"):
         build_index(tmp_path / "images", index.path, exclude=tmp_path / "bad.jsonl")
 
 
@@ -531,8 +531,8 @@ def test_a_loose_file_is_left_out_by_its_key(tmp_path: Path) -> None:
         ({"join": 1}, "join must be True or False, got 1"),
         ({"max_record_bytes": 0}, "max_record_bytes must be at least 1, got 0"),
         ({"background": 0.5}, "background must be an int64 or a name, got 0.5"),
-        ({"container": "files", "key": "name"}, "are for tfrecord, not files"),
-        ({"container": "tfrecord", "join": True}, "join= is for tar, not tfrecord"),
+        ({"container": "files", "key": "name"}, "are for tfrecord, got files"),
+        ({"container": "tfrecord", "join": True}, "join= is for tar, got tfrecord"),
     ],
 )
 def test_a_reading_that_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
@@ -675,7 +675,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     shards = tars(tmp_path, shards=1)
     path = tmp_path / "x.index"
     bad: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"reading": Reading(key="name")}, ValueError, "are for tfrecord, not tar"),
+        ({"reading": Reading(key="name")}, ValueError, "are for tfrecord, got tar"),
         ({"fields": "jpg"}, TypeError, "got 'jpg'"),
         ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* got 'x' to \['png'\]"),
         ({"fields": [1]}, TypeError, "got 1 to 1"),

@@ -343,7 +343,7 @@ def test_a_list_is_followed_from_another_folder(
     assert main(["index", *words, "--out", "x.index", "--root", "w", "--exclude", "bad"]) == 0
     (tmp_path / "bad").write_text('{"shard": "/elsewhere/a.tfrecord", "record": 0}\n')
     assert main(["index", *words, "--out", "w/x.index", "--exclude", "bad"]) == 2
-    assert "first: ['/elsewhere/a.tfrecord']" in capsys.readouterr().err
+    assert "not indexed (1: ['/elsewhere/a.tfrecord'])" in capsys.readouterr().err
 
 
 def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
@@ -577,7 +577,7 @@ def test_a_pack_that_fails_leaves_no_folder_behind(
     assert not (tmp_path / "out").exists()
     (tmp_path / "images" / "top.png").write_bytes(b"...")
     assert main(pack_it) == 1
-    assert "1 images lie outside any class folder (top.png)" in capsys.readouterr().err
+    assert "images lie outside any class folder (1: top.png)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert main(pack_it) == 1
@@ -589,7 +589,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / "a" / name).write_bytes(b"...")
     images = str(tmp_path / "images")
-    want = f"twinfeed: warning: 1 files below {images} are no images and are left out (.txt 1)\n"
+    want = f"twinfeed: warning: files below {images} are no images and are left out (1: .txt 1)\n"
     for command in (["pack", images, f"{tmp_path}/out"], ["index", images, "--out", f"{images}.i"]):
         assert main([*command, "-q"]) == 0
         assert capsys.readouterr().err == want

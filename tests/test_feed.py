@@ -312,7 +312,7 @@ def test_what_is_no_index_or_no_batch_sampler_is_refused(index: Index) -> None:
 def test_a_decode_that_returns_no_dict_is_told_so(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
-    with pytest.raises(DecodeError, match="must return a dict of fields, not a NoneType"):
+    with pytest.raises(DecodeError, match="must return a dict of fields, got a NoneType"):
         batch_of(Feed(index, sampler, decode=lambda sample: None), requested(0))  # type: ignore[arg-type,return-value]
 
 

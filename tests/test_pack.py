@@ -81,7 +81,7 @@ def test_both_containers_hold_the_same_records_in_the_same_order(
 def test_images_beside_the_class_folders_are_refused(images: Path) -> None:
     for name in ("b.png", "a.png"):
         (images / name).write_bytes(b"...")
-    with pytest.raises(ValueError, match=r"2 images lie outside any class .* \(a\.png, b\.png\)"):
+    with pytest.raises(ValueError, match=r"images lie outside any class .* \(2: a\.png, b\.png\)"):
         ImageFolder(images)
     for n in range(11):
         shutil.rmtree(images / f"{n}")
@@ -310,10 +310,10 @@ def test_labels_are_names_or_integers_not_both(tmp_path: Path, container: Any) -
 
 def test_numbers_that_an_example_cannot_hold_are_refused_by_record(tmp_path: Path) -> None:
     for value, text in [
-        (np.uint64(1 << 63), "must fit into int64, not 9223372036854775808"),
-        ([-1, 1 << 63], "must fit into int64, not 9223372036854775808"),
-        (1e300, r"must fit into float32, not 1e\+300"),
-        (np.array([1.0, -1e39]), r"must fit into float32, not -1e\+39"),
+        (np.uint64(1 << 63), "must fit into int64, got 9223372036854775808"),
+        ([-1, 1 << 63], "must fit into int64, got 9223372036854775808"),
+        (1e300, r"must fit into float32, got 1e\+300"),
+        (np.array([1.0, -1e39]), r"must fit into float32, got -1e\+39"),
     ]:
         for order in ({}, {"seed": 1}):
             with pytest.raises(ValueError, match=f"record 2: feature 'x' {text}"):

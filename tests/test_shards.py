@@ -63,7 +63,7 @@ def test_nothing_and_twice_the_same_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one file"):
         expand([])
     (tmp_path / "a.tar").touch()
-    with pytest.raises(ValueError, match="1 shards are named twice"):
+    with pytest.raises(ValueError, match="shards are named twice"):
         expand([tmp_path / "a.tar", tmp_path / "*.tar"])
 
 
@@ -76,7 +76,7 @@ def test_one_shard_in_two_spellings_is_refused(
     Path("link.tar").symlink_to("a.tar")
     Path("sub").symlink_to(".")
     again = again.format(tmp_path, tmp_path.name)
-    with pytest.raises(ValueError, match=rf"1 shards are named twice, first: a\.tar and {again}$"):
+    with pytest.raises(ValueError, match=rf"shards are named twice \(1: a\.tar and {again}\)$"):
         expand(["a.tar", again])
 
 

@@ -88,7 +88,7 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     array([1, 2, 3])
     """
     if kind not in WIRES:
-        raise ValueError(f"kind must be one of {sorted(WIRES)}, not {kind!r}")
+        raise ValueError(f"kind must be one of {sorted(WIRES)}, got {kind!r}")
     try:
         return _values(kind, bytes(data))
     except WireError as error:
@@ -174,9 +174,9 @@ def _feature(name: str, value: Any) -> bytes:
     if array.dtype.kind == "f":
         return _packed(0x12, _float32(name, values, array).tobytes())
     if array.dtype.kind not in "iub":
-        raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, not {value!r}")
+        raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, got {value!r}")
     if array.dtype.kind == "u" and len(array) and int(array.max()) >> 63:
-        raise ValueError(f"feature {name!r} must fit into int64, not {array.max()}")
+        raise ValueError(f"feature {name!r} must fit into int64, got {array.max()}")
     return _packed(0x1A, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
 
 
@@ -184,12 +184,12 @@ def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.
     """Return floats as an Example holds them, rounded; what is far beyond them is refused."""
     if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
         # numpy makes floats of integers for which it has no common type
-        raise ValueError(f"feature {name!r} must fit into int64, not {max(values, key=abs)}")
+        raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
     with np.errstate(over="ignore"):
         rounded = array.astype("<f4")
     lost = np.isinf(rounded) & np.isfinite(array)
     if lost.any():
-        raise ValueError(f"feature {name!r} must fit into float32, not {array[lost][0]}")
+        raise ValueError(f"feature {name!r} must fit into float32, got {array[lost][0]}")
     return rounded
 
 

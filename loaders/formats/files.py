@@ -176,7 +176,7 @@ def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> No
     kinds = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in others)
     counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
     warnings.warn(
-        f"{len(others)} files below {os.fspath(root)} are no images and are left out ({counts})",
+        f"files below {os.fspath(root)} are no images and are left out ({len(others)}: {counts})",
         ShardWarning,
         stacklevel=3,
     )

@@ -35,7 +35,7 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
     unknown = sorted(set(bad) - {job.shard for job in source.jobs})
     if unknown:
         raise ValueError(
-            f"exclude= names {len(unknown)} shards that are not indexed (first: {unknown[:5]}): "
+            f"exclude= names shards that are not indexed ({len(unknown)}: {unknown[:5]}): "
             f"names are relative to the root, and here such as {source.jobs[0].shard!r}; list the "
             f"bad records again: verify with root= {source.root}"
         )
@@ -74,7 +74,7 @@ def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadReco
     gone = [one.key for one in listed if one.key is not None and one.key not in places]
     if gone:
         raise ValueError(
-            f"exclude= names {len(gone)} records that are not there (first: {gone[:5]}): "
+            f"exclude= names records that are not there ({len(gone)}: {gone[:5]}): "
             "list the bad records again with verify"
         )
     found = []

@@ -71,7 +71,7 @@ def class_numbers(
         return np.array([int(name) for name in filled], np.int64), list(classes or ())
     if classes is not None:
         unknown = sorted(known - set(classes))
-        raise ValueError(f"{len(unknown)} labels are not among classes= (first: {unknown[:5]})")
+        raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
     return _places(filled, sorted(known)), sorted(known)
 
 
@@ -110,7 +110,9 @@ def check_range(labels: Array, classes: Sequence[str], /) -> None:
         first += outside[: 5 - len(first)].tolist()
         bad += len(outside)
     if bad:
-        raise ValueError(f"{bad} labels lie outside the {len(classes)} classes= (first: {first})")
+        raise ValueError(
+            f"labels lie outside [0, {len(classes)}) of classes= ({bad}, first: {first})"
+        )
 
 
 def pieces(array: Array, /) -> Iterator[Array]:

@@ -48,7 +48,7 @@ def expand(
         for name in names:
             found += _glob(name)
     if not found:
-        raise ValueError(f"shards must name at least one file, not {shards!r}")
+        raise ValueError(f"shards must name at least one file, got {shards!r}")
     for name in found:
         refuse_compressed(name)
     check_distinct(found)
@@ -118,14 +118,14 @@ def check_distinct(names: Iterable[str], /) -> None:
 
     >>> check_distinct(["a.tar", "./a.tar"])
     Traceback (most recent call last):
-    ValueError: 1 shards are named twice, first: a.tar and ./a.tar
+    ValueError: shards are named twice (1: a.tar and ./a.tar)
     """
     spelled: dict[str, list[str]] = {}
     for name in names:
         spelled.setdefault(name if "://" in name else os.path.realpath(name), []).append(name)
     twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
     if twice:
-        raise ValueError(f"{len(twice)} shards are named twice, first: {', '.join(twice[:5])}")
+        raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
 
 
 def refuse_compressed(path: str, /) -> None:

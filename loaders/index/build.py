@@ -188,7 +188,7 @@ def merge_parts(
     counts = Counter(name for name, _ in found)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        raise ValueError(f"{len(twice)} shards have two parts, first: {', '.join(twice[:5])}")
+        raise ValueError(f"shards have two parts ({len(twice)}: {', '.join(twice[:5])})")
     survey = _survey((load_part(file, check=False) for _, file in sorted(found)), label)
     mixed = survey.mixed()
     if mixed:

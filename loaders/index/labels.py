@@ -257,10 +257,10 @@ def _read_table(path: str) -> dict[str, Label | float]:
         )
     short = [number for number, row in enumerate(rows, 1) if len(row) <= max(places)]
     if short:
-        raise ValueError(f"{path}: {len(short)} rows lack a column, the first is row {short[0]}")
+        raise ValueError(f"{path}: rows lack a column ({len(short)}, first: row {short[0]})")
     repeated = _twice(row[places[0]] for row in rows)
     if repeated:
-        raise ValueError(f"{path}: {len(repeated)} keys are there twice, first: {repeated[:5]}")
+        raise ValueError(f"{path}: keys are there twice ({len(repeated)}: {repeated[:5]})")
     return {row[places[0]]: _cell(row[places[1]]) for row in rows}
 
 

@@ -74,10 +74,10 @@ class Reading:
         plain = self.example and self.key is None and not self.lists
         if self.container not in (None, "tfrecord") and not plain:
             raise ValueError(
-                f"key=, lists= and example=False are for tfrecord, not {self.container}"
+                f"key=, lists= and example=False are for tfrecord, got {self.container}"
             )
         if self.join and self.container not in (None, "tar"):
-            raise ValueError(f"join= is for tar, not {self.container}")
+            raise ValueError(f"join= is for tar, got {self.container}")
         if self.digest and self.container == "files":
             raise ValueError("digest= is for shards, not files")
 

@@ -116,7 +116,7 @@ class ImageFolder(LooseFiles):
         outside = [entry.paths["image"] for entry in entries if entry.label is None]
         if 0 < len(outside) < len(entries):
             raise DataCorruptionError(
-                f"{len(outside)} images lie outside any class folder ({', '.join(outside[:5])})",
+                f"images lie outside any class folder ({len(outside)}: {', '.join(outside[:5])})",
                 advice="move them into one, or remove them",
             )
         super().__init__(root, entries)

@@ -118,7 +118,7 @@ def _checked(rows: Ids, length: int) -> Int64s:
     array = np.asarray(rows)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(
-            f"rows must be integers in one dimension, not {array.dtype} of shape {array.shape}"
+            f"rows must be integers in one dimension, got {array.dtype} of shape {array.shape}"
         )
     if array.size and not 0 <= array.min() <= array.max() < length:
         raise ValueError(f"rows must lie in [0, {length}), not in [{array.min()}, {array.max()}]")
