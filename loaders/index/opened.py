@@ -246,7 +246,7 @@ class Index:
             ) from None
 
     def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return where each field of each record lies, record by record, as `ROW`s."""
+        """Return where each field of each record lies, record by record, each a `ROW`."""
         rows = np.zeros((len(ids), len(fields)), ROW)
         if self.container != "files":
             shard = np.searchsorted(self.shard_stops, ids, side="right")
