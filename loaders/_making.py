@@ -16,7 +16,14 @@ from twinfeed.loaders.request import Request, requests
 
 T = TypeVar("T")
 
-MOST_THREADS = 8
+
+def most_threads() -> int:
+    """Return how many threads make batches where nobody says how many.
+
+    >>> 1 <= most_threads() <= 8
+    True
+    """
+    return min(8, _system.processors())
 
 
 def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
@@ -27,7 +34,7 @@ def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
     prefetch = _checks.count("prefetch", prefetch, minimum=0)
     if threads is None:
         decoding = feed.decode is not None or feed.transform is not None
-        threads = min(MOST_THREADS, _system.processors()) if prefetch and decoding else 0
+        threads = most_threads() if prefetch and decoding else 0
     threads = _checks.count("threads", threads, minimum=0)
     return (0, 0) if feed.alone else (prefetch, threads)
 

@@ -7,6 +7,7 @@ themselves fetched, to tell by how much.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import pickle
 import time
@@ -24,7 +25,6 @@ from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.numpy_loader import NumpyLoader
 
 Backend = Literal["numpy", "torch", "tensorflow"]
 BACKENDS = ("numpy", "torch", "tensorflow")
@@ -179,8 +179,9 @@ def _keep(job: _Job, wanted: Sequence[int]) -> dict[int, dict[str, npt.NDArray[A
 
 
 def _deliver(job: _Job) -> Iterator[Any]:
-    """Give the batches as the backend delivers them."""
-    with _LOADERS[job.backend](job.feed) as loader:
+    """Give the batches as the backend delivers them; only its own process imports the backend."""
+    module, name, options = _LOADERS[job.backend]
+    with getattr(importlib.import_module(module), name)(job.feed, **options) as loader:
         passes = -(-job.batches // max(1, len(loader)))
         each = (_one_pass(loader, job.last) for _ in range(passes))
         yield from islice(chain.from_iterable(each), job.batches)
@@ -194,23 +195,12 @@ def _one_pass(loader: Any, last: Callable[[Any], Any] | None) -> Iterator[Any]:
     return map(last, loader)
 
 
-def _numpy(feed: Feed) -> Any:
-    return NumpyLoader(feed)
-
-
-def _torch(feed: Feed) -> Any:
-    from twinfeed.loaders.torch import TorchLoader
-
-    return TorchLoader(feed, device="cpu")
-
-
-def _tensorflow(feed: Feed) -> Any:
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
-
-    return TensorFlowLoader(feed, device="/CPU:0")
-
-
-_LOADERS = {"numpy": _numpy, "torch": _torch, "tensorflow": _tensorflow}
+# Each backend's module and loader, and the device that every machine has.
+_LOADERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "numpy": ("twinfeed.loaders", "NumpyLoader", {}),
+    "torch": ("twinfeed.loaders.torch", "TorchLoader", {"device": "cpu"}),
+    "tensorflow": ("twinfeed.loaders.tensorflow", "TensorFlowLoader", {"device": "/CPU:0"}),
+}
 
 
 def _leading(batch: Mapping[str, Any]) -> Any:

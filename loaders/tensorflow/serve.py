@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders import _system
 from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders._making import MOST_THREADS
+from twinfeed.loaders._making import most_threads
 from twinfeed.loaders.collate import mode_of
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
@@ -92,7 +91,7 @@ class Server:
         self.steps = len(self.feed)
         sizes = {feed.sampler.constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
-        self.threads = loader.threads if loader.threads is not None else _processors()
+        self.threads = loader.threads if loader.threads is not None else most_threads()
         # A reuse sampler's cache takes the batches in their order: the threads share each one.
         self._shared = 0 if self.feed.sampler.live is None else self.threads
         alone = self._shared or (loader.threads is None and not _worth_threads(self.feed))
@@ -270,10 +269,6 @@ def spread(part: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> npt.NDArray[A
     out = np.full((*held.shape, *part.shape[1:]), nothing, part.dtype)
     out[held] = part
     return out
-
-
-def _processors() -> int:
-    return min(MOST_THREADS, _system.processors())
 
 
 def _worth_threads(feed: Feed) -> bool:

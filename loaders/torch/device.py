@@ -17,8 +17,8 @@ cuda: Any = torch.cuda
 class JaggedParts(NamedTuple):
     """What a jagged tensor is made of, and its shortest and longest row.
 
-    It is made when the batch is received: of two that are made in two threads at once, torch may
-    take the lengths for the same.
+    The tensor is made when the batch is received. Where two threads make jagged tensors at once,
+    torch may take the lengths of one for those of the other.
     """
 
     values: torch.Tensor
@@ -27,7 +27,7 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def whole(self) -> torch.Tensor:
-        """Make the jagged tensor; it need not ask the device for its longest row.
+        """Make the jagged tensor, which need not ask the device for its longest row.
 
         >>> JaggedParts(torch.arange(3), torch.tensor([0, 1, 3]), 1, 2).whole().unbind()
         (tensor([0]), tensor([1, 2]))
@@ -79,11 +79,11 @@ class HostCopier:
 class CudaCopier:
     """Copy on a stream of the device's own, so that copies and computation overlap.
 
-    Copies start from pinned memory: others would keep their caller until they are done. torch gives
-    that memory, once it is free, to nobody before the copy has passed. The computing stream waits
-    for the copy's event before it touches the batch. And the tensors, which belong to the copying
-    stream, are recorded on the computing stream, so that their memory is not given to a later copy
-    while a step still reads them.
+    - Copies start from pinned memory. A copy from other memory would keep its caller until it is
+      done. torch does not use pinned memory again before the copy from it is done.
+    - The computing stream waits for the copy's event before it touches the batch.
+    - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
+      a later copy would be given their memory while a step still reads them.
     """
 
     def __init__(self, device: torch.device) -> None:

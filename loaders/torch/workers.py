@@ -33,10 +33,9 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
 
 
 class CatchingDataset(RecordDataset):
-    """Serve batches of tensors, jagged ones in their parts, and errors as they are: torch would put
-    its own words for them.
+    """Serve batches of tensors, jagged tensors in their parts, and errors as they are.
 
-    For `collate_fn=as_served`.
+    torch would put words of its own in place of an error. For `collate_fn=as_served`.
     """
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
@@ -64,9 +63,10 @@ def as_served(batch: Any, /) -> Any:
 class WorkerBatches(Iterator[Batch]):
     """Iterate over a DataLoader with workers, which start with the first batch.
 
-    A worker that died is a WorkerDiedError, from the iteration or from `check`, which another
-    thread may call: a worker killed while it sends leaves a torn message, which torch waits upon
-    for ever. `ended` says that `release` met workers that had ended: the DataLoader is of no use.
+    A worker that died is a WorkerDiedError, from the iteration or from `check`. Another thread may
+    call `check`: a worker that is killed while it sends leaves half a message, and torch waits for
+    the other half for ever. `ended` says that `release` met workers that had ended. The DataLoader
+    is of no use then.
     """
 
     def __init__(self, dataloader: DataLoader[Any], /) -> None:
@@ -85,7 +85,8 @@ class WorkerBatches(Iterator[Batch]):
             self.explain(error)
             raise
         if isinstance(batch, _Failed):
-            # Whoever keeps the error keeps this frame, and in a cycle workers end after a timeout.
+            # Whoever keeps the error keeps this frame, and the frame keeps the workers. Left to the
+            # garbage collector, workers end after a timeout.
             self.close()
             try:
                 raise batch.error from _WorkerTraceback(batch.trace)
@@ -94,8 +95,9 @@ class WorkerBatches(Iterator[Batch]):
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the workers, unless somebody else keeps the DataLoader, and that its workers."""
-        self.release()  # an error's traceback may keep the iterator, and it those that are left
+        """End the workers, unless somebody else keeps the DataLoader and with it the workers."""
+        # The traceback of an error may keep torch's iterator. The iterator would keep the workers.
+        self.release()
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
@@ -109,9 +111,10 @@ class WorkerBatches(Iterator[Batch]):
                 raise _died(number, workers)
 
     def release(self) -> None:
-        """Where a worker has ended, end them all, and with them the wait for a batch of theirs.
+        """Where a worker has ended, end all workers, and the wait for their batches.
 
-        torch looks only every five seconds whether they live: the pipe's end wakes it at once.
+        torch looks only every five seconds whether the workers live. The end of the pipe wakes
+        torch at once.
         """
         iterator = self._iterator
         workers = list(getattr(iterator, "_workers", ()))
@@ -123,9 +126,9 @@ class WorkerBatches(Iterator[Batch]):
             iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
-        """Raise WorkerDiedError where that is what `error` stands for.
+        """Raise WorkerDiedError where `error` comes of a worker that died.
 
-        torch says so, unless it was about to fetch a tensor from the one that died.
+        torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
         """
         workers = list(getattr(self._iterator, "_workers", ()))
         said = str(error).startswith("DataLoader worker (pid")
