@@ -297,6 +297,52 @@ def test_a_manifest_that_tells_what_cannot_be_is_refused(tmp_path: Path, change:
         open_index(index.path)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("shards", lambda array: array[["bytes"]].copy()),
+        ("shardstops", lambda array: array.astype("<f8")),
+        ("shardstops", lambda array: array - 1),
+        ("shardpaths-ends", lambda array: array.astype("<u2")),
+        ("shardpaths-text", lambda array: array[:-1]),
+        ("keys-ends", lambda array: array[:-1]),
+        ("field-0", lambda array: array[["offset", "length"]].copy()),
+        ("field-0", lambda array: array[:-1]),
+        ("column-0", lambda array: array.astype("<i4")),
+        ("column-0", lambda array: array[1:]),
+        ("shardsums", lambda array: array[1:]),
+        ("shardsums", None),
+        ("field-0", None),
+    ],
+)
+def test_an_array_of_another_type_or_length_is_refused(
+    tmp_path: Path, name: str, change: Any
+) -> None:
+    """As in an index from before this version; and with digests that are right."""
+    reading = Reading(digest=True)
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", reading=reading)
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    del manifest["checksum"]
+    (file,) = index.path.glob(f"columns-*/{name}.npy")
+    if change is None:
+        del manifest["arrays"][name]
+    else:
+        array = change(np.load(file))
+        np.save(file, array)
+        data = file.read_bytes()
+        manifest["arrays"][name] = {
+            "dtype": np.lib.format.dtype_to_descr(array.dtype),
+            "shape": list(array.shape),
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
+    (index.path / MANIFEST).write_text(text)
+    with pytest.raises(IndexFormatError, match="its arrays do not fit together") as caught:
+        open_index(index.path)
+    assert name in str(caught.value.found)
+
+
 def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
     (index.path / MANIFEST).write_text("[" * 200_000)

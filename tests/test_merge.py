@@ -26,7 +26,7 @@ from twinfeed.loaders.index import (
     _store,
     open_index,
 )
-from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart
+from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
 from twinfeed.loaders.index._rows import row_type
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.options import IndexOptions, Reading
@@ -51,7 +51,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     part = ShardPart("plan", options, "a.tar", 0)
     part.names = [f"c{n}" for n in range(100)]
     part.fields = {"x": FieldFacts("bytes", offset, length)}
-    with PartFile(folder / f"{records:032x}.part") as out:
+    with new_part(folder / f"{records:032x}.part") as out:
         for start in range(0, records, 1000):
             rows = np.zeros(1000, row_type(offset, length, whole_files=False))
             rows["offset"], rows["length"] = offset, length
@@ -62,7 +62,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
                 "labels": np.arange(start, start + 1000) * 7 % 100,
                 "unlabelled": np.zeros(0, np.int64),
             }
-            out.write(1000, arrays)
+            out.add(1000, arrays)
             part.records += 1000
             part.keys += 1000
             part.key_bytes += 8000
@@ -168,8 +168,8 @@ def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path
     options = IndexOptions(container="tar")
     part = ShardPart("plan", options, "a.tar", 0, records=3)
     part.fields = {"x": FieldFacts("bytes")}
-    with PartFile(tmp_path / "0.part") as out:
-        out.write(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})
+    with new_part(tmp_path / "0.part") as out:
+        out.add(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})
         out.finish(part)
     with pytest.raises(IndexFormatError, match="its shard has other records than it tells"):
         merge_parts([tmp_path / "0.part"], tmp_path / "x.index")

@@ -30,10 +30,10 @@ def write_class_order(store: Store, labels: Int64s, /) -> str:
         pieces = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
         if pieces:
             ids, held = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-            records.write(ids[ClassOrder(held).records])
+            records.add(ids[ClassOrder(held).records])
         else:  # a single class is in order already, however large it is
             for ids, _ in _between(labels, values[low], values[low]):
-                records.write(ids)
+                records.add(ids)
         low = high
     by_first = np.argsort(first)
     store.add(

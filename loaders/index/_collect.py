@@ -13,7 +13,7 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record
 from twinfeed.loaders.index._numbering import Numbering
-from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart
+from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._rows import missing_rows, row_type
@@ -59,20 +59,18 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
 
 def _build(plan: Plan, job: Job, path: str, file: str) -> None:
     """Write the part, once more if a feature turns out to need reading as a list."""
-    digest = plan.digest()
-    while True:
-        part = ShardPart(
-            digest, plan.options(), job.shard, 0 if job.entries else os.stat(path).st_size
-        )
-        with PartFile(Path(file)) as out:
+    digest, size = plan.digest(), 0 if job.entries else os.stat(path).st_size
+    mixed: set[str] | None = None
+    while mixed is None or mixed:
+        plan = plan.with_lists(mixed or ())
+        part = ShardPart(digest, plan.options(), job.shard, size)
+        with new_part(Path(file)) as out:
             collector = _Collector(plan, part, path, out)
             _scan(plan, job, path, collector)
-            if not collector.mixed:
-                if plan.reading.digest:
-                    part.sha256 = file_digest(Path(path))
+            mixed = collector.mixed
+            if not mixed:
+                part.sha256 = file_digest(Path(path)) if plan.reading.digest else ""
                 collector.finish()
-                return
-        plan = plan.with_lists(collector.mixed)
 
 
 def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:
@@ -330,7 +328,7 @@ class _Collector:
             part.files += len(files)
         if self.plan.label is not None:
             arrays |= self.numbered()
-        self.out.write(self.records, arrays)
+        self.out.add(self.records, arrays)
         part.records += self.records
         self.clear()
 

@@ -204,7 +204,7 @@ def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None)
     with new_store(path) as store:
         merge = _Merge(store, survey)
         store.add(survey.arrays())
-        with room_for(path, store.needed()):
+        with room_for(path, sum(file.size for file in store.open.values())):
             for file in survey.parts:
                 try:
                     merge.add(load_part(file, check=False))
@@ -232,7 +232,7 @@ class _Out:
 
     def write(self, piece: Array) -> None:
         """Add the next records."""
-        self.file.write(piece)
+        self.file.add(piece)
         if self.digest is not None:
             self.digest.add(piece)
 
@@ -249,8 +249,8 @@ class _Strings:
     def write(self, block: Block) -> None:
         """Add the strings of a block."""
         text, ends = block.arrays[f"{self.name}-text"], block.arrays[f"{self.name}-ends"]
-        self.text.write(text)
-        self.ends.write(ends.astype(np.int64) + self.size)
+        self.text.add(text)
+        self.ends.add(ends.astype(np.int64) + self.size)
         self.size += len(text)
 
 
@@ -390,7 +390,7 @@ class _Labels:
         without = block.arrays["unlabelled"]
         if len(without):
             numbers[without] = self.background
-        self.file.write(numbers)
+        self.file.add(numbers)
 
     def join(self, table: FromTable) -> None:
         """Take the labels of a table by the keys, which are written already."""
@@ -399,9 +399,9 @@ class _Labels:
         labels = table.match(keys.tolist(), partial=survey.options.background is not None)
         if self.whole:
             filled = [self.background if label is None else label for label in labels]
-            self.file.write(np.array(filled, np.int64))
+            self.file.add(np.array(filled, np.int64))
         else:
-            self.file.write(self.numbering.of(labels))
+            self.file.add(self.numbering.of(labels))
 
     @property
     def background(self) -> int:

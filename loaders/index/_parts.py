@@ -13,10 +13,9 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.atomic import beside, room_for
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.index._store import CHUNK, Hashed
+from twinfeed.loaders.index._store import CHUNK, HashedFile
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 
@@ -97,9 +96,9 @@ class ShardPart:
                 if check and not _is_whole(data):
                     return None
                 facts = json.loads(_facts(data))
-            options = IndexOptions(**facts.pop("options"))
-            fields = {name: FieldFacts(*found) for name, found in facts.pop("fields").items()}
-            return cls(**facts, options=options, fields=fields, file=file)
+            options = IndexOptions(**facts["options"])
+            fields = {name: FieldFacts(*found) for name, found in facts["fields"].items()}
+            return cls(**facts | {"options": options, "fields": fields, "file": file})
         except FileNotFoundError:
             return None
         except (AttributeError, OSError, RecursionError, TypeError, ValueError):
@@ -132,51 +131,40 @@ def damaged_part(file: Path, /) -> IndexFormatError:
     )
 
 
-class PartFile:
-    """Write a part, whole or not at all."""
+class PartFile(HashedFile):
+    """Write a part, which has its name when it is finished."""
 
     def __init__(self, file: Path, /) -> None:
-        self._file = file
-        self._temporary = beside(file)
+        super().__init__(beside(file))
+        self._final = file
 
-    def __enter__(self) -> PartFile:
-        with self._room():
-            self._out = Hashed(self._temporary)
-        return self
-
-    def _room(self) -> AbstractContextManager[None]:
-        """Name the folder when the disk is full."""
-        return room_for(self._file.parent, None, work=self._file.parent)
-
-    def write(self, records: int, arrays: Mapping[str, Array], /) -> None:
+    def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
         """Add the arrays of some records."""
         entries = [(n, np.lib.format.dtype_to_descr(a.dtype), a.shape) for n, a in arrays.items()]
-        line = json.dumps({"records": records, "arrays": entries})
-        with self._room():
-            self._out.write(line.encode() + b"\n")
-            for array in arrays.values():
-                self._out.write_array(array)
+        self.write(json.dumps({"records": records, "arrays": entries}).encode() + b"\n")
+        for array in arrays.values():
+            self.write_array(array)
 
     def finish(self, part: ShardPart, /) -> None:
         """Add the facts, and give the file its name."""
-        facts = vars(part) | {"options": part.options.facts()}
-        del facts["file"]
-        text = json.dumps(facts).encode()
-        with self._room():
-            self._out.write(text + len(text).to_bytes(8, "little"))
-            self._out.write(self._out.digest.digest())
-            self._out.close()
-        os.replace(self._temporary, self._file)
+        text = json.dumps(vars(part) | {"options": part.options.facts(), "file": ""}).encode()
+        self.write(text + len(text).to_bytes(8, "little"))
+        self.write(self.digest.digest())
+        self.close()
+        os.replace(self.file, self._final)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with suppress(OSError):  # the disk that is full was told of already
-            self._out.close()
-        self._temporary.unlink(missing_ok=True)
+
+@contextmanager
+def new_part(file: Path, /) -> Iterator[PartFile]:
+    """Give a part to write to `file`; what is not finished is removed."""
+    with room_for(file.parent, None, work=file.parent):
+        out = PartFile(file)
+        try:
+            yield out
+        finally:
+            with suppress(OSError):  # the disk that is full was told of already
+                out.close()
+            out.file.unlink(missing_ok=True)
 
 
 def _is_whole(data: io.BufferedReader) -> bool:

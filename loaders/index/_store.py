@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import math
 import os
@@ -46,11 +45,12 @@ _ELSEWHERE = (
 )
 
 
-class Hashed:
+class HashedFile:
     """Write a new file, and take the SHA-256 of its bytes as they pass."""
 
     def __init__(self, file: Path, /) -> None:
         self._out = file.open("xb", buffering=_BUFFER)
+        self.file = file
         self.digest = hashlib.sha256()
         self.bytes = 0
 
@@ -58,10 +58,10 @@ class Hashed:
         """Write bytes."""
         self._out.write(data)
         self.digest.update(data)
-        self.bytes += memoryview(data).nbytes
+        self.bytes += len(data)
 
     def write_array(self, array: Array, /) -> None:
-        """Write the bytes of an array."""
+        """Write the bytes of an array; numpy's own writing hides a full disk."""
         self.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def close(self, *, durable: bool = False) -> None:
@@ -72,80 +72,72 @@ class Hashed:
         self._out.close()
 
 
-class ArrayFile:
-    """Write one array of a store piece by piece; numpy's own writing hides a full disk."""
+class ArrayFile(HashedFile):
+    """Write one array of an index piece by piece; `size` is what its file has at the end."""
 
     def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
-        self.file = file
-        self.dtype = np.dtype(dtype)
-        self.shape = tuple(shape)
-        self._entry = {"dtype": np.lib.format.dtype_to_descr(self.dtype), "shape": list(shape)}
-        head = io.BytesIO()
-        described = {"descr": self._entry["dtype"], "fortran_order": False, "shape": tuple(shape)}
-        np.lib.format.write_array_header_1_0(head, described)
-        self.bytes = len(head.getvalue()) + self.dtype.itemsize * math.prod(shape)
-        self._out = Hashed(file)
-        self._out.write(head.getvalue())
+        super().__init__(file)
+        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
+        self._descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": self._descr, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self, header)
+        self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
 
-    def write(self, piece: Array, /) -> None:
-        """Add the next rows, as the type of the array."""
-        self._out.write_array(piece.astype(self.dtype, copy=False))
+    def add(self, piece: Array, /) -> None:
+        """Write the next rows, as the type of the array."""
+        self.write_array(piece.astype(self.dtype, copy=False))
 
-    def close(self, *, durable: bool) -> dict[str, Any]:
-        """Return the array's entry in the manifest; the array must be as long as it was said."""
-        self._out.close(durable=durable)
-        if self._out.bytes != self.bytes:
+    def mapped(self) -> Array:
+        """Return the array, which was closed."""
+        return np.asarray(np.lib.format.open_memmap(self.file, mode="r"))
+
+    def entry(self) -> dict[str, Any]:
+        """End the array, and return what the manifest tells of it."""
+        self.close(durable=True)
+        if self.bytes != self.size:
             raise IndexFormatError(
                 "a part is missing or damaged: its shard has other records than it tells",
                 path=self.file,
-                expected=f"{self.bytes} bytes",
-                found=f"{self._out.bytes} bytes",
+                expected=f"{self.size} bytes",
+                found=f"{self.bytes} bytes",
                 advice="build the parts again with build_parts",
             )
-        return self._entry | {"bytes": self.bytes, "sha256": self._out.digest.hexdigest()}
-
-    def abandon(self) -> None:
-        """Close the file of an array that is not finished."""
-        with suppress(OSError):
-            self._out.close()
+        told = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
+        return told | {"sha256": self.digest.hexdigest()}
 
 
 class Store:
     """Write the arrays of an index in a folder that nobody sees yet, and then switch to them."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
-        self._path = path
-        self._open: dict[str, ArrayFile] = {}
-        self._entries: dict[str, Any] = {}
+        self.path = path
         self.folder = folder
+        self.open: dict[str, ArrayFile] = {}
+        self._entries: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
-        """Begin an array, which `finished` or `finish` ends."""
-        self._open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
-        return self._open[name]
+        """Begin an array."""
+        self.open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
+        return self.open[name]
 
     def add(self, arrays: Mapping[str, Array], /) -> None:
         """Write arrays that are whole."""
         for name, array in arrays.items():
-            self.new(name, array.dtype, array.shape).write(array)
+            self.new(name, array.dtype, array.shape).add(array)
 
     def finished(self, name: str, /) -> Array:
         """End an array, and return it mapped."""
-        file = self._open.pop(name)
-        self._entries[name] = file.close(durable=True)
-        return _mapped(file.file)
+        file = self.open.pop(name)
+        self._entries[name] = file.entry()
+        return file.mapped()
 
     def taken(self, name: str, /) -> Array:
         """End an array that does not stay, and return it mapped."""
-        file = self._open.pop(name)
-        file.close(durable=False)
-        array = _mapped(file.file)
+        file = self.open.pop(name)
+        file.close()
+        array = file.mapped()
         file.file.unlink()
         return array
-
-    def needed(self) -> int:
-        """Return how many bytes the arrays have that were begun."""
-        return sum(file.bytes for file in self._open.values())
 
     def finish(self, facts: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
         """Switch the index to the arrays, `facts` and `options`.
@@ -153,22 +145,17 @@ class Store:
         The manifest's `fingerprint` is taken over the facts and the arrays' bytes; `options` only
         say how the index was made.
         """
-        for name in list(self._open):
-            self._entries[name] = self._open.pop(name).close(durable=True)
-        manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": self._entries}
+        entries = self._entries | {name: file.entry() for name, file in self.open.items()}
+        manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": entries}
         manifest |= {"fingerprint": digest_of(manifest), "options": dict(options)}
-        manifest["folder"] = f"columns-{digest_of(self._entries)[:16]}"
-        _move_folder(self.folder, self._path / manifest["folder"])
-        _switch(self._path, manifest | {"checksum": digest_of(manifest)})
-        for old in self._path.iterdir():
+        manifest["folder"] = f"columns-{digest_of(entries)[:16]}"
+        _move_folder(self.folder, self.path / manifest["folder"])
+        manifest["checksum"] = digest_of(manifest)
+        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+        replace_file(self.path / MANIFEST, text.encode())  # now the new state is the index
+        for old in self.path.iterdir():
             if old.name != manifest["folder"] and _is_columns(old):
                 shutil.rmtree(old)
-
-    def abandon(self) -> None:
-        """Remove what was written and is not the index now."""
-        for file in self._open.values():
-            file.abandon()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
@@ -178,13 +165,15 @@ def new_store(path: Path) -> Iterator[Store]:
     """
     own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
-        temporary = beside(path / "columns")
-        temporary.mkdir()
-        store = Store(path, temporary)
+        store = Store(path, beside(path / "columns"))
+        store.folder.mkdir()
         try:
             yield store
         finally:
-            store.abandon()
+            for file in store.open.values():
+                with suppress(OSError):  # the disk that is full was told of already
+                    file.close()
+            shutil.rmtree(store.folder, ignore_errors=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -326,11 +315,6 @@ def digest_of(data: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _mapped(file: Path) -> Array:
-    """Map an array that was written."""
-    return np.asarray(np.lib.format.open_memmap(file, mode="r"))
-
-
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -354,9 +338,3 @@ def _move_folder(temporary: Path, final: Path) -> None:
                 path=final,
                 advice="delete the index folder and build it again",
             ) from None
-
-
-def _switch(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Put the manifest in place: the moment at which the new state is the index."""
-    text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-    replace_file(path / MANIFEST, text.encode())

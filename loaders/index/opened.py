@@ -88,8 +88,8 @@ class Index:
         )
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
-        self._check_types()
         self._records = int(manifest["records"])
+        self._check_arrays()
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
         self._words = {  # numpy is slow to take rows of mixed types
             name: table.view(np.uint32).reshape(len(table), -1)
@@ -98,49 +98,43 @@ class Index:
         self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
-        self._check_lengths()
 
-    def _check_types(self) -> None:
-        """Raise IndexFormatError for an array that is not there, or is of another type."""
-        arrays, strings = self._arrays, ["shardpaths"]
-        strings += [name for name in ("keys", "files") if f"{name}-ends" in arrays]
-        types: dict[str, set[Any]] = {"shards": {SHARD}, "shardstops": {"<i8"}}
-        for name in strings:
-            types |= {f"{name}-text": {"u1"}, f"{name}-ends": {"<u4", "<i8"}}
-        rows = row_types(whole_files=self.container == "files")
+    def _check_arrays(self) -> None:
+        """Raise IndexFormatError unless all arrays are there, of the type and the length that they
+        must have.
+        """
+        arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
+        rows, ends = row_types(whole_files=self.container == "files"), {"<u4", "<i8"}
+        wanted: dict[str, tuple[set[Any], int]] = {
+            "shards": ({SHARD}, shards),
+            "shardstops": ({"<i8"}, shards),
+        }
         if self.options.digest:
-            types["shardsums"] = {"u1"}
-        types |= {f"field-{n}": rows for n in range(len(self.fields))}
-        for name, allowed in types.items():
-            if name not in arrays or arrays[name].dtype not in {np.dtype(one) for one in allowed}:
-                raise IndexFormatError(
-                    f"damaged index: the array {name} is not there, or of another type",
-                    path=self.path,
-                    advice=REBUILD,
-                )
-
-    def _check_lengths(self) -> None:
-        """Raise IndexFormatError unless all arrays tell of as many records as the manifest."""
-        arrays, stops = self._arrays, self._arrays["shardstops"]
-        found = {"shards": int(stops[-1]) if len(stops) else 0}
-        found |= {name: len(table) for name, table in self._tables.items()}
-        columns = [f"column-{n}" for n in range(len(self.manifest["columns"]))]
-        found |= {name: len(arrays[name]) for name in columns}
+            wanted["shardsums"] = ({"u1"}, shards)
+        wanted |= {f"field-{n}": (rows, records) for n in range(len(self.fields))}
+        columns = range(len(self.manifest["columns"]))
+        wanted |= {f"column-{n}": ({"<i8", "<f4"}, records) for n in columns}
+        strings = {"shardpaths": shards}
         if self.has_keys:
-            found["keys-ends"] = len(arrays["keys-ends"])
-        wrong = {name: n for name, n in found.items() if n != self._records}
-        for name in ("shardpaths", "files", "keys"):
-            last = arrays[f"{name}-ends"][-1:].tolist() if f"{name}-ends" in arrays else []
-            if last and last[0] != len(arrays[f"{name}-text"]):
-                wrong[f"{name}-ends"] = last[0]
-        sums = ["shardsums"] * self.options.digest
-        shards = {len(arrays[name]) for name in ("shards", "shardstops", "shardpaths-ends", *sums)}
-        if wrong or len(shards) > 1:
+            strings["keys"] = records
+        if "files-ends" in arrays:
+            strings["files"] = len(arrays["files-ends"])
+        for name, length in strings.items():
+            wanted[f"{name}-ends"] = (ends, length)
+            wanted[f"{name}-text"] = ({"u1"}, int(arrays[f"{name}-ends"][-1]))
+        wrong = [
+            name
+            for name, (types, length) in wanted.items()
+            if name not in arrays
+            or arrays[name].dtype not in {np.dtype(one) for one in types}
+            or len(arrays[name]) != length
+        ]
+        if wrong or arrays["shardstops"][-1] != records:
             raise IndexFormatError(
                 "damaged index: its arrays do not fit together",
                 path=self.path,
-                expected=f"{self._records} records in {len(stops)} shards",
-                found=wrong or f"lists of {sorted(shards)} shards",
+                expected=f"{records} records in {shards} shards",
+                found=f"other lengths or types in {', '.join(wrong or ['shardstops'])}",
                 advice=REBUILD,
             )
 
