@@ -268,16 +268,6 @@ def test_an_iterator_is_no_place_for_a_checkpoint(tmp_path: Path) -> None:
         tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "checkpoint"))
 
 
-def test_a_dataset_is_not_for_the_processes_of_the_tf_data_service() -> None:
-    service = tf.data.experimental.service
-    dispatcher = service.DispatchServer()  # which the name keeps alive
-    distribute = service.distribute("distributed_epoch", dispatcher.target)
-    tf.data.Dataset.range(3).apply(distribute)
-    dataset = loader(packed(RECORDS), sampler()).dataset
-    with pytest.raises(tf.errors.OpError, match="service"):
-        dataset.apply(distribute)
-
-
 def test_a_cached_evaluation_is_whole_in_each_pass() -> None:
     """A cached training would have one epoch for ever, which ResumeCallback refuses."""
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))

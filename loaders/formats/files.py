@@ -174,7 +174,8 @@ def _stem(path: str) -> str:
 def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
     """Warn that files which are no images are left out."""
     kinds = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in others)
-    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
+    most = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:5]
+    counts = ", ".join(f"{kind} {count}" for kind, count in most)
     warnings.warn(
         f"files below {os.fspath(root)} are no images and are left out ({len(others)}: {counts})",
         ShardWarning,
