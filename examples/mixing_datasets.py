@@ -1,0 +1,58 @@
+"""Mix two data sets in exact proportion, by one index of both that reads neither again.
+
+Each data set was indexed by itself. The parts that the builds left are merged once more, into one
+index of both. In every four samples three are of the small data set and one of the large one, which
+`sample_from_datasets` gives on average only:
+
+    python examples/mixing_datasets.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from digits import SEED, decode, open_digits
+
+from twinfeed.loaders import Feed, NumpyLoader, build_parts, merge_parts
+from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+
+WEIGHTS = (1, 3)
+
+
+def main() -> None:
+    """Index two sets of shards, merge the parts, and count what comes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("mixing-data"))
+    folder: Path = parser.parse_args().out
+    open_digits(folder)  # writes train-*.tfrecord and eval-*.tfrecord
+
+    names = ("train", "eval")
+    parts = {
+        name: build_parts(
+            str(folder / f"{name}-*.tfrecord"), folder / f"{name}-parts", root=folder, label="label"
+        )
+        for name in names
+    }
+    # Shards are sorted by path in an index: "eval" comes before "train".
+    index = merge_parts([*parts["eval"], *parts["train"]], folder / "both.index")
+    stops = np.cumsum(index.shard_lengths)
+    small = int(stops[sum("eval" in path for path in index.shard_paths.tolist()) - 1])
+    sizes = (small, len(index) - small)
+    print(f"{index}: {sizes[0]} records of one set, {sizes[1]} of the other")
+
+    mixture = MixtureSampler(
+        [RandomSampler(size, seed=SEED) for size in sizes],
+        weights=WEIGHTS[::-1],
+        num_samples=1000,
+        seed=SEED,
+    )
+    feed = Feed(index, BatchSampler(mixture, batch_size=40), decode=decode)
+    counts = [int((batch["id"] < small).sum()) for batch in NumpyLoader(feed)]
+    print(f"of 40 in each batch {min(counts)} to {max(counts)} are of the small set")
+    assert set(counts) == {30}
+
+
+if __name__ == "__main__":
+    main()
