@@ -19,7 +19,7 @@ OTHER_PASS = (
     "set_epoch, load_state_dict or close: leave the loop first, or give each loop a loader of its "
     "own; two loaders may carry one feed"
 )
-"""What is said to a loop whose pass was ended by something else."""
+"""The error of a loop when something else has ended its pass."""
 
 
 # Frameworks begin passes in threads of their own. One lock for all loaders, as loaders are pickled.
@@ -93,8 +93,9 @@ class Loader(Closing):
     def _deliver(
         self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
     ) -> Iterator[Any]:
-        """Yield so many batches of a pass, or all of them; before each call `received`, which says
-        whether the batch is the last of its epoch.
+        """Yield the batches of a pass, all or a number of them.
+
+        Before each batch, `received` is called. It returns whether the batch ends its epoch.
         """
         warn_unsharded(self.feed.sampler)
         self._running = running

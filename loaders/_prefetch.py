@@ -17,13 +17,13 @@ from twinfeed.loaders._closing import Closing
 S = TypeVar("S")
 T = TypeVar("T")
 
-# How often a waiting thread looks whether the other side is still there, in seconds.
+# Seconds after which a waiting thread looks whether the other side is still there.
 _POLL = 0.1
 
-# How long a thread that is at its last item may keep its consumer from leaving, in seconds.
+# Seconds for which a thread that is at its last item may keep its consumer from leaving.
 _PATIENCE = 5.0
 
-# How long one may whose source is known to be broken, in seconds.
+# The same, where the thread's source is known to be broken.
 _GRACE = 1.0
 
 
@@ -32,7 +32,8 @@ def in_order(
 ) -> Generator[T, None, None]:
     """Yield `function(item)` of each item, in order, at work on `threads` items at once.
 
-    With fewer than two threads it works on the caller's, one item when it is asked for.
+    With fewer than two threads the caller's thread does the work, one item when the item is asked
+    for.
 
     >>> list(in_order(str.upper, "abc", threads=2))
     ['A', 'B', 'C']
@@ -61,10 +62,14 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
     """Keep up to `depth` items of `source` ready, in order.
 
     An exception in `source` reaches the consumer with its traceback, after the items before it,
-    and ends the iteration; so does one of `while_waiting`, which the consumer calls now and then
-    while it waits for an item. The thread ends with `close`, with the iteration, when the
-    prefetcher is garbage, and at interpreter exit; `while_closing` is called now and then while it
-    has not. Raises ValueError for a depth below 1.
+    and ends the iteration. While the consumer waits for an item, it calls `while_waiting` now and
+    then, and an exception in that call ends the iteration too. The thread ends
+
+    - with `close`, which calls `while_closing` now and then while it waits for the thread,
+    - with the iteration,
+    - when the prefetcher is garbage, and at interpreter exit.
+
+    Raises ValueError for a depth below 1.
 
     >>> with Prefetcher(iter("abc"), depth=2) as letters:
     ...     print(next(letters), next(letters))
@@ -108,7 +113,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
                 detached = self._finalize.detach()
                 if detached is not None:
                     thread, stop, while_closing = detached[2]
-                    # Within C++ at interpreter exit it would take the process with it.
+                    # A thread that is within C++ at interpreter exit would end the process.
                     _stop(thread, stop, while_closing, _GRACE)
                 raise
         raise StopIteration
@@ -119,10 +124,10 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop the thread, once it has finished the item it is at; calling it twice is fine.
+        """Stop the thread, once the thread has finished its item; a second call does nothing.
 
-        A thread that takes more than five seconds for that is left behind: it is a daemon, and
-        keeps neither the consumer nor the interpreter from ending.
+        A thread that takes more than five seconds for its item is left alone. The thread is a
+        daemon, and keeps neither the consumer nor the interpreter from ending.
         """
         self._finalize()
 

@@ -34,8 +34,8 @@ _CHECKED = 4
 class Samples:
     """Read, decode and transform the samples of requests, for one pass.
 
-    Here is what a pass owns: decoding threads, and the cache of decoded images. `spec` is given
-    where decode may write into the batch's own arrays.
+    Here is what a pass owns: decoding threads, and the cache of decoded images. With `spec`, decode
+    may write into the arrays of the batch.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Samples:
         return "transform" if self.transform is not None else "decode"
 
     def close(self) -> None:
-        """End the threads and drop what is cached; a later call starts them anew."""
+        """End the threads and drop the cached images; a later call starts new threads."""
         self.calls.close()
         if self.cache is not None:
             self.cache.close()
 
     def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """The fields that decode can write into the batch itself, which nothing changes after."""
+        """The fields that decode can write into the batch itself: nothing changes them later."""
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}

@@ -124,10 +124,15 @@ def collate(
 ) -> dict[str, Any]:
     """Make one batch of each field's values; None stands for nothing there: zeros or empty bytes.
 
-    Every field of `spec` is there whatever the number of values, also none. Byte strings become
-    a list of bytes. A stacked field is an array of shape (batch, …); a padded one too, filled up
-    with zeros at the end of each axis, with `<field>_length` (int64[batch]) beside it, or
-    `<field>_shape` (int64[batch, axes]) where it has several axes; a ragged one is a `Ragged`.
+    Every field of `spec` is in the batch, also where there are no values.
+
+    - Byte strings become a list of bytes.
+    - A stacked field is an array of shape (batch, …).
+    - A padded field is an array of shape (batch, …), filled up with zeros at the end of each axis.
+      Beside it is `<field>_length` (int64[batch]), or `<field>_shape` (int64[batch, axes]) where
+      the field has several axes.
+    - A ragged field is a `Ragged`.
+
     Raises ValueError where values do not fit together.
 
     >>> collate({"x": [[1, 2], [3]]}, {"x": FieldSpec((2,), np.dtype(np.int64))}, how="pad")
@@ -194,7 +199,7 @@ def _agree(shape: Shape, expected: Shape) -> bool:
 
 
 def least(shape: Shape, /) -> tuple[int, ...]:
-    """Return the shape with 0 for what is not known: of nothing at all.
+    """Return the shape of no values: 0 for each length that is not known.
 
     >>> least((None, 3))
     (0, 3)

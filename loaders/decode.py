@@ -20,9 +20,9 @@ _this_thread = threading.local()
 ImageMode = Literal["RGB", "L"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
-"""What Pillow may open: no format that runs a program, as EPS does, and none that few ever need."""
+"""The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
 
-_KEPT = 1 << 26  # bytes of a buffer that a thread keeps for its next image
+_KEPT = 1 << 26  # the most bytes that a thread keeps for its next image
 
 
 class DecodeImage:
@@ -149,7 +149,7 @@ def _is_jpeg(data: bytes) -> bool:
 
 
 def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:
-    """This thread's buffer: one that is mapped anew for each image costs as much as decoding it."""
+    """This thread's buffer. A new buffer for each image would cost as much as decoding does."""
     held: npt.NDArray[np.uint8] | None = getattr(_this_thread, "buffer", None)
     if held is None or len(held) < nbytes:
         held = np.empty(nbytes, np.uint8)

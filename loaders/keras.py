@@ -132,8 +132,8 @@ class ResumeCallback(keras.callbacks.Callback):
     def _stand(self) -> None:
         """Count from where the loader stands.
 
-        Already before `fit` begins: under a strategy `fit` draws batches to look at, and nobody
-        receives these.
+        This is done before `fit` begins, too. Under a strategy, `fit` draws batches only to look at
+        them, and they must not count.
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start

@@ -45,9 +45,9 @@ class Seeded:
     workers. Objects with generators of their own are named in `also`, and are given the sample's
     32-bit seed by `set_random_seed`. The states are restored after each call.
 
-    The states are those of the whole process. So a loader makes such batches in the thread that
-    asks for them, and nothing runs ahead: take worker processes (`TorchLoader(num_workers=2)`) for
-    speed, or a transform that draws from `np.random.default_rng(sample["seed"])`.
+    The states are those of the whole process. So a loader makes the batches in the thread that asks
+    for them, and no batch ahead. For speed, take worker processes (`TorchLoader(num_workers=2)`),
+    or a transform that draws from `np.random.default_rng(sample["seed"])`.
 
     >>> import random
     >>> augment = Seeded(lambda sample: {"x": random.random()})

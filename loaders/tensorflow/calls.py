@@ -18,8 +18,8 @@ import tensorflow as tf
 # that raised last. They must not live for an error that nobody asks for.
 FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
 
-# How long calls of TensorFlow must have stayed away for the interpreter to end, and how long it
-# waits for that at most, in seconds.
+# Seconds without a call of TensorFlow after which the interpreter may end, and the most seconds
+# that it waits for them.
 _QUIET, _PATIENCE = 0.1, 10.0
 
 # TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
@@ -31,9 +31,9 @@ _NUMBERS = count()
 class _Calls:
     """The calls that TensorFlow's threads make into Python.
 
-    One that is under way while the interpreter ends waits for the interpreter, which waits for
-    TensorFlow, for ever. So none begins when the program has ended, and those under way are waited
-    for.
+    A call that is under way while the interpreter ends would wait for the interpreter, and the
+    interpreter for TensorFlow, for ever. So no call begins when the program has ended, and the
+    program waits for the calls that are under way.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Calls:
             self._last = time.monotonic()
 
     def end(self) -> None:
-        """Refuse further calls, and wait for those under way."""
+        """Refuse further calls, and wait for the calls under way."""
         with self._lock:
             self._ending = True
         deadline = time.monotonic() + _PATIENCE

@@ -57,7 +57,7 @@ def original_errors() -> Iterator[None]:
 
 @contextmanager
 def originals_of(loader: object) -> Iterator[None]:
-    """Do so for the pipelines of one loader; for all of them with None."""
+    """Raise errors as they are: of the pipelines of one loader, or of all loaders for None."""
     try:
         yield
     except tf.errors.OpError as error:

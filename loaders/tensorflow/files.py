@@ -101,8 +101,8 @@ class ChooseFiles:
     def examine(self, message: str, /) -> None:
         """Raise for the record at the offset in TensorFlow's message, where its fields are damaged.
 
-        The message does not say in which file: whatever lies at that offset in each of those that
-        the last pass opened is read.
+        The message does not say in which file. So the record at this offset is read in each file
+        that the last pass opened.
         """
         found = re.search(r"record at (\d+)", message)
         names = [name for name in self.index.fields if self.index.fields[name].missing == 0]

@@ -77,7 +77,7 @@ def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
 
 
 def lay_out(runs: Runs, readers: int, /) -> Pieces:
-    """Give every run a reader that is free; where none is, cut the run that ends last in two.
+    """Give every run a reader that is free. Where no reader is, cut the run that ends last in two.
 
     >>> pieces = lay_out(find_runs(np.array([0, 5, 1, 6, 2]), np.array([5, 10])), 2)
     >>> pieces.reader, pieces.first, pieces.counts

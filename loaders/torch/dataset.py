@@ -84,7 +84,7 @@ class RecordDataset(Dataset[Any]):
         if not isinstance(feed, Feed):
             raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
         self._records = len(feed.index)
-        # Not the feed, whose sampler workers need not have. What is tried, is tried here, once.
+        # Not the feed: workers do not need its sampler. The callables are tried here, once.
         threads = _checks.count("threads", threads, minimum=0)
         self._batcher = Batcher(feed, threads=threads)
 

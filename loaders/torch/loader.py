@@ -41,9 +41,9 @@ class TorchLoader(Loader):
     - `prefetch_factor`, `persistent_workers`, `multiprocessing_context`, `timeout`,
       `worker_init_fn`: the DataLoader's.
 
-    On a GPU a batch's memory is free once the steps that read it have run, which a loop that never
-    waits for the device may be far ahead of. CUDA graphs are captured before the loop, or with
-    `capture_error_mode="thread_local"`, as other threads use the device.
+    On a GPU, the memory of a batch is free when the steps that read the batch have run. A loop that
+    never waits for the device may be far ahead of these steps. Capture CUDA graphs before the loop,
+    or with `capture_error_mode="thread_local"`, as other threads use the device.
 
     Raises ValueError where options contradict each other.
 
@@ -178,7 +178,7 @@ class _Lent(DataLoader[Any]):
 
 
 class _NotIterated(IterableDataset[Any]):
-    """The dataset of such a DataLoader; only another DataLoader would iterate over it."""
+    """The dataset of a lent DataLoader; only another DataLoader would iterate over it."""
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = loader
