@@ -35,13 +35,5 @@ def masked(data: Buffer, /) -> int:
     >>> hex(masked(b"123456789"))
     '0xc78ab0e5'
     """
-    return mask(crc32c(data))
-
-
-def mask(checksum: int, /) -> int:
-    """Mask a CRC-32C as TFRecord does.
-
-    >>> mask(0) == 0xA282EAD8
-    True
-    """
+    checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -17,17 +17,6 @@ MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
 """The file that an index is known by, and what it says of itself."""
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"\x78\x01": "zlib",
-    b"\x78\x5e": "zlib",
-    b"\x78\x9c": "zlib",
-    b"\x78\xda": "zlib",
-}
 COMPRESSED_ADVICE = (
     "a compressed shard has no random access: decompress it (gunzip, say), and index the result"
 )
@@ -43,16 +32,35 @@ _IMAGES = {
     "tif": ("TIFF", rb"II\*\x00|MM\x00\*"),
 }
 _IMAGE_ADVICE = "loose images are indexed as they are: give the folder that holds them"
-_OTHERS = {
-    b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
-    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
-    b"\x93NUMPY": "a .npy array",
-    b"PK\x03\x04": "a zip archive (.zip or .npz)",
-    b"SQLite format 3\x00": "an SQLite database",
-}
 _OTHER_ADVICE = "write its records to shards with loaders.pack, which takes any iterable of dicts"
 _TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
+_PAGE_ADVICE = "download the shard again and look at its URL"
+_LFS_ADVICE = "fetch the data with: git lfs pull"
+_BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
+_KNOWN = (
+    (rb"\x1f\x8b", "gzip-compressed", COMPRESSED_ADVICE),
+    (rb"BZh", "bzip2-compressed", COMPRESSED_ADVICE),
+    (rb"\xfd7zXZ\x00", "xz-compressed", COMPRESSED_ADVICE),
+    (rb"\x28\xb5\x2f\xfd", "zstd-compressed", COMPRESSED_ADVICE),
+    (rb"\x04\x22\x4d\x18", "lz4-compressed", COMPRESSED_ADVICE),
+    (rb"\x78[\x01\x5e\x9c\xda]", "zlib-compressed", COMPRESSED_ADVICE),
+    (rb"version https://git-lfs", "a Git LFS pointer, not the data", _LFS_ADVICE),
+    (
+        _BLANK + rb"(?i:<!doctype html|<html|<head|<body)",
+        "an HTML page, probably of an error",
+        _PAGE_ADVICE,
+    ),
+    (_BLANK + rb"(?i:<\?xml|<error)", "an XML page, probably of an error", _PAGE_ADVICE),
+    *((magic, f"a {name} image", _IMAGE_ADVICE) for name, magic in _IMAGES.values()),
+    (rb"PAR1", "a Parquet file", _OTHER_ADVICE),
+    (rb"ARROW1", "an Arrow file", _OTHER_ADVICE),
+    (rb"\x89HDF\r\n\x1a\n", "an HDF5 file", _OTHER_ADVICE),
+    (rb"\x93NUMPY", "a .npy array", _OTHER_ADVICE),
+    (rb"PK\x03\x04", "a zip archive (.zip or .npz)", _OTHER_ADVICE),
+    (rb"SQLite format 3\x00", "an SQLite database", _OTHER_ADVICE),
+)
+"""How a file begins, what the file is, and what to do."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
@@ -98,22 +106,9 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
         return "a tar archive", "index it with container='tar'"
     if len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little"):
         return "a TFRecord file", "index it with container='tfrecord'"
-    for magic, name in _COMPRESSED.items():
-        if head.startswith(magic):
-            return f"{name}-compressed", COMPRESSED_ADVICE
-    if head.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the data", "fetch the data with: git lfs pull"
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
-        return "an HTML page, probably of an error", "download the shard again and look at its URL"
-    if start.startswith((b"<?xml", b"<error")):
-        return "an XML page, probably of an error", "download the shard again and look at its URL"
-    image = image_extension(head)
-    if image is not None:
-        return f"a {_IMAGES[image][0]} image", _IMAGE_ADVICE
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic):
-            return what, _OTHER_ADVICE
+    for magic, what, advice in _KNOWN:
+        if re.match(magic, head, re.DOTALL):
+            return what, advice
     return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
 
 

@@ -14,7 +14,7 @@ import re
 import tarfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -29,16 +29,6 @@ from twinfeed.loaders.limits import LIMITS
 LINKED = 16
 """The hard links of an archive may stand for so many times its own bytes."""
 
-OnSkip = Callable[[str, str], None]
-"""Called with the reason and the name of a member that is no field of a sample."""
-_KINDS = {
-    b"1": "link",
-    b"2": "link",
-    b"3": "device",
-    b"4": "device",
-    b"5": "directory",
-    b"6": "pipe",
-}
 _LINK = "write the archive again with the file itself (tar --dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
 APART = "write the archive again, sorted by name, or put the members together with join=True"
@@ -75,7 +65,6 @@ def scan(
     max_record_bytes: int = LIMITS.record_bytes,
     join: bool = False,
     on_bad: OnBad | None = None,
-    on_skip: OnSkip | None = None,
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
@@ -84,7 +73,6 @@ def scan(
     headers are then read twice, and samples that wait for members are held. Given `on_bad`, a
     sample that is bad while the archive is sound goes there as the error it is, and the scan goes
     on; broken headers are raised in any case, with the number of the first sample that is lost.
-    `on_skip(reason, name)` hears of every member that is passed over.
 
     Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
     link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
@@ -117,7 +105,7 @@ def scan(
                 left = _stretches(file, path)
             links = _HardLinks(file, path)
             for member in members(file, path):
-                split = _classify(member, on_skip)
+                split = _classify(member)
                 if split is None:
                     continue
                 member = links.resolve(member)
@@ -145,7 +133,7 @@ def _stretches(file: BinaryIO, path: str) -> Counter[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan proper says it again
         for member in members(file, path):
-            split = _classify(member, None)
+            split = _classify(member)
             if split is not None and split[0] != last:
                 last = split[0]
                 counts[last] += 1
@@ -252,21 +240,11 @@ class _Sample:
             on_bad(self.bad)
 
 
-def _classify(member: Member, on_skip: OnSkip | None) -> tuple[str, str] | None:
+def _classify(member: Member) -> tuple[str, str] | None:
     """Return (key, extension) of a member that is a field, or a link for one; None for others."""
     name = member.name.decode("utf-8", "surrogateescape")
-    split = split_name(name)
-    if member.kind not in REGULAR and (member.kind not in LINKS or split is None):
-        reason = _KINDS.get(member.kind, f"type {member.kind!r}")
-    elif _META.match(name):
-        reason = "metadata"
-    elif split is None:
-        reason = "no extension"
-    else:
-        return split
-    if on_skip is not None:
-        on_skip(reason, name)
-    return None
+    fit = member.kind in (*REGULAR, *LINKS) and not _META.match(name)
+    return split_name(name) if fit else None
 
 
 def _unfit(name: str) -> bool:
