@@ -116,7 +116,14 @@ def pack(
     (4, ('b', 'n', 'o', 't'))
     """
     seed = None if seed is None else _validate.seed(seed)
-    _check(container, split, seed, shards, shard_bytes, shard_records, overwrite)
+    flag("overwrite", overwrite)
+    choice("container", container, get_args(ShardContainer))
+    count("shards", shards)
+    count("shard_bytes", shard_bytes)
+    if shard_records is not None:
+        count("shard_records", shard_records)
+    if split is not None:
+        check_split(split, seed)
     source = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
@@ -125,7 +132,8 @@ def pack(
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
-        written = [Written(work, piece.name, container) for piece in pieces]
+        names = [piece.name for piece in pieces]
+        written = [Written(work, name, container) for name in names]
         nbytes = samples.nbytes if isinstance(samples, Samples) else None
         kinds: Kinds = {}
         with room_for(folder, nbytes, work=work):
@@ -143,34 +151,11 @@ def pack(
             classes = _classes(samples, written)
             for split_written in written:
                 _index(split_written, classes, progress)
-        names = [piece.name for piece in pieces]
         with locked(folder):
             check_free(folder, names, overwrite)  # another packer may have been here meanwhile
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
             return {name: open_index(folder / f"{name}.index") for name in names}
-
-
-def _check(
-    container: str,
-    split: Split | None,
-    seed: int | None,
-    shards: int,
-    shard_bytes: int,
-    shard_records: int | None,
-    overwrite: bool,
-) -> None:
-    """Check the arguments of `pack`."""
-    flag("overwrite", overwrite)
-    choice("container", container, get_args(ShardContainer))
-    count("shards", shards)
-    count("shard_bytes", shard_bytes)
-    if shard_records is not None:
-        count("shard_records", shard_records)
-    if split is not None:
-        check_split(split)
-        if seed is None:
-            raise ValueError("split= needs a seed=: which records go where is drawn at random")
 
 
 def _opened(source: object) -> Source:
@@ -260,14 +245,11 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
     work, name, container = written.folder, written.name, written.container
     if written.records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
-    if 0 < written.keyed < written.records:
-        raise ValueError(
-            f"{written.keyed} of {written.records} samples have a __key__: give all one, or none"
-        )
-    if 0 < written.labelled < written.records:
-        raise ValueError(
-            f"{written.labelled} of {written.records} samples have a label: give all one, or none"
-        )
+    for what, number in (("__key__", written.keyed), ("label", written.labelled)):
+        if 0 < number < written.records:
+            raise ValueError(
+                f"{number} of {written.records} samples have a {what}: give all one, or none"
+            )
     fields = {field: ";".join(ext) for field, ext in written.fields.items()}
     label: LabelSource | None = None
     if written.labelled and container == "tar":

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 Split = Mapping[str, int | float]
 
 
-def check_split(split: Split, /) -> None:
-    """Check the names and sizes of splits, each by itself."""
+def check_split(split: Split, seed: int | None, /) -> None:
+    """Check the names and sizes of splits, each by itself, and that there is a seed."""
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
@@ -23,6 +23,8 @@ def check_split(split: Split, /) -> None:
             raise TypeError(f"split= sizes must be numbers, got {size!r} for {name!r}")
         if not size >= 0:
             raise ValueError(f"split= sizes must be at least 0, got {size!r} for {name!r}")
+    if seed is None:
+        raise ValueError("split= needs a seed=: which records go where is drawn at random")
 
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:
