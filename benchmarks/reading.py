@@ -1,4 +1,4 @@
-"""Measure the index and the reader: building, opening, random reads, cold pages with prefetch.
+"""Measure the index and the reader: building, opening, random reads, cold pages with readahead.
 
 Random reads are compared with a bare loop of `os.pread` over the same ranges, alternating with it
 in one process, since only ratios within one run mean something; times are of the process's own CPU
@@ -163,10 +163,10 @@ def cold(index: Index) -> None:
     def ahead(depth: int) -> Callable[[], None]:
         def run() -> None:
             for batch in batches[:depth]:
-                reader.prefetch(batch, ["image"])
+                reader.readahead(batch, ["image"])
             for number, batch in enumerate(batches):
                 if number + depth < len(batches):
-                    reader.prefetch(batches[number + depth], ["image"])
+                    reader.readahead(batches[number + depth], ["image"])
                 reader.read(batch, ["image"])
 
         return run
@@ -174,8 +174,8 @@ def cold(index: Index) -> None:
     runs = {
         "bare pread loop": bare(index, batches),
         "Reader.read": read(reader, batches),
-        "prefetch 1 batch ahead": ahead(1),
-        "prefetch 8 batches ahead": ahead(8),
+        "readahead of 1 batch": ahead(1),
+        "readahead of 8 batches": ahead(8),
     }
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(3):

@@ -44,7 +44,7 @@ def asked(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Iterator[Req
     waiting: deque[Request] = deque()
     for request in requests(feed.sampler, epoch, start):
         if feed.readahead:
-            reader.prefetch(request.records[request.ids >= 0], feed.fields)
+            reader.readahead(request.records[request.ids >= 0], feed.fields)
         waiting.append(request)
         if len(waiting) > feed.readahead:
             yield waiting.popleft()

@@ -66,7 +66,7 @@ class Fetcher(ABC):
     def reread(self, row: np.void, /) -> bytes:
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
-    def prefetch(self, rows: Rows, /) -> None:
+    def readahead(self, rows: Rows, /) -> None:
         """Have the bytes of rows brought near; where nothing is between, do nothing."""
         return
 
@@ -142,7 +142,7 @@ class LocalShards(Fetcher):
         advise(handle.fd, offset, length, "DONTNEED")
         return read_at(handle.fd, length, offset)
 
-    def prefetch(self, rows: Rows, /) -> None:
+    def readahead(self, rows: Rows, /) -> None:
         """Tell the kernel which pages will be needed."""
         for places in self._groups(rows, np.argsort(rows["file"], kind="stable")):
             group = rows[places]
@@ -239,7 +239,7 @@ class WholeFiles(Fetcher):
             advise(opened.fileno(), 0, 0, "DONTNEED")
             return read_at(opened.fileno(), length, 0)
 
-    def prefetch(self, rows: Rows, /) -> None:
+    def readahead(self, rows: Rows, /) -> None:
         """Tell the kernel which files will be needed."""
         for _, length, file, _ in rows.tolist():
             with self.open(file, length) as opened:

@@ -100,13 +100,13 @@ class Reader(Closing):
                 values[name] = list(self.index.columns[name][check_ids(ids, len(self.index))])
         return {name: values[name] for name in names}
 
-    def prefetch(self, ids: Ids, fields: Sequence[str] | None = None, /) -> None:
+    def readahead(self, ids: Ids, fields: Sequence[str] | None = None, /) -> None:
         """Have the pages of these records brought into memory, without waiting for them.
 
         >>> from tempfile import mkdtemp
         >>> from twinfeed.loaders import pack
         >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
-        ...     reader.prefetch([0])
+        ...     reader.readahead([0])
         """
         if self._pid != os.getpid():
             self._renew()
@@ -115,7 +115,7 @@ class Reader(Closing):
             [name for name in names if name not in self.index.columns],
             np.unique(check_ids(ids, len(self.index))),
         )
-        self._fetcher.prefetch(rows[rows["length"] > 0])
+        self._fetcher.readahead(rows[rows["length"] > 0])
 
     def _renew(self) -> None:
         """Start without open files, as a forked child must: a thread may have held the lock."""

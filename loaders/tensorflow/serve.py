@@ -196,7 +196,7 @@ class Server:
         coming = int(place) + self.feed.readahead * len(self.ranks)
         if int(place) < coming < self.places:
             told = self.request(begun, coming)
-            self.reader.prefetch(told.records[told.ids >= 0], self.feed.fields)
+            self.reader.readahead(told.records[told.ids >= 0], self.feed.fields)
         return self.layout.flatten(batcher(self.request(begun, int(place), ids)))
 
     def calls(self, batches: int) -> int:
