@@ -235,7 +235,7 @@ class Server:
                 max(coming, first + len(drawn)), min(coming + len(drawn), self.places)
             ):
                 told = self.request(begun, step)
-                self.reader.prefetch(told.records[told.ids >= 0], self.feed.fields)
+                self.reader.readahead(told.records[told.ids >= 0], self.feed.fields)
         ids = np.concatenate(drawn)
         seeds = np.zeros(len(ids), np.uint64)  # nothing here draws
         request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), seeds)
