@@ -1,5 +1,6 @@
 """The examples run as a user runs them; those of each backend are tested beside that backend."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 pytestmark = pytest.mark.frameworks
 
 
-def run(name: str, folder: Path) -> str:
-    command = [sys.executable, EXAMPLES / name, "--out", folder]
+def run(name: str, folder: Path, *options: str, status: int = 0) -> str:
+    command = [sys.executable, EXAMPLES / name, "--out", folder, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout
 
 
@@ -29,6 +30,16 @@ def test_crops(tmp_path: Path) -> None:
     assert int(naive.split(", ")[1].split()[0]) > 300
     assert reuse.startswith("live images are reused: 384 crops, ")
     assert 24 <= int(reuse.split(", ")[1].split()[0]) <= 31
+
+
+def test_annotations(tmp_path: Path) -> None:
+    """Killed in the second epoch, the run ends as one that was not."""
+    run("annotations.py", tmp_path / "killed", "--kill-after", "35", status=-signal.SIGKILL)
+    resumed = run("annotations.py", tmp_path / "killed").splitlines()
+    assert resumed[0] == "goes on at epoch 1, step 10"
+    whole = run("annotations.py", tmp_path / "whole").splitlines()
+    assert resumed[1:] == whole[1:]
+    assert whole[-1].endswith("right, each met once")
 
 
 def test_captions(tmp_path: Path) -> None:
