@@ -25,8 +25,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
-from twinfeed.loaders.index._arrays import damaged_arrays
-from twinfeed.loaders.index._paths import check_shards, check_size, is_url, join, to_write
+from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file, to_write
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index._store import file_digest
@@ -177,7 +176,9 @@ def _check_root(index: Index) -> None:
 
 def _check_arrays(index: Index) -> None:
     """Compare the index's own files with their digests."""
-    damaged = damaged_arrays(index.path, index.manifest)
+    folder = index.path / index.manifest["folder"]
+    entries = index.manifest["arrays"].items()
+    damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
     if damaged:
         raise IndexFormatError(
             f"damaged index: {', '.join(damaged)} do not match their digests",
@@ -203,8 +204,8 @@ class _Scan:
         self.halves: set[int] = set()
         try:
             with local(join(plan.root, job.shard)) as path:
-                if size is not None:
-                    check_size(path, size)
+                if size is not None and os.stat(path).st_size != size:
+                    raise stale_file(path, size, os.stat(path).st_size)
                 if plan.reading.digest:
                     self.sha256 = file_digest(Path(path))
                 for record in scan_job(plan, job, path, self.on_bad):

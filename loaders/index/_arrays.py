@@ -21,7 +21,7 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import REBUILD, IndexFormatError
-from twinfeed.loaders.index._store import ARRAY_NAME, CHUNK, file_digest
+from twinfeed.loaders.index._store import ARRAY_NAME, CHUNK
 
 READ_WHOLE = 1 << 18
 """Files of at most so many bytes are read, longer ones mapped."""
@@ -146,16 +146,6 @@ class Columns(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def damaged_arrays(path: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Name the arrays whose files do not have the manifest's digest."""
-    folder = path / manifest["folder"]
-    return [
-        name
-        for name, entry in manifest["arrays"].items()
-        if file_digest(folder / f"{name}.npy") != entry["sha256"]
-    ]
 
 
 def _mapped_digest(mapped: mmap.mmap) -> str:

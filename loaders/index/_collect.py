@@ -195,7 +195,7 @@ class _Collector:
             return
         if record.key is not None:
             self.keys.append(record.key)
-        base = self.part.files + len(self.files)
+        base = self.part.strings.get("files", (0, 0))[0] + len(self.files)
         self.files += record.paths
         for name, piece in pieces:
             self.add_field(name, piece, base, record.number)
@@ -312,20 +312,16 @@ class _Collector:
     def write(self) -> None:
         """Write the records since the last block, and forget them."""
         part, arrays = self.part, dict[str, Array]()
-        for number, column in enumerate(self.columns.values()):
-            if column.places:
-                arrays |= column.arrays(number, self.records, whole_files=self.whole_files)
-                column.clear()
-        if self.keys:
-            keys = StringColumn.of(self.keys)
-            arrays |= keys.arrays("keys")
-            part.keys += len(keys)
-            part.key_bytes += len(keys.text)
-        if self.files:
-            files = StringColumn.of(self.files)
-            arrays |= files.arrays("files")
-            part.file_bytes += len(files.text)
-            part.files += len(files)
+        for number, field in enumerate(self.columns.values()):
+            if field.places:
+                arrays |= field.arrays(number, self.records, whole_files=self.whole_files)
+                field.clear()
+        for name, strings in (("keys", self.keys), ("files", self.files)):
+            if strings:
+                column = StringColumn.of(strings)
+                arrays |= column.arrays(name)
+                count, size = part.strings.get(name, (0, 0))
+                part.strings[name] = (count + len(column), size + len(column.text))
         if self.plan.label is not None:
             arrays |= self.numbered()
         self.out.add(self.records, arrays)
@@ -345,7 +341,7 @@ class _Collector:
         """Write what is left, and the facts of the part."""
         self.write()
         part = self.part
-        part.integers = int in self.first
+        part.labels = "integers" if int in self.first else "names" if self.first else ""
         part.names = self.numbering.names
         part.fields = {name: column.facts(part.records) for name, column in self.columns.items()}
         self.out.finish(part)

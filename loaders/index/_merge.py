@@ -1,4 +1,4 @@
-"""Merge the parts of all shards into one index: first their facts, then their arrays as a stream.
+"""Merge the parts of all shards into one index: their arrays as a stream, after their facts.
 
 Memory grows with the number of shards, fields and classes, and not with the number of records. A
 table of labels is held in memory, together with the keys.
@@ -6,10 +6,8 @@ table of labels is held in memory, together with the keys.
 
 from __future__ import annotations
 
-import warnings
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.atomic import room_for
-from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index._class_order import write_class_order
 from twinfeed.loaders.index._digests import ContentDigest
 from twinfeed.loaders.index._numbering import (
@@ -27,175 +24,12 @@ from twinfeed.loaders.index._numbering import (
     pieces,
     whole_background,
 )
-from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart, damaged_part, load_part
+from twinfeed.loaders.index._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.index._rows import missing_rows, row_type, unsigned
 from twinfeed.loaders.index._store import ArrayFile, Store, new_store
 from twinfeed.loaders.index._strings import StringColumn
-from twinfeed.loaders.index.labels import FromTable, label_clash
-from twinfeed.loaders.index.opened import SHARD
-from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.limits import LIMITS
-
-
-@dataclass
-class _Found:
-    """Sum up a field over all shards: the first that has it, how many with records do, and its
-    facts there.
-    """
-
-    path: str
-    kinds: set[str] = field(default_factory=set)
-    widths: set[int] = field(default_factory=set)
-    offset: int = 0
-    length: int = 0
-    shards: int = 0
-
-    def add(self, facts: FieldFacts, records: int) -> None:
-        """Take in the facts of one shard."""
-        self.kinds.add(facts.kind)
-        self.offset = max(self.offset, facts.offset)
-        self.length = max(self.length, facts.length)
-        if records:
-            self.widths.add(facts.width)
-            self.shards += 1
-
-    def width(self, filled: int) -> int:
-        """Return how many numbers each record has of a feature that becomes a column, 0 for a
-        field that becomes a table; `filled` is the number of shards with records.
-        """
-        whole = len(self.widths) == 1 and self.shards == filled
-        return next(iter(self.widths)) if whole else 0
-
-
-class Survey:
-    """Sum up the facts of parts; of the parts only the files are kept."""
-
-    def __init__(self, table: FromTable | None) -> None:
-        self.table = table
-        self.options = IndexOptions()
-        self.parts: list[Path] = []
-        self.paths: list[str] = []
-        self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
-        self.sums = bytearray()
-        self.records = self.files = self.file_bytes = self.key_bytes = 0
-        self.keys = self.left_out = self.broken = self.filled = 0
-        self.fields: dict[str, _Found] = {}
-        self.integers: str | None = None
-        self.named: tuple[str, str] | None = None
-        for label in table.labels.values() if table is not None else ():
-            if isinstance(label, str):
-                self.named = "the table", label
-            else:
-                self.integers = "the table"
-
-    def add(self, part: ShardPart) -> None:
-        """Take in the facts of one part."""
-        if not self.parts:
-            self.options = part.options
-            if self.table is not None:
-                self.options = replace(part.options, label_from="table")
-        records, key_bytes = part.records, part.key_bytes
-        if self.skips:
-            kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
-            records, key_bytes = (sum(counts) for counts in zip((0, 0), *kept, strict=True))
-        self.parts.append(part.file)
-        self.paths.append(part.path)
-        self.records += records
-        self.filled += records > 0
-        self.sizes.append(part.bytes)
-        self.stops.append(self.records)
-        self.headers.append(part.headers)
-        self.sums += bytes.fromhex(part.sha256)
-        self.files += part.files
-        self.file_bytes += part.file_bytes
-        self.keys += part.keys
-        self.key_bytes += key_bytes
-        self.left_out += part.excluded + part.lacking + part.records - records
-        self.broken += part.broken
-        if part.integers and self.integers is None:
-            self.integers = part.path
-        name = next((name for name in part.names if name is not None), None)
-        if name is not None and self.named is None:
-            self.named = part.path, name
-        for name, facts in part.fields.items():
-            self.fields.setdefault(name, _Found(part.path)).add(facts, records)
-
-    @property
-    def skips(self) -> bool:
-        """Whether records that a table lacks are left out."""
-        options = self.options
-        return self.table is not None and options.missing == "skip" and options.background is None
-
-    def blocks(self, part: ShardPart) -> Iterator[Block]:
-        """Yield the blocks of a part, without the records that a label table lacks."""
-        for block in part.blocks():
-            if self.skips and self.table is not None:
-                keys = StringColumn(block.arrays["keys-text"], block.arrays["keys-ends"]).tolist()
-                block = block.only([n for n, key in enumerate(keys) if key in self.table.labels])
-            yield block
-
-    def mixed(self) -> list[str]:
-        """Name the bytes features that have one value a record in some parts and lists in
-        others.
-        """
-        clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
-        for name, kinds in clashes.items():
-            if kinds != {"bytes", "bytes_list"}:
-                raise ValueError(
-                    f"feature {name!r} is {' in some shards and '.join(sorted(kinds))} in others"
-                )
-        return sorted(clashes)
-
-    def check(self) -> None:
-        """Raise ValueError for what is no index: no record, features to read as lists that are not
-        there, too many fields, labels of two kinds, or a table of labels that cannot be joined.
-        Warn of shards without a record.
-        """
-        if not self.records:
-            raise ValueError(
-                f"no records: all {len(self.paths)} shards are empty, or every record is left out"
-            )
-        if self.filled < len(self.paths):
-            lengths = np.diff(self.stops, prepend=0)
-            empty = [self.paths[place] for place in np.flatnonzero(lengths == 0)[:5].tolist()]
-            warnings.warn(
-                f"{len(self.paths) - self.filled} of {len(self.paths)} shards have no records "
-                f"(first: {', '.join(empty)})",
-                ShardWarning,
-                stacklevel=4,
-            )
-        unknown = sorted(set(self.options.lists) - set(self.fields))
-        if unknown:
-            raise ValueError(
-                f"lists= names {unknown}, which no record has: there are {sorted(self.fields)}"
-            )
-        if len(self.fields) > LIMITS.fields:
-            raise ValueError(
-                f"the shards have {len(self.fields)} different fields, more than {LIMITS.fields} "
-                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields="
-            )
-        if self.table is not None:
-            if not self.keys:
-                raise ValueError(
-                    "a label table is joined by key, and these records have none: name a feature "
-                    "with key="
-                )
-            if "label" in self.fields:
-                raise label_clash(self.fields["label"].path)
-        elif self.named and self.integers:
-            path, name = self.named
-            raise ValueError(
-                f"labels are names in {path} ({name!r}) and integers in {self.integers}"
-            )
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the arrays that tell of the shards."""
-        shards = np.zeros(len(self.paths), SHARD)
-        shards["bytes"], shards["headers"] = self.sizes, self.headers
-        arrays = {"shards": shards, "shardstops": np.array(self.stops, np.int64)}
-        if self.options.digest:
-            arrays["shardsums"] = np.frombuffer(self.sums, np.uint8).reshape(-1, 32)
-        return arrays | StringColumn.of(self.paths).arrays("shardpaths")
+from twinfeed.loaders.index._survey import FieldSurvey, Survey
+from twinfeed.loaders.index.labels import FromTable
 
 
 def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None) -> None:
@@ -264,15 +98,11 @@ class _Merge:
         self.columns: dict[str, _Out] = {}
         for name in sorted(survey.fields):
             self.new_field(name, survey.fields[name])
-        self.strings: list[_Strings] = []
-        if survey.keys:
-            self.strings.append(_Strings(store, "keys", survey.records, survey.key_bytes))
-        if survey.files:
-            self.strings.append(_Strings(store, "files", survey.files, survey.file_bytes))
+        self.strings = [_Strings(store, name, *told) for name, told in survey.strings.items()]
         self.files_before = 0
         self.labels = _Labels(store, survey) if survey.options.label_from else None
 
-    def new_field(self, name: str, found: _Found) -> None:
+    def new_field(self, name: str, found: FieldSurvey) -> None:
         """Begin the column or the table of a field."""
         survey, (kind,) = self.survey, found.kinds
         width = found.width(survey.filled)
@@ -304,7 +134,7 @@ class _Merge:
                 self.add_rows(out, block.arrays.get(f"rows-{place.get(name)}"), block.records)
             if self.labels and "labels" in block.arrays:
                 self.labels.add(block, names)
-        self.files_before += part.files
+        self.files_before += part.strings.get("files", (0, 0))[0]
 
     def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
         """Add the rows of a field, which a part may lack altogether."""
@@ -372,16 +202,9 @@ class _Labels:
         self.numbering = Numbering()
         self.file = store.new("labels", "<i8", (survey.records,))
 
-    @property
-    def whole(self) -> bool:
-        """Whether labels are integers."""
-        survey = self.survey
-        no_names = survey.named is None and isinstance(survey.options.background, int)
-        return survey.integers is not None or no_names
-
     def numbers_of(self, part: ShardPart) -> Int64s | None:
         """Return the numbers of the names of a part."""
-        return None if self.whole else self.numbering.of(part.names)
+        return None if self.survey.whole else self.numbering.of(part.names)
 
     def add(self, block: Block, names: Int64s | None) -> None:
         """Add the labels of a block."""
@@ -397,7 +220,7 @@ class _Labels:
         survey = self.survey
         keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
         labels = table.match(keys.tolist(), partial=survey.options.background is not None)
-        if self.whole:
+        if self.survey.whole:
             filled = [self.background if label is None else label for label in labels]
             self.file.add(np.array(filled, np.int64))
         else:
@@ -406,14 +229,14 @@ class _Labels:
     @property
     def background(self) -> int:
         """The number of a record without a label, while labels are collected."""
-        if self.whole:
+        if self.survey.whole:
             return whole_background(self.survey.options.background)
         return int(self.numbering.of([None])[0])
 
     def finish(self, out: _Out, classes: Sequence[str] | None) -> list[str]:
         """Write the column, and return the names of the classes."""
         names, numbers = list(classes or ()), None
-        if not self.whole:
+        if not self.survey.whole:
             numbers, names = class_numbers(
                 self.numbering.names,
                 classes=classes,

@@ -66,7 +66,8 @@ class FieldFacts(NamedTuple):
 class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
-    `integers` tells that labels are integers. Otherwise they are numbers of `names`.
+    `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
+    `labels` are "integers", or else the numbers of `names`.
     """
 
     plan: str
@@ -79,11 +80,8 @@ class ShardPart:
     excluded: int = 0
     broken: bool = False
     lacking: int = 0
-    keys: int = 0
-    key_bytes: int = 0
-    files: int = 0
-    file_bytes: int = 0
-    integers: bool = False
+    strings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    labels: str = ""
     names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldFacts] = field(default_factory=dict)
     file: Path = Path()

@@ -202,17 +202,15 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
         )
 
 
-def check_size(path: str, expected: int) -> None:
-    """Raise StaleIndexError for a file that has not the size it was indexed with."""
-    found = os.stat(path).st_size
-    if found != expected:
-        raise StaleIndexError(
-            "the file has changed since it was indexed",
-            path=path,
-            expected=f"{expected} bytes",
-            found=f"{found} bytes",
-            advice=f"restore the file, or {REBUILD}",
-        )
+def stale_file(path: str, expected: int, found: int) -> StaleIndexError:
+    """Return the error of a file that has not the size it was indexed with."""
+    return StaleIndexError(
+        "the file has changed since it was indexed",
+        path=path,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        advice=f"restore the file, or {REBUILD}",
+    )
 
 
 def _other_root(root: str, names: Sequence[str]) -> str | None:

@@ -16,13 +16,14 @@ from twinfeed.loaders.atomic import locked
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._collect import build_part
 from twinfeed.loaders.index._exclude import Exclude, without
-from twinfeed.loaders.index._merge import Survey, write_index
+from twinfeed.loaders.index._merge import write_index
 from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._plan import Fields, Plan
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_job, find_source
 from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
+from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
@@ -236,7 +237,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _bytes_scanned(file: Path) -> int:
     """Return how many bytes were scanned for a part, at least; -1 for what is none."""
     part = ShardPart.load(file, check=False)
-    return -1 if part is None else max(part.bytes, part.files << 10)
+    return -1 if part is None else max(part.bytes, part.strings.get("files", (0, 0))[0] << 10)
 
 
 def _part_file(plan: Plan, job: Job, folder: Path) -> Path:

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._system import advise
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import open_regular, read_at
 from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import below, is_url, join, remote_errors
+from twinfeed.loaders.index._paths import below, is_url, join, remote_errors, stale_file
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.reading._handles import Handles
 
@@ -204,7 +204,7 @@ def _descriptor(path: str, length: int) -> int:
     size = os.fstat(fd).st_size
     if size != length:
         os.close(fd)
-        raise _stale(path, length, size)
+        raise stale_file(path, length, size)
     return fd
 
 
@@ -292,7 +292,7 @@ class RemoteShards(Fetcher):
             with remote_errors(path):
                 size = self.system.size(path)
             if size not in (None, expected):  # None: the server does not tell
-                raise _stale(path, expected, size)
+                raise stale_file(path, expected, size)
         self.checked.add(number)
 
 
@@ -370,14 +370,3 @@ def _cut(piece: bytes, rows: Rows, verify: bool, place: int) -> list[bytes]:
             raise WrongBytes(place + len(out), data)
         out.append(data)
     return out
-
-
-def _stale(path: str, expected: int, found: int) -> StaleIndexError:
-    """Return the error of a file that changed since it was indexed."""
-    return StaleIndexError(
-        "the file has changed since it was indexed",
-        path=path,
-        expected=f"{expected} bytes",
-        found=f"{found} bytes",
-        advice=f"restore the file, or {REBUILD}",
-    )

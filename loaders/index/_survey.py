@@ -1,0 +1,184 @@
+"""What the parts of all shards are together, before they are merged."""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from twinfeed.loaders._checks import Array
+from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart
+from twinfeed.loaders.index._strings import StringColumn
+from twinfeed.loaders.index.labels import FromTable, label_clash
+from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.limits import LIMITS
+
+
+@dataclass
+class FieldSurvey:
+    """Sum up a field over all shards: the first that has it, how many with records do, and its
+    facts there.
+    """
+
+    path: str
+    kinds: set[str] = field(default_factory=set)
+    widths: set[int] = field(default_factory=set)
+    offset: int = 0
+    length: int = 0
+    shards: int = 0
+
+    def add(self, facts: FieldFacts, records: int) -> None:
+        """Take in the facts of one shard."""
+        self.kinds.add(facts.kind)
+        self.offset = max(self.offset, facts.offset)
+        self.length = max(self.length, facts.length)
+        if records:
+            self.widths.add(facts.width)
+            self.shards += 1
+
+    def width(self, filled: int) -> int:
+        """Return how many numbers each record has of a feature that becomes a column, 0 for a
+        field that becomes a table; `filled` is the number of shards with records.
+        """
+        whole = len(self.widths) == 1 and self.shards == filled
+        return next(iter(self.widths)) if whole else 0
+
+
+class Survey:
+    """Sum up the facts of parts; of the parts only the files are kept."""
+
+    def __init__(self, table: FromTable | None) -> None:
+        self.table = table
+        self.options = IndexOptions()
+        self.parts: list[Path] = []
+        self.paths: list[str] = []
+        self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
+        self.sums = bytearray()
+        self.records = self.left_out = self.broken = self.filled = 0
+        self.fields: dict[str, FieldSurvey] = {}
+        self.strings: dict[str, tuple[int, int]] = {}
+        self.labels: dict[str, str] = {}
+        for label in table.labels.values() if table is not None else ():
+            self.labels["names" if isinstance(label, str) else "integers"] = "the table"
+
+    def add(self, part: ShardPart) -> None:
+        """Take in the facts of one part."""
+        if not self.parts:
+            self.options = part.options
+            if self.table is not None:
+                self.options = replace(part.options, label_from="table")
+        records, strings = part.records, dict(part.strings)
+        if self.skips:
+            kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
+            records, size = (sum(counts) for counts in zip((0, 0), *kept, strict=True))
+            strings["keys"] = (records, size)
+        for name, (count, size) in strings.items():
+            before = self.strings.get(name, (0, 0))
+            self.strings[name] = (before[0] + count, before[1] + size)
+        self.parts.append(part.file)
+        self.paths.append(part.path)
+        self.records += records
+        self.filled += records > 0
+        self.sizes.append(part.bytes)
+        self.stops.append(self.records)
+        self.headers.append(part.headers)
+        self.sums += bytes.fromhex(part.sha256)
+        self.left_out += part.excluded + part.lacking + part.records - records
+        self.broken += part.broken
+        if part.labels:
+            example = next((f" ({name!r})" for name in part.names if name is not None), "")
+            self.labels.setdefault(part.labels, f"{part.path}{example}")
+        for name, facts in part.fields.items():
+            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
+
+    @property
+    def files(self) -> int:
+        """The number of loose files."""
+        return self.strings.get("files", (0, 0))[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether labels are integers."""
+        no_names = "names" not in self.labels and isinstance(self.options.background, int)
+        return "integers" in self.labels or no_names
+
+    @property
+    def skips(self) -> bool:
+        """Whether records that a table lacks are left out."""
+        options = self.options
+        return self.table is not None and options.missing == "skip" and options.background is None
+
+    def blocks(self, part: ShardPart) -> Iterator[Block]:
+        """Yield the blocks of a part, without the records that a label table lacks."""
+        for block in part.blocks():
+            if self.skips and self.table is not None:
+                keys = StringColumn(block.arrays["keys-text"], block.arrays["keys-ends"]).tolist()
+                block = block.only([n for n, key in enumerate(keys) if key in self.table.labels])
+            yield block
+
+    def mixed(self) -> list[str]:
+        """Name the bytes features that have one value a record in some parts and lists in
+        others.
+        """
+        clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
+        for name, kinds in clashes.items():
+            if kinds != {"bytes", "bytes_list"}:
+                raise ValueError(
+                    f"feature {name!r} is {' in some shards and '.join(sorted(kinds))} in others"
+                )
+        return sorted(clashes)
+
+    def check(self) -> None:
+        """Raise ValueError for what is no index: no record, features to read as lists that are not
+        there, too many fields, labels of two kinds, or a table of labels that cannot be joined.
+        Warn of shards without a record.
+        """
+        if not self.records:
+            raise ValueError(
+                f"no records: all {len(self.paths)} shards are empty, or every record is left out"
+            )
+        if self.filled < len(self.paths):
+            lengths = np.diff(self.stops, prepend=0)
+            empty = [self.paths[place] for place in np.flatnonzero(lengths == 0)[:5].tolist()]
+            warnings.warn(
+                f"{len(self.paths) - self.filled} of {len(self.paths)} shards have no records "
+                f"(first: {', '.join(empty)})",
+                ShardWarning,
+                stacklevel=4,
+            )
+        unknown = sorted(set(self.options.lists) - set(self.fields))
+        if unknown:
+            raise ValueError(
+                f"lists= names {unknown}, which no record has: there are {sorted(self.fields)}"
+            )
+        if len(self.fields) > LIMITS.fields:
+            raise ValueError(
+                f"the shards have {len(self.fields)} different fields, more than {LIMITS.fields} "
+                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields="
+            )
+        if self.table is not None:
+            if "keys" not in self.strings:
+                raise ValueError(
+                    "a label table is joined by key, and these records have none: name a feature "
+                    "with key="
+                )
+            if "label" in self.fields:
+                raise label_clash(self.fields["label"].path)
+        elif len(self.labels) > 1:
+            names, integers = self.labels["names"], self.labels["integers"]
+            raise ValueError(f"labels are names in {names} and integers in {integers}")
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays that tell of the shards."""
+        shards = np.zeros(len(self.paths), SHARD)
+        shards["bytes"], shards["headers"] = self.sizes, self.headers
+        arrays = {"shards": shards, "shardstops": np.array(self.stops, np.int64)}
+        if self.options.digest:
+            arrays["shardsums"] = np.frombuffer(self.sums, np.uint8).reshape(-1, 32)
+        return arrays | StringColumn.of(self.paths).arrays("shardpaths")
