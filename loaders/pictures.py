@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
 from twinfeed.loaders import _checks
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.feed import Feed
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
+
+try:
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("pictures need matplotlib: pip install 'twinfeed[report]'") from error
 
 __all__ = ["plot_mixing", "plot_ranks", "show_batch"]
 

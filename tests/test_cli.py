@@ -30,7 +30,8 @@ from twinfeed.loaders.packing import pack
 
 
 def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ((), ("pack",), ("index",), ("verify",), ("info",), ("cat",), ("compare",)):
+    names = "pack", "index", "verify", "info", "cat", "compare", "show", "mixing"
+    for command in ((), *((name,) for name in names)):
         with pytest.raises(SystemExit) as stop:
             main([*command, "--help"])
         assert stop.value.code == 0

@@ -1,10 +1,14 @@
 """Pictures say what is true of the streams and batches that they show."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
-from twinfeed.loaders import Feed, pack
+from twinfeed.loaders import Feed, ImageFolder, pack
+from twinfeed.loaders.command_line import main
 from twinfeed.loaders.pictures import plot_mixing, plot_ranks, show_batch
 from twinfeed.samplers import (
     BatchSampler,
@@ -100,3 +104,20 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> No
         show_batch(feed)
     with pytest.raises(ValueError, match="streams must name one at least"):
         plot_mixing({})
+
+
+def test_commands_draw_an_index(
+    tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        path = Path(f"{tmp_path}/images/{'ab'[number % 2]}/{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 7, 3), number * 20, np.uint8)).save(path)
+    pack(ImageFolder(f"{tmp_path}/images"), f"{tmp_path}/data")
+    index = f"{tmp_path}/data/data.index"
+    sheet, mixing = f"{tmp_path}/batch.svg", f"{tmp_path}/mixing.png"
+    assert main(["show", index, "--p", "2", "--k", "3", "--out", sheet]) == 0
+    assert main(["mixing", index, "--block", "2", "--window", "3", "--out", mixing]) == 0
+    assert capsys.readouterr().out.split() == [sheet, mixing]
+    assert Path(sheet).read_text().count("<image") == 6
+    assert Path(mixing).stat().st_size > 10_000

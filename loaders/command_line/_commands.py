@@ -31,7 +31,13 @@ from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.verify import verify
-from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    Order,
+    PKBatchSampler,
+    RandomSampler,
+    ShardShuffleSampler,
+)
 
 _SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
@@ -209,6 +215,46 @@ def run_cat(options: argparse.Namespace) -> int:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Run `compare`."""
+    feed = _feed(options)
+    found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
+    for line in str(found).splitlines():
+        say(line)
+    return 0 if found.equal else 1
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Run `show`."""
+    from twinfeed.loaders.pictures import show_batch
+
+    return _drawn(show_batch(_feed(options), step=options.step), options.out)
+
+
+def run_mixing(options: argparse.Namespace) -> int:
+    """Run `mixing`."""
+    from twinfeed.loaders.pictures import plot_mixing
+
+    index = open_index(options.index, root=options.root)
+    size, seed = options.batch_size, options.seed
+    orders: dict[str, Order] = {
+        f"blocks of {options.block:,}, {options.window:,} at once": ShardShuffleSampler(
+            index.shard_lengths, block=options.block, window=options.window, seed=seed
+        ),
+        "uniform": RandomSampler(len(index), seed=seed),
+    }
+    streams = {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
+    buffers = options.buffer or [max(1, len(index) // 10)]
+    return _drawn(plot_mixing(streams, labels=index.labels, buffers=buffers), options.out)
+
+
+def _drawn(figure: Any, path: str) -> int:
+    """Write a figure, and say where."""
+    figure.savefig(path, dpi=100)
+    say(path)
+    return 0
+
+
+def _feed(options: argparse.Namespace) -> Feed:
+    """Return the feed of random or P x K batches, of decoded images if a size is given."""
     index = open_index(options.index, root=options.root)
     if options.p is None:
         order = RandomSampler(len(index), seed=options.seed)
@@ -218,11 +264,7 @@ def run_compare(options: argparse.Namespace) -> int:
     else:
         sampler = PKBatchSampler(index.labels, p=options.p, k=options.k, seed=options.seed)
     decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
-    feed = Feed(index, sampler, decode=decode)
-    found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
-    for line in str(found).splitlines():
-        say(line)
-    return 0 if found.equal else 1
+    return Feed(index, sampler, decode=decode)
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: pack, index, verify, info, cat and compare."""
+"""The command line: pack, index, verify, info, cat, compare, show and mixing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for add in (_add_pack, _add_index, _add_verify, _add_info, _add_cat, _add_compare):
+    for add in (_add_pack, _add_index, _add_verify, _add_info, _add_cat):
+        add(commands)
+    for add in (_add_compare, _add_show, _add_mixing):
         add(commands)
     return parser
 
@@ -230,16 +232,57 @@ def _add_compare(commands: Any) -> None:
         "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
     ).add_argument
-    _add_opened(add)
-    add("--batch-size", type=int, default=128, help="records a batch; default 128")
-    add("--p", type=int, help="classes a batch, for P x K batches")
-    add("--k", type=int, default=4, help="records of each class; default 4")
-    add("--seed", type=int, default=0, help="of the order of records; default 0")
+    _add_fed(add)
     add("--batches", type=int, default=100, help="at most so many; default 100")
     add("--size", type=int, help="decode images, and resize them to this square")
     backends = ["torch", "tensorflow"]
     what = "default torch and tensorflow; numpy is without a framework"
     add("--backends", nargs="+", default=backends, choices=["numpy", *backends], help=what)
+
+
+def _add_show(commands: Any) -> None:
+    """Add `show`."""
+    add = _command(
+        commands,
+        "show",
+        _commands.run_show,
+        "Draw a batch of images: a row for each class of a P x K batch, captions below.",
+        "show data/train.index --p 8 --k 4 --out batch.png",
+        "show data/train.index --batch-size 30 --step 5 --out batch.svg",
+    ).add_argument
+    _add_fed(add)
+    add("--step", type=int, default=0, help="which batch of the epoch; default 0")
+    add("--size", type=int, default=128, help="resize images to this square; default 128")
+    add("--out", default="batch.png", help="the picture, .png or .svg; default batch.png")
+
+
+def _add_mixing(commands: Any) -> None:
+    """Add `mixing`."""
+    add = _command(
+        commands,
+        "mixing",
+        _commands.run_mixing,
+        "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer.",
+        "mixing data/train.index --out mixing.png",
+        "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
+    ).add_argument
+    _add_opened(add)
+    add("--block", type=int, default=1024, help="records of a block; default 1024")
+    add("--window", type=int, default=64, help="blocks that are open at once; default 64")
+    buffer = "a size of shuffle(buffer) to simulate; default a tenth of all; may be repeated"
+    add("--buffer", action="append", type=int, metavar="RECORDS", help=buffer)
+    add("--batch-size", type=int, default=128, help="records a batch; default 128")
+    add("--seed", type=int, default=0, help="of the orders; default 0")
+    add("--out", default="mixing.png", help="the picture, .png or .svg; default mixing.png")
+
+
+def _add_fed(add: Any) -> None:
+    """Add what the commands share that draw batches."""
+    _add_opened(add)
+    add("--batch-size", type=int, default=128, help="records a batch; default 128")
+    add("--p", type=int, help="classes a batch, for P x K batches")
+    add("--k", type=int, default=4, help="records of each class; default 4")
+    add("--seed", type=int, default=0, help="of the order of records; default 0")
 
 
 def _add_opened(add: Any) -> None:
