@@ -59,6 +59,12 @@ def test_shuffle_bias(tmp_path: Path) -> None:
     assert (tmp_path / "mixing.png").stat().st_size > 10_000
 
 
+def test_many_classes(tmp_path: Path) -> None:
+    ours, classic = run("many_classes.py", "--out", tmp_path, "--classes", 1100).splitlines()
+    assert ours.startswith("index and sampler, 1,100 classes: set-up ")
+    assert classic.startswith("a dataset a class, 500 classes: set-up ")
+
+
 def test_tensorflow_loop(tmp_path: Path) -> None:
     interrupted = run("tensorflow_loop.py", "--out", tmp_path, "--stop-after", 25)
     assert "stopped at epoch 1, step 5" in interrupted
