@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.command_line._preview import preview
-from twinfeed.loaders.command_line._wording import built_with, explain, number_of, one_line, say
+from twinfeed.loaders.command_line._wording import built_with, explain, one_line, say
 from twinfeed.loaders.command_line._workers import workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
@@ -38,6 +38,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ShardShuffleSampler,
 )
+from twinfeed.samplers._validate import counted
 
 _SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
@@ -138,7 +139,7 @@ def _verify(
         say(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     result = "all is well" if report.ok else f"{len(report.bad)} bad"
-    found = f"{number_of(report.records, 'record')} in {number_of(report.shards, 'shard')}"
+    found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
     say(f"{what}{found}: {result}")
     return [*report.bad]
 
@@ -321,11 +322,11 @@ def _classes(path: str | None) -> list[str] | None:
 
 def _summary(index: Index) -> str:
     """Return one line on an index."""
-    classes = f", {number_of(len(index.classes), 'class')}" if index.classes else ""
+    classes = f", {counted(len(index.classes), 'class')}" if index.classes else ""
     left_out, broken = index.options.left_out, index.options.broken
     without = f", {left_out} left out" if left_out else ""
-    without += f", and the rest of {number_of(broken, 'broken shard')}" if broken else ""
-    found = f"{number_of(len(index), 'record')}, {number_of(len(index.shards), 'shard')}"
+    without += f", and the rest of {counted(broken, 'broken shard')}" if broken else ""
+    found = f"{counted(len(index), 'record')}, {counted(len(index.shards), 'shard')}"
     return f"{found}{classes}{without}"
 
 

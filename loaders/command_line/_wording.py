@@ -33,16 +33,6 @@ def escaped(line: str, /) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
-def number_of(count: int, noun: str, /) -> str:
-    """Return a number of things, in words.
-
-    >>> number_of(1, "shard"), number_of(2, "class")
-    ('1 shard', '2 classes')
-    """
-    ending = "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{'' if count == 1 else ending}"
-
-
 def built_with(options: IndexOptions, index: str = "INDEX", /) -> str:
     """Return the options of `twinfeed index` that build an index again, the usual ones left out.
     Class names that were listed are taken from the index itself.
