@@ -106,8 +106,9 @@ def _held(folder: Path, make: Callable[[Path], object] | None, wait: float) -> i
 
 
 def _try_lock(file: Path, *, gone_is_error: bool) -> int | None:
-    """Return the open and locked file, None where it is another's. A file system without locks is
-    gone without.
+    """Return the open and locked file; None where somebody else holds the lock.
+
+    On a file system without locks the file is not locked.
     """
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -137,8 +138,9 @@ def _try_lock(file: Path, *, gone_is_error: bool) -> int | None:
 
 @contextmanager
 def room_for(path: Path, needed: int | None, *, work: Path | None = None) -> Iterator[None]:
-    """Name `path` when the disk (or the file size limit) is full, with the bytes needed, if that is
-    known, and those that were written to the folder `work`.
+    """Name `path` in the error of a full disk, or of a reached limit of a file's size.
+
+    The error has the bytes needed, if that number is known, and the bytes written to `work`.
     """
     try:
         yield

@@ -406,7 +406,7 @@ def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> Non
     def keyed(*keys: str) -> list[dict[str, Any]]:
         return [{"__key__": key, f"x{n}": n} for n, key in enumerate(keys)]
 
-    text = r"record {} \(key 'k'\): key 'k' is that of record 0 too, .* a __key__ of its own"
+    text = r"record {} \(key 'k'\): record 0 has the key 'k' too, .* a __key__ of its own"
     for keys in ("kk", "kjk"):
         with pytest.raises(ValueError, match=text.format(len(keys) - 1)):
             pack(keyed(*keys), tmp_path / "out", container="tar")

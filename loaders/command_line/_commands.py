@@ -58,7 +58,7 @@ def run_pack(options: argparse.Namespace) -> int:
     """Run `pack`."""
     indexed = is_index(Path(options.source))
     if options.root is not None and not indexed:
-        raise ValueError("--root is the root of an index, and the source is none")
+        raise ValueError("--root is the root of an index, and the source is not an index")
     packed = pack(
         open_index(options.source, root=options.root) if indexed else options.source,
         options.out,
@@ -114,8 +114,9 @@ def run_verify(options: argparse.Namespace) -> int:
 def _verify(
     target: str | list[str], options: argparse.Namespace, executor: Executor | None
 ) -> list[BadRecord | None]:
-    """Verify one index, or shards, print what is bad, and return it; None stands for a target that
-    could not be verified at all.
+    """Verify one index, or shards; print what is bad, and return what is bad.
+
+    None stands for a target that could not be verified at all.
     """
     try:
         report = verify(
@@ -269,8 +270,10 @@ def _feed(options: argparse.Namespace) -> Feed:
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records that numbers or keys name, all of those that have a key; text that is no
-    number as Python writes it is a key.
+    """Return the records that numbers or keys name.
+
+    A key names all records that have the key. Text that Python would not write as a number is a
+    key.
     """
     if not wanted and not keys:
         raise ValueError("which records: give numbers, keys, or --key")

@@ -50,7 +50,7 @@ def workers(jobs: int) -> Iterator[Executor | None]:
         # A pool that breaks while it is given work fails in many ways: its pipes and queues close.
         if not isinstance(error, BrokenProcessPool) and not context.died():
             raise
-        context.end()  # one that starts just now would be left behind by the pool
+        context.end()  # the pool would leave a process that starts just now
         pool.give_up()
         pool.shutdown()
         raise _why(context.running()) from error
@@ -63,7 +63,7 @@ def workers(jobs: int) -> Iterator[Executor | None]:
 
 
 class _Context(SpawnContext):
-    """Remember the processes that are started, even those that die at once."""
+    """Remember the processes that are started, even if they die at once."""
 
     def __init__(self) -> None:
         self.started: list[SpawnProcess] = []
@@ -74,7 +74,7 @@ class _Context(SpawnContext):
         return self.started[-1]
 
     def running(self) -> list[SpawnProcess]:
-        """Return the processes that were started, also those that have ended since."""
+        """Return the processes that were started, also if they have ended since."""
         return [process for process in self.started if process.pid is not None]
 
     def died(self) -> bool:
@@ -108,7 +108,7 @@ class _Pool(ProcessPoolExecutor):
         return submitted
 
     def give_up(self) -> None:
-        """Let go of the thread that sends work: without readers its pipe is full for ever.
+        """Let go of the thread that sends work: without a reader, its pipe stays full for ever.
 
         Python does so itself from 3.12 on (CPython's issue 94777).
         """

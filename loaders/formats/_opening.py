@@ -67,7 +67,7 @@ def read_at(fd: int, length: int, offset: int, /) -> bytes:
 
 
 def refuse_command(path: str, /) -> None:
-    """Raise UnsafeContentError for webdataset's `pipe:` URLs, which would run a shell.
+    """Raise UnsafeContentError for a `pipe:` URL of webdataset, which would run a shell.
 
     >>> refuse_command("a.tar")
     """
@@ -80,7 +80,7 @@ def refuse_command(path: str, /) -> None:
 
 
 def read_exactly(file: BinaryIO, size: int, path: str, offset: int, /) -> bytes:
-    """Read `size` bytes of the record at `offset`; a file that has shrunk is an error.
+    """Read `size` bytes of the record at `offset`; raise TruncatedShardError for fewer bytes.
 
     >>> import io
     >>> read_exactly(io.BytesIO(b"abc"), 2, "a.tar", 0)

@@ -1,6 +1,6 @@
-"""Tell what a file is that was taken for a shard and is none.
+"""Tell what a file is that was taken for a shard by mistake.
 
-Asked only after the format's own check has failed, so that no valid shard is ever refused by its
+Nobody asks before the format's own check has failed. So no valid shard is ever refused for its
 first bytes.
 """
 
@@ -86,7 +86,7 @@ def is_index(path: Path, /) -> bool:
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Tell a tar archive by its first block, as all programs but those of old write it.
+    """Tell a tar archive by its first block, as all programs write it except very old ones.
 
     >>> is_tar(bytes(257) + b"ustar")
     True
@@ -95,7 +95,7 @@ def is_tar(head: bytes, /) -> bool:
 
 
 def disguise(head: bytes, /) -> tuple[str, str] | None:
-    """Return (what it is, what to do) for the first bytes of what is no shard; None if unknown.
+    """Return (what the file is, what to do) by its first bytes; None for an unknown kind of file.
 
     >>> disguise(b"version https://git-lfs.github.com/spec/v1")
     ('a Git LFS pointer, not the data', 'fetch the data with: git lfs pull')

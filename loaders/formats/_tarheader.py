@@ -1,9 +1,9 @@
 """The members of a tar archive: ustar, GNU and PAX headers, strictly read.
 
-Where programs are known to read one archive differently (CVE-2025-62518, CVE-2019-20907,
-CVE-2025-8194), the doubtful form is an error: malformed PAX records, two extended headers of a kind
-before one member, a PAX path that contradicts a GNU long name, negative sizes. A PAX size drives
-the jump to the next header; a PAX header never applies to a GNU one between it and its member.
+Some archives are read differently by different programs (CVE-2025-62518, CVE-2019-20907,
+CVE-2025-8194). Here a doubtful form is an error: malformed PAX records, two extended headers of one
+kind before one member, a PAX path that contradicts a GNU long name, negative sizes. A PAX size says
+where the next header is. A PAX header never applies to a GNU header that follows.
 Formats: POSIX.1-2017 "pax", and GNU tar's manual, "Basic Tar Format".
 """
 
@@ -299,14 +299,14 @@ class _Walk:
 
 
 def _sum_of_bytes(block: bytes) -> int:
-    """Return the sum of a header's bytes, those of the checksum itself taken for spaces."""
+    """Return the sum of a header's bytes, with spaces in place of the checksum."""
     blank = block[:148] + b"        " + block[156:]
     # Adler-32's low half is one more than the sum of the bytes modulo 65521, above half a block's
     return (zlib.adler32(blank[:256]) & 0xFFFF) + (zlib.adler32(blank[256:]) & 0xFFFF) - 2
 
 
 def _octal(field: bytes) -> int | None:
-    """Return the value of an octal field, None if it is none."""
+    """Return the value of an octal field; None for a field that is not octal."""
     match = _OCTAL.fullmatch(field)
     return int(match[1] or b"0", 8) if match else None
 

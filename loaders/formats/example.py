@@ -1,8 +1,13 @@
 """`tf.train.Example` without TensorFlow: where each feature lies, its values, and the way back.
 
-The parser is bounded and does not recurse; it follows proto3 in what it accepts (fields in any
-order, packed and unpacked lists, unknown fields passed over, the last of two features of one name,
-messages in pieces merged), and `tensorflow.train.Example` in the values it gives.
+The parser is bounded and does not recurse. The parser accepts what proto3 accepts:
+
+- fields in any order, and unknown fields, which are passed over;
+- packed and unpacked lists;
+- messages in pieces, which are merged;
+- two features of one name, of which the last counts.
+
+The values are those of `tensorflow.train.Example`.
 """
 
 from __future__ import annotations
@@ -181,7 +186,7 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return floats as an Example holds them, rounded; what is far beyond them is refused."""
+    """Return floats rounded to float32; refuse a number that is too large for float32."""
     if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
         # numpy makes floats of integers for which it has no common type
         raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")

@@ -153,7 +153,7 @@ class Places:
             raise UnsafeContentError(
                 f"path leaves its root: {path!r}",
                 path=self.root,
-                advice="give a root that holds all the files, those that links lead to too",
+                advice="give a root that holds all the files, also the files that links lead to",
             )
         return full
 

@@ -1,9 +1,13 @@
 """webdataset's tar shards: scan the samples of one, and write one.
 
-The naming rule is webdataset's: the key is the member's path up to the first dot of its base name,
-the rest, lower-cased, is the extension and names the field; consecutive members of one key make a
-sample. Members that webdataset passes over (directories, names without an extension, `__meta__`
-names) are passed over here; what would make half a sample is an error.
+The naming rule is webdataset's:
+
+- The key is the member's path up to the first dot of its base name.
+- The rest, in lower case, is the extension, which names the field.
+- Consecutive members of one key make a sample.
+- Directories, names without an extension and `__meta__` names are passed over.
+
+What would make half a sample is an error.
 """
 
 from __future__ import annotations
@@ -68,11 +72,12 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory is bounded by the longest sample, and holds the keys. With `join`, members of one key
-    that do not follow each other make one sample, which comes where its last member is; the
-    headers are then read twice, and samples that wait for members are held. Given `on_bad`, a
-    sample that is bad while the archive is sound goes there as the error it is, and the scan goes
-    on; broken headers are raised in any case, with the number of the first sample that is lost.
+    Memory holds the longest sample, and all keys. With `join`, members of one key that lie apart
+    make one sample, which comes where its last member is. The headers are then read twice, and
+    samples that wait for members are held.
+
+    `on_bad` is called with the error of a bad sample, and the scan goes on. Broken headers are
+    raised in any case, with the number of the first sample that is lost.
 
     Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
     link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
@@ -256,8 +261,8 @@ def _unfit(name: str) -> bool:
 class TarWriter(Closing):
     """Write a webdataset tar shard; a context manager.
 
-    The same samples give the same bytes: times and owners are zero, the mode 0644. Long and
-    non-ASCII names are written as PAX. The file is whole only after `close`.
+    The same samples give the same bytes: times and owners are zero, the mode is 0644. Names that
+    are long, or not ASCII, are written as PAX. The file is whole only after `close`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, TarWriter(f"{folder}/a.tar") as writer:

@@ -1,9 +1,10 @@
 """TFRecord framing: scan a shard from front to back with every checksum checked, and write one.
 
 A record is its length (uint64, little-endian), the length's masked CRC-32C, the data, and the
-data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`). A wrong length checksum ends the
-scan, since nothing tells where the next record begins; a wrong data checksum spoils one record
-only.
+data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`).
+
+- A wrong checksum of a length ends the scan, since nothing tells where the next record begins.
+- A wrong checksum of the data spoils one record only.
 """
 
 from __future__ import annotations

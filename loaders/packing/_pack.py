@@ -50,8 +50,9 @@ _CUT_BEFORE = 1 << 62  # bytes that end a shard where shards were cut evenly bef
 
 
 class _Piece(NamedTuple):
-    """Name one split and give its samples, with their numbers in the source; `stops` are where its
-    shards end, if that is known.
+    """Name one split, and give its samples with their numbers in the source.
+
+    `stops` says after how many records the shards end, if that is known.
     """
 
     name: str
@@ -159,7 +160,7 @@ def pack(
 
 
 def _opened(source: object) -> Source:
-    """Return what may hold samples; a path is that of an index or of a folder of images."""
+    """Return what may hold samples; a path leads to an index or to a folder of images."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if is_index(path):
@@ -182,8 +183,9 @@ def _opened(source: object) -> Source:
 
 
 def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
-    """Return the source as samples in any order; an iterable as it is, unless there is a place to
-    spool it to.
+    """Return the source as samples in any order.
+
+    An iterable is first written to the folder `spool`. Without the folder an iterable stays as is.
     """
     if isinstance(source, Index):
         return IndexSamples(source)
@@ -230,7 +232,7 @@ def _pieces(
 
 
 def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) -> tuple[str, ...]:
-    """Return the class names of all splits together; those of an index keep their order."""
+    """Return the class names of all splits together; an index keeps the order of its own names."""
     if len({bool(done.named) for done in written if done.labelled}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
     named: set[str] = set()

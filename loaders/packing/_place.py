@@ -24,8 +24,9 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Refuse to write where there is something already; with `overwrite`, where that is not what a
-    packer wrote.
+    """Refuse to write where there are files already.
+
+    With `overwrite`, only files that no packer wrote are in the way.
     """
     taken, others = [], []
     for name in split:
@@ -51,9 +52,10 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 
 @contextmanager
 def workplace(folder: Path, /) -> Iterator[Path]:
-    """Give a hidden folder within `folder` to write in, locked while in use. What packers that were
-    killed have left is finished or removed. `folder` is removed again where this made it and
-    nothing was packed.
+    """Give a hidden folder within `folder` to write in, locked while in use.
+
+    What killed packers have left is finished or removed. A `folder` that was made here is removed
+    again if nothing was packed.
     """
     there = folder.exists()
     work = beside(folder / _WORK)
@@ -128,8 +130,9 @@ def _finish(folder: Path) -> None:
 
 
 def _place(placing: Path, folder: Path, name: str) -> None:
-    """Put the shards of one index in place of the old ones, then the index. The old index goes
-    last: as long as it is there, it tells which shards are left over.
+    """Put the shards of one index in place of the old shards, then the index.
+
+    The old index goes last, because the old index tells which shards are left over.
     """
     old = _own_shards(folder / name)
     new = _own_shards(placing / name)
@@ -145,9 +148,7 @@ def _place(placing: Path, folder: Path, name: str) -> None:
 
 
 def _own_shards(index: Path) -> set[str]:
-    """Return the shards of an index whose names a packer gives, whatever else the index names. One
-    that cannot be read has none.
-    """
+    """Return the shards of an index whose names a packer gives; an unreadable index has none."""
     with suppress(LoaderError, OSError):
         named = Index(index, str(index.parent), read_manifest(index)).shard_paths.tolist()
         return set(filter(_pattern(index.name.removesuffix(".index")).fullmatch, named))

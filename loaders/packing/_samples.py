@@ -91,9 +91,10 @@ class LooseFiles:
 
 
 class ImageFolder(LooseFiles):
-    """Take samples from a directory tree of images, a folder for each class, as torchvision's
-    ImageFolder does. Hidden files and folders (`.name`) are left out, and links to folders; files
-    that are no images are, with a ShardWarning.
+    """Take samples from a directory tree of images, with a folder for each class.
+
+    The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`) and links
+    to folders are left out. Files that are no images are left out with a ShardWarning.
 
     Raises FileNotFoundError for a tree without images, DataCorruptionError (a ValueError) for
     images beside the class folders.

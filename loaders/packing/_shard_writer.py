@@ -133,8 +133,9 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 
 
 def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
-    """Check that each field has values of one kind in all records, as an index of TFRecords has;
-    of labels that is known.
+    """Check that each field has values of one kind in all records, as an index of TFRecords has.
+
+    The kind of labels has been checked before.
     """
     for name, value in values.items():
         kind = kind_of(value)
@@ -147,11 +148,11 @@ def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
 
 
 def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
-    """Check that no record of this tar shard has the same key: a reader would take both for one."""
+    """Check that no other record of this tar shard has the key: a reader would join the two."""
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
-            f"key {key!r} is that of record {first} too, and a tar shard's keys must differ: give "
+            f"record {first} has the key {key!r} too, and a tar shard's keys must differ: give "
             "each record a __key__ of its own, or pack to TFRecord"
         )
 
@@ -180,7 +181,7 @@ def _members(
 
 
 def _note_label(label: Label, written: Written) -> None:
-    """Note a label, which must be of the kind of those before it."""
+    """Note a label, which must be of the same kind as the labels before."""
     named = isinstance(label, str)
     if written.labelled and named != bool(written.named):
         kinds = ("names", "integers") if written.named else ("integers", "names")
@@ -191,8 +192,10 @@ def _note_label(label: Label, written: Written) -> None:
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
-    """Return the extension of a field in a tar: that of its file for the image, the name of the
-    field, and then the extension of its file, for others.
+    """Return the extension of a field in a tar.
+
+    The image has the extension of its file. Any other field has its name, and then the extension of
+    its file.
     """
     if name == "label":
         return "cls"

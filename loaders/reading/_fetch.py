@@ -85,8 +85,9 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
 
 
 class LocalShards(Fetcher):
-    """Read local shards with `os.pread`: no mapping, so that a shard that shrinks is an error and
-    not a dead process.
+    """Read local shards with `os.pread`.
+
+    Nothing is mapped: a mapped shard that shrinks would kill the process, and here raises an error.
     """
 
     def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
@@ -182,7 +183,7 @@ def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -
 
 
 def _path(index: Index, paths: StringColumn, number: int) -> str:
-    """Return the path of a file that a row names; one that is not there is the index's fault."""
+    """Return the path of a file that a row names, if the index names so many files."""
     if number >= len(paths):
         raise IndexFormatError(
             "damaged index: a record lies in a file that it does not name",
@@ -297,8 +298,9 @@ class RemoteShards(Fetcher):
 
 
 def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
-    """Raise LoaderError where more came than was asked for. A server that knows no ranges sends
-    the file from its first byte on.
+    """Raise LoaderError where more came than was asked for.
+
+    A server that knows no ranges sends the file from its first byte on.
     """
     expected = extent[1] - extent[0]
     if found > expected:
@@ -316,10 +318,10 @@ def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
 def keep_heap() -> None:
     """Let glibc keep freed memory for the next batch.
 
-    It gives the top of the heap back beyond 128 KiB, and each batch would fault its pages in anew,
-    at more than the price of reading it. Freeing a mapped block once raises that limit to twice
-    the block's size (mallopt(3), M_TRIM_THRESHOLD: the limit is dynamic), as any program does that
-    frees a large array. Once a process is enough; a second block may have its pages touched.
+    glibc gives the top of the heap back beyond 128 KiB. Each batch would then fault its pages in
+    anew, which takes longer than to read the batch. The limit is dynamic (mallopt(3),
+    M_TRIM_THRESHOLD): a mapped block that is freed raises the limit to twice the block's size. One
+    block a process is enough. The pages of a second block might be touched.
     """
     bytes((1 << 25) - (1 << 13))
 

@@ -13,8 +13,9 @@ from twinfeed.loaders._system import file_limit
 
 
 class Handle:
-    """Own a file descriptor; it closes when the last reference goes, so that no reader ever loses
-    one in use.
+    """Own a file descriptor, and close it when the last reference goes.
+
+    So no reader ever loses a file that it is reading.
     """
 
     __slots__ = ("fd",)
@@ -67,8 +68,10 @@ class Handles:
             self._held.clear()
 
     def _make_room(self) -> None:
-        """Let go of the file used longest ago: of this pool's if it is full, else of the fullest's
-        if all are.
+        """Let go of the file used longest ago.
+
+        A pool that is full gives up a file of its own. Where all pools together hold enough, the
+        fullest pool gives up a file.
         """
         if len(self) >= self.limit:
             self._held.popitem(last=False)

@@ -18,13 +18,15 @@ from twinfeed.loaders.index import Index
 class SideTable:
     """Map a `.npy` file of one row a sample: captions as numbers, features of another model.
 
-    `table[ids]` reads the rows of these sample ids, and nothing else of the file; an id outside
-    [0, N) is an IndexError. The table
-    pickles as its path (a numpy.memmap would travel with all its data), and every process maps the
-    same pages. `by_key` joins a table in another order.
+    `table[ids]` reads the rows of these sample ids, and nothing else of the file. An id outside
+    [0, N) raises IndexError. `rows` is the row of each sample, int64[N], where samples and rows
+    have different orders. `by_key` finds these rows by keys.
 
-    Raises ValueError for a file that is no whole `.npy` of numbers or truth values, and where
-    `rows`, the row of each sample (int64[N]), leaves the table.
+    The table pickles as its path. A numpy.memmap would travel with all its data. Every process maps
+    the same pages.
+
+    Raises ValueError for a file that is not a whole `.npy` of numbers or truth values, and for
+    `rows` that leave the table.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,8 +48,8 @@ class SideTable:
     ) -> SideTable:
         """Join the rows of `path`, whose keys are `keys`, to the records of `index`.
 
-        Raises ValueError with counts and the first five where a record has no row, or a key is
-        there twice; rows of no record are left alone.
+        Raises ValueError, with counts and the first five, where a record has no row and where a key
+        comes twice. Rows that belong to no record are ignored.
 
         >>> import tempfile
         >>> from twinfeed.loaders import pack
