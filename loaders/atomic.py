@@ -22,23 +22,21 @@ _PATIENCE = 5.0
 _PAUSE = 0.02
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write `data` to `path` through a temporary name beside it, fsync if `durable`, rename."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` through a temporary name beside it, fsync, rename."""
     temporary = beside(path)
     try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # not the temporary name
         raise
-    if durable:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def beside(path: Path) -> Path:

@@ -9,12 +9,10 @@ therefore do without.
 from __future__ import annotations
 
 import hashlib
-import io
-import json
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,8 @@ from twinfeed.loaders.index._store import ARRAY_NAME, CHUNK
 
 READ_WHOLE = 1 << 18
 """Files of at most so many bytes are read, longer ones mapped."""
+
+_MAGIC = 10
 
 
 class Arrays:
@@ -80,40 +80,23 @@ class Arrays:
                 advice=REBUILD,
             )
         try:
-            array = self._read(name, file) if size <= READ_WHOLE else self._map(name, file)
-        except IndexFormatError:
-            raise
-        except (ValueError, EOFError, MemoryError, SyntaxError, TokenError) as error:
+            dtype = np.lib.format.descr_to_dtype(entry["dtype"])
+            with file.open("rb") as opened:
+                data = opened.read(size if size <= READ_WHOLE else _MAGIC)
+            start = _start(data, dtype, size - dtype.itemsize * math.prod(entry["shape"]))
+            if size > READ_WHOLE:
+                self._maps[name] = np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
+                return np.asarray(self._maps[name])
+            array = np.frombuffer(data, dtype, offset=start).reshape(entry["shape"])
+        except (MemoryError, RecursionError, TypeError, ValueError) as error:
             raise IndexFormatError(
                 f"damaged index: {file.name} cannot be read",
                 path=self.folder,
                 found=error,
                 advice=REBUILD,
             ) from error
-        found = [np.lib.format.dtype_to_descr(array.dtype), list(array.shape)]
-        if json.loads(json.dumps(found)) != [entry["dtype"], entry["shape"]]:
-            raise IndexFormatError(
-                f"damaged index: {file.name} is of another type or shape",
-                path=self.folder,
-                expected=[entry["dtype"], entry["shape"]],
-                found=found,
-                advice=REBUILD,
-            )
-        return array
-
-    def _read(self, name: str, file: Path) -> Array:
-        """Read and check a small array."""
-        data = file.read_bytes()
         self._compare(name, hashlib.sha256(data).hexdigest())
-        array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        array.flags.writeable = False
         return array
-
-    def _map(self, name: str, file: Path) -> Array:
-        """Map a large array."""
-        array = np.lib.format.open_memmap(file, mode="r")
-        self._maps[name] = array
-        return np.asarray(array)
 
     def _compare(self, name: str, found: str) -> None:
         """Raise IndexFormatError unless an array has the digest that the manifest tells."""
@@ -146,6 +129,18 @@ class Columns(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
+    """Return where the values of a `.npy` file begin, which must be at `start`. The manifest, and
+    not the header, says of what type and shape they are.
+    """
+    if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
+        raise ValueError("no .npy file of format 1.0, or one of objects")
+    found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
+    if found != start:
+        raise ValueError(f"its values begin at byte {found}, and by its shape at {start}")
+    return start
 
 
 def _mapped_digest(mapped: mmap.mmap) -> str:
