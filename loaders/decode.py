@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import threading
+import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -15,14 +16,15 @@ from twinfeed.loaders import _checks, _system
 from twinfeed.loaders.formats.example import parse
 from twinfeed.loaders.limits import LIMITS
 
-_this_thread = threading.local()
-
 ImageMode = Literal["RGB", "L"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
 
-_KEPT = 1 << 26  # the most bytes that a thread keeps for its next image
+# From so many bytes on, memory that images have left is kept for the next ones; but not that of a
+# single huge image, which must not stay for the rest of the run.
+_LARGE, _KEPT = 1 << 20, 1 << 26
+_LEFT: deque[npt.NDArray[np.uint8]] = deque(maxlen=8)
 
 
 class DecodeImage:
@@ -120,13 +122,13 @@ class DecodeImage:
         return array
 
     def _jpeg(self, data: bytes) -> npt.NDArray[np.uint8]:
-        """Decode; into this thread's buffer where a resize follows."""
+        """Decode, a large image into memory that another has left."""
         import simplejpeg
 
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
         self._check(height, width)
-        resized = self.size is not None and (height, width) != self.size
-        buffer = _scratch(height * width * (1 if self.mode == "L" else 3)) if resized else None
+        nbytes = height * width * (1 if self.mode == "L" else 3)
+        buffer = _memory(nbytes) if nbytes >= _LARGE else None
         array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=buffer)
         return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
 
@@ -148,14 +150,29 @@ def _is_jpeg(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8"
 
 
-def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:
-    """This thread's buffer. A new buffer for each image would cost as much as decoding does."""
-    held: npt.NDArray[np.uint8] | None = getattr(_this_thread, "buffer", None)
-    if held is None or len(held) < nbytes:
+def _memory(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory for an image; it is kept for the next one when no array looks at it any more.
+
+    Memory that is mapped anew for each image costs up to as much as decoding does.
+    """
+    try:
+        held = _LEFT.pop()
+    except IndexError:
         held = np.empty(nbytes, np.uint8)
-        if nbytes <= _KEPT:  # a single huge image must not stay for the rest of the run
-            _this_thread.buffer = held
-    return held
+    if not nbytes <= len(held) <= 2 * nbytes:
+        held = np.empty(nbytes, np.uint8)
+    owner = _Owner(held[:nbytes])
+    if len(held) <= _KEPT:
+        weakref.finalize(owner, _LEFT.append, held).atexit = False
+    return np.asarray(owner)
+
+
+class _Owner:
+    """What every array over some memory keeps alive: when it ends, no array is left."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.__array_interface__ = memory.__array_interface__
 
 
 class DecodeArray:

@@ -6,8 +6,8 @@ import pickle
 import struct
 import subprocess
 import sys
-import threading
 import zlib
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from twinfeed.loaders import (
     Request,
     UnsafeContentError,
     build_index,
-    decode,
     pack,
 )
 from twinfeed.loaders._batcher import Batcher
@@ -141,15 +140,48 @@ def test_a_format_that_runs_a_program_is_no_image() -> None:
         DecodeImage()({"image": eps})
 
 
-def test_a_huge_image_leaves_no_buffer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffer of a thread is for the images that come often."""
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
+    """The memory that images have left, none at first; small images count as large."""
+    memory: deque[np.ndarray] = deque(maxlen=8)
+    monkeypatch.setattr("twinfeed.loaders.decode._LEFT", memory)
+    monkeypatch.setattr("twinfeed.loaders.decode._LARGE", 1)
+    return memory
+
+
+@pytest.mark.parametrize("size", [None, (3, 3)])
+def test_a_huge_image_leaves_no_memory_behind(
+    monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
+) -> None:
+    """What is kept is for the images that come often."""
     monkeypatch.setattr("twinfeed.loaders.decode._KEPT", PIXELS.size)
-    monkeypatch.setattr("twinfeed.loaders.decode._this_thread", threading.local())
     twice = np.tile(PIXELS, (2, 2, 1))
-    for pixels, kept in ((twice, None), (PIXELS, PIXELS.size)):
-        DecodeImage(size=(3, 3))({"image": encoded(pixels, "jpeg")})
-        held = getattr(decode._this_thread, "buffer", None)
-        assert (held if held is None else len(held)) == kept
+    for pixels, kept in ((twice, []), (PIXELS, [PIXELS.size])):
+        DecodeImage(size=size)({"image": encoded(pixels, "jpeg")})
+        assert [len(memory) for memory in left] == kept
+
+
+def test_memory_serves_the_next_image_when_nobody_looks_at_it(left: deque[np.ndarray]) -> None:
+    def image(pixels: np.ndarray) -> np.ndarray:
+        return DecodeImage()({"image": encoded(pixels, "jpeg")})["image"]
+
+    first = image(PIXELS)
+    place, expected = first.ctypes.data, first[2:, 3:].copy()
+    crop = first.view()[2:, 3:]
+    del first
+    assert not left
+    other = image(255 - PIXELS)
+    assert other.ctypes.data != place
+    np.testing.assert_array_equal(crop, expected)
+    del crop
+    assert len(left) == 1
+    again = image(PIXELS[:9])
+    assert again.ctypes.data == place
+    assert again.flags.writeable
+    np.testing.assert_array_equal(again[2:6], image(PIXELS[:9])[2:6])
+    del again, other
+    image(PIXELS[:3])
+    assert len(left[-1]) == PIXELS[:3].size  # the memory of the others was too large
 
 
 def test_pillows_limit_against_bombs_holds(monkeypatch: pytest.MonkeyPatch) -> None:
