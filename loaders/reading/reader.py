@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._checks import (
-    Ids,
-    Int64s,
-    as_ids,
-    check_bounds,
-    check_ids,
-    count,
-    flag,
-    names,
-)
+from twinfeed.loaders import _checks
+from twinfeed.loaders._checks import Ids, Int64s
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import (
     REBUILD,
@@ -64,9 +56,9 @@ class Reader(Closing):
     ) -> None:
         check_index(index)
         if max_open_files is not None:
-            max_open_files = count("max_open_files", max_open_files)
+            max_open_files = _checks.count("max_open_files", max_open_files)
         self.index = index
-        self.verify = flag("verify", verify)
+        self.verify = _checks.flag("verify", verify)
         self.max_open_files = max_open_files
         self._fill = index.options.missing == "empty"
         self._renew()
@@ -91,13 +83,15 @@ class Reader(Closing):
         """
         if self._pid != os.getpid():
             self._renew()
-        ids = as_ids(ids)
+        ids = _checks.as_ids(ids)
         names = self._names(fields)
         stored = [name for name in names if name not in self.index.columns]
         values = dict(zip(stored, self._read_fields(ids, stored), strict=True))
         for name in names:
             if name not in values:
-                values[name] = list(self.index.columns[name][check_ids(ids, len(self.index))])
+                values[name] = list(
+                    self.index.columns[name][_checks.check_ids(ids, len(self.index))]
+                )
         return {name: values[name] for name in names}
 
     def readahead(self, ids: Ids, fields: Sequence[str] | None = None, /) -> None:
@@ -113,7 +107,7 @@ class Reader(Closing):
         names = self._names(fields)
         rows = self.index.rows(
             [name for name in names if name not in self.index.columns],
-            np.unique(check_ids(ids, len(self.index))),
+            np.unique(_checks.check_ids(ids, len(self.index))),
         )
         self._fetcher.readahead(rows[rows["length"] > 0])
 
@@ -127,7 +121,7 @@ class Reader(Closing):
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""
-        return tuple(self.index.fields) if fields is None else names("fields", fields)
+        return tuple(self.index.fields) if fields is None else _checks.names("fields", fields)
 
     def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[list[Value]]:
         """Return the values of each field in the order of `ids`."""
@@ -135,7 +129,7 @@ class Reader(Closing):
             return [[] for _ in names]
         unique, inverse = ids, None
         ordered = np.sort(ids)
-        check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
+        _checks.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
         gaps = ordered[1:] - ordered[:-1]
         if not gaps.all() or many_near(gaps == 1):  # some are the same, or side by side
             unique, inverse = np.unique(ids, return_inverse=True)
