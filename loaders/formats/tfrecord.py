@@ -101,15 +101,10 @@ def _frames(
     offset = number = 0
     while offset < size:
         header = file.read(HEADER)
-        if len(header) < HEADER:
-            raise _not_tfrecord(path, offset) or _truncated(
-                HEADER, len(header), _where(path, offset, number)
-            )
-        length, stored = _HEADER.unpack(header)
-        if masked(header[:8]) != stored:
-            raise _not_tfrecord(path, offset) or _length_error(
-                header, stored, _where(path, offset, number)
-            )
+        framed = framed_length(header)
+        if framed is None:
+            raise _header_error(header, _where(path, offset, number))
+        length = framed - HEADER - FOOTER
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
@@ -117,7 +112,6 @@ def _frames(
                 expected=f"at most max_record_bytes={max_record_bytes}",
                 advice=TOO_LONG,
             )
-        framed = HEADER + length + FOOTER
         if offset + framed > size:
             raise _truncated(framed, size - offset, _where(path, offset, number))
         data, footer = file.read(length), file.read(FOOTER)
@@ -144,29 +138,22 @@ def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedSha
     )
 
 
-def _length_error(header: bytes, stored: int, where: dict[str, Any]) -> DataCorruptionError:
-    """Return the error of a length that does not match its checksum."""
+def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
+    """Return the error of a header that is cut, or whose length does not match its checksum."""
+    if where["offset"] == 0:
+        with open(where["path"], "rb") as file:
+            what = disguise(file.read(HEAD))
+        if what:
+            problem = f"not an uncompressed TFRecord file: {what[0]}"
+            return DataCorruptionError(problem, **where, advice=what[1])
+    if len(header) < HEADER:
+        return _truncated(HEADER, len(header), where)
     return DataCorruptionError(
         f"corrupted length at offset {where['offset']}",
         **where,
-        expected=f"length CRC {stored:#010x}",
+        expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
         found=f"{masked(header[:8]):#010x}",
         advice=f"restore the shard, since nothing after this offset can be read; {LEAVE_OUT}",
-    )
-
-
-def _not_tfrecord(path: str, offset: int) -> DataCorruptionError | None:
-    """Return the error of a file that is no TFRecord shard, if its beginning tells what it is."""
-    if offset:
-        return None
-    with open(path, "rb") as file:
-        what = disguise(file.read(HEAD))
-    return what and DataCorruptionError(
-        f"not an uncompressed TFRecord file: {what[0]}",
-        path=path,
-        offset=0,
-        record=0,
-        advice=what[1],
     )
 
 
