@@ -25,9 +25,15 @@ IMPORTABLE = (
 class LoaderError(Exception):
     """Say what went wrong, with the place in the data and one line of advice.
 
-    Every place that is known is an attribute: `path` (of the shard), `offset` (bytes), `record`
-    (its number in the shard), `key`; so are `expected`, `found` and `advice`. None stands for "not
-    known" or "does not apply".
+    Each is an attribute too. None stands for "not known" or "does not apply".
+
+    - `problem`: what went wrong.
+    - `path`: of the shard.
+    - `offset`: in the shard, in bytes.
+    - `record`: its number in the shard.
+    - `key`: of the record.
+    - `expected`, `found`: what was to be there, and what was there instead.
+    - `advice`: what to do.
 
     >>> print(LoaderError("no such field", path="a.tar", record=3, advice="name one of: jpg, cls"))
     no such field

@@ -4,8 +4,8 @@ import ast
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +88,17 @@ def _trace_tensorflow() -> Iterator[None]:
     """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands
     its trace function to no other.
     """
-    tf = sys.modules.get("tensorflow")
+    calls = sys.modules.get("twinfeed.loaders.tensorflow.calls")
     trace = threading.gettrace()
-    if tf is None or trace is None:
+    if calls is None or trace is None:
         yield
         return
-    numpy_function = tf.numpy_function
+    untraced = calls._call
 
-    def traced(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        @wraps(function)
-        def call(*values: Any) -> Any:
-            if sys.gettrace() is None:
-                sys.settrace(trace)
-            return function(*values)
+    def traced(*arguments: Any) -> Any:
+        sys.settrace(trace)
+        return untraced(*arguments)
 
-        return numpy_function(call, *arguments, **options)
-
-    tf.numpy_function = traced
+    calls._call = traced  # type: ignore[attr-defined]
     yield
-    tf.numpy_function = numpy_function
+    calls._call = untraced  # type: ignore[attr-defined]

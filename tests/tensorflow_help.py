@@ -1,8 +1,6 @@
 """What the tests of the TensorFlow backend share."""
 
 import hashlib
-import sys
-import threading
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,18 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders import Feed, Index, pack
-from twinfeed.loaders.tensorflow import TensorFlowLoader, calls
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import BatchStream
-
-# Threads of TensorFlow's own call Python: tools that trace every thread do not know of them.
-if threading.gettrace() is not None:
-    untraced = calls._call
-
-    def traced(*arguments: Any) -> Any:
-        sys.settrace(threading.gettrace())
-        return untraced(*arguments)
-
-    calls._call = traced
 
 # Two devices stand in for a host and an accelerator, and for two replicas. TensorFlow must be told
 # before its first operation: here, while pytest collects.

@@ -580,6 +580,12 @@ def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path
     assert digests("tar", samples[:6])["label"] != one["label"]
 
 
+def test_zeros_of_another_type_are_another_content(tmp_path: Path) -> None:
+    """Their bytes are the same."""
+    found = [pack([{"x": zero}] * 3, tmp_path / f"{zero}")["data"].digests for zero in (0, 0.0)]
+    assert found[0]["x"] != found[1]["x"]
+
+
 def test_lists_of_numbers_have_no_digest(tmp_path: Path) -> None:
     samples: list[dict[str, Any]] = [
         {"x": np.arange(n + 1), "y": float(n), "z": b"z"} for n in range(3)
