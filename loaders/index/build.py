@@ -121,9 +121,9 @@ def build_parts(
     """Build the parts of some shards in `folder`, for `merge_parts` to put together with others';
     return their files.
 
-    - `shards`, `label`, `fields`, `reading`, `exclude`, `executor`, `progress`: as `build_index` has
-      them. `label`, `fields` and `reading` must be the same on every machine. Of a label function
-      only its own code can be compared: see to it that what the function uses is the same too.
+    - `shards`, `exclude`, `executor`, `progress`: as for `build_index`.
+    - `label`, `fields`, `reading`: as for `build_index`, and the same on every machine. Of a label
+      function only its own code can be compared: see to it that what the function uses is the same.
     - `folder`: the folder of the parts. Parts that lie there already are taken as they are, except
       where labels come from a function.
     - `root`: the folder or URL that all shards lie below, also those of other machines.
