@@ -46,7 +46,7 @@ class CoverageDraw:
         return self._classes.ids(number[:, None], self._rotated(epoch, number, member)).reshape(-1)
 
     def _rotated(self, epoch: int, number: Int64, member: Int64) -> Int64:
-        """Move the records left out in an epoch on from those left out in the one before."""
+        """Leave out other records of a class in each epoch, one after the other."""
         size = self._classes.sizes[number]
         left_out = size - self._pools[number]
         return (member + (epoch * left_out)[:, None]) % size[:, None]

@@ -33,7 +33,7 @@ class FairGroups:
     ) -> Int64:
         """Return places low to high of these groups, int64[rows, high - low]; items from 0.
 
-        Only those places are drawn, unless they lie where two laps meet.
+        Only these places are drawn, unless two laps meet in the group.
         """
         n, m = self._sizes[population], self._m
         high = m if high is None else high

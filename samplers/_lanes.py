@@ -4,7 +4,7 @@ A round emits the next entry of every lane that has one left. So at most W place
 are open at a time, and any output is found by arithmetic over a table of W rows.
 
 A lane may begin its stretch at a later round, cyclically. Then the two ends of the lane meet in
-time, and the places that are open when the epoch begins are those that are open when it ends.
+time: the same places are open when the epoch begins and when the epoch ends.
 
 The order of the lanes within a round is keyed, one order for each round or one for all rounds. With
 one order for all rounds, any W consecutive outputs come from W different lanes.

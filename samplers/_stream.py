@@ -55,7 +55,7 @@ class BatchStream(SampleSpace):
     seed: int
 
     def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
-        # size: the most ids of an epoch; batch_size: those of the largest global batch
+        # size: the most ids of an epoch; batch_size: the ids of the largest global batch
         size = _validate.integer("samples of an epoch", size, minimum=0)
         self._epochs = _validate.LIMIT // max(1, size)
         self._steps, self._largest, self.seed = steps, batch_size, seed

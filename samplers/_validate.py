@@ -53,7 +53,7 @@ def flag(name: str, value: bool) -> bool:
 
 
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Return a value out of those allowed."""
+    """Return a value that is one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value

@@ -144,5 +144,5 @@ def _reduced(weights: Int64) -> Int64:
 
 
 def _bounds(sizes: list[int]) -> Int64:
-    """Return where the ids of each order begin, and where those of the last one end."""
+    """Return where the ids of each order begin, and where the ids of the last order end."""
     return np.cumsum([0, *_validate.counts("sizes of orders", sizes, minimum=0)])

@@ -178,7 +178,7 @@ class RandomSampler(Order):
         key = derive(self._key, epoch)
         if self._n > SMALL:
             return permute(self._n, key, positions)
-        # Tables of its own: those that permute shares are few, and a mixture has many orders.
+        # An order keeps its own tables: permute keeps few, and a mixture has many orders.
         table = self._recent.get(epoch, lambda: small_table(self._n, key))
         return table[positions].astype(np.int64)
 

@@ -111,7 +111,7 @@ class ReuseSampler(Order):
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
-    """Return lane bounds and starts such that records are replaced one after another.
+    """Return lane bounds and starts with which records are replaced one after another.
 
     Some bounds fall between two records. These bounds divide the lanes into chains. The lanes of a
     chain change records in rounds that are evenly spaced. All chains would change records in the

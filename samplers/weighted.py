@@ -94,7 +94,7 @@ class WeightedSampler(Order):
         return np.searchsorted(self._bounds, draw, side="right")
 
     def _waiting(self, epoch: int) -> Waiting:
-        """Return the order of an epoch, kept while that one and the next are drawn."""
+        """Return the order of an epoch, kept while this epoch and the next are drawn."""
         key = derive(self._key, epoch)
         return self._recent.get(epoch, lambda: Waiting(self._weights, key))
 
