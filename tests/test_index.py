@@ -220,7 +220,7 @@ def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
         reader.read(range(30))
 
 
-def test_opening_looks_at_a_thousand_shards_and_reads_none_of_the_large_arrays(
+def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = big_index(tmp_path, 20_000, 20_000)
@@ -241,7 +241,7 @@ def test_opening_looks_at_a_thousand_shards_and_reads_none_of_the_large_arrays(
     monkeypatch.setattr(_arrays, "_mapped_digest", summed)
     index = open_index(path)
     looked = {name for name in stats if name.endswith(".tar")}
-    assert len(looked) == 1000
+    assert len(looked) == 16
     assert f"{tmp_path}/d-0000000.tar" in looked
     assert f"{tmp_path}/d-0019999.tar" in looked
     assert sums == []

@@ -31,7 +31,8 @@ from twinfeed.samplers import ClassOrder
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
 
-_LOOKED_AT = 1000
+_LOOKED_AT, _OF_MANY = 1000, 16
+"""So many shards are all looked at when an index is opened; so few of more."""
 
 
 class Field(NamedTuple):
@@ -169,10 +170,10 @@ class Index:
         get = self._arrays.check if checked else self._arrays.__getitem__
         return StringColumn(get(f"{name}-text"), get(f"{name}-ends"))
 
-    def look_at_shards(self, most: int) -> None:
-        """Compare the sizes of at most `most` shards, spread over all, with those indexed."""
+    def look_at_shards(self) -> None:
+        """Compare the sizes of shards, spread over all if there are many, with those indexed."""
         arrays, n = self._arrays, len(self._arrays["shards"])
-        chosen = np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
+        chosen = np.linspace(0, n - 1, n if n <= _LOOKED_AT else _OF_MANY).astype(np.int64)
         paths = self._strings("shardpaths", checked=False)
         names = [paths[place] for place in chosen.tolist()]
         try:
@@ -291,7 +292,7 @@ def open_index(
     were indexed with.
 
     Shard paths are relative to `root`. By default that is the URL that the index was built with,
-    or else the folder that holds the index folder. Of more than a thousand shards, a thousand
+    or else the folder that holds the index folder. Of more than a thousand shards, sixteen
     spread over all are looked at. The others, those at a URL and loose files are checked when they
     are first read.
 
@@ -321,7 +322,7 @@ def open_index(
             advice="get the index again from where the digest comes from",
         )
     if index.container != "files":  # those are checked when they are read: there may be millions
-        index.look_at_shards(_LOOKED_AT)
+        index.look_at_shards()
     return index
 
 
