@@ -244,12 +244,11 @@ class Index:
         """Return where each field of each record lies, record by record, each a `ROW`."""
         rows = np.zeros((len(ids), len(fields)), ROW)
         if self.container != "files":
-            shard = np.searchsorted(self.shard_stops, ids, side="right")
-            rows["file"] = shard[:, np.newaxis]
+            rows["file"].T[:] = self.shard_stops.searchsorted(ids, "right")
         for place, field in enumerate(fields):
-            table = self.table(field)
-            held = self._words[field][ids].view(table.dtype).reshape(-1)
-            for name in table.dtype.names or ():
+            dtype = self.table(field).dtype
+            held = self._words[field].take(ids, 0).view(dtype)[:, 0]  # faster than by brackets
+            for name in dtype.names or ():
                 rows[name][:, place] = held[name]
         return rows.reshape(-1)
 
