@@ -343,6 +343,24 @@ def test_an_array_of_another_type_or_length_is_refused(
     assert name in str(caught.value.found)
 
 
+@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
+@pytest.mark.parametrize(
+    "change", [{"shape": [3, 16]}, {"shape": [-3, -32]}, {"dtype": "|O", "shape": [3, 4]}]
+)
+def test_an_array_whose_manifest_and_file_do_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int, change: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
+    index = build_index(tars(tmp_path), tmp_path / "x.index", reading=Reading(digest=True))
+    manifest = json.loads((index.path / MANIFEST).read_text())
+    del manifest["checksum"]
+    manifest["arrays"]["shardsums"] |= change
+    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
+    (index.path / MANIFEST).write_text(text)
+    with pytest.raises(IndexFormatError, match=r"shardsums\.npy cannot be read"):
+        open_index(index.path)
+
+
 def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
     (index.path / MANIFEST).write_text("[" * 200_000)
