@@ -41,7 +41,7 @@ from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256
-_GROUPS = 256
+_GROUPS = 64
 """An executor is given about so many tasks: enough for its workers, few beside the shards."""
 
 _Checked = tuple[int, list[BadRecord]]

@@ -104,7 +104,7 @@ def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path
     assert verify(open_index(index.path), executor=executor).shards == 600
     watching = False
     assert len(opened) == 2  # here, and where the executor works
-    assert executor.tasks == 200
+    assert executor.tasks == 60
 
 
 def forged(wanted: bytes, crc: int) -> bytes:
