@@ -4,7 +4,8 @@ The floor is decoding each image once, in one thread. The old recipe is a genera
 decoded images and cuts crops from them, with no seed, no bound by a proof and no resume. A loader
 has threads of its own: one decodes, and one cuts the crops. So the processor's time of all threads,
 and of the busiest thread of the library, is told beside the clock's: all as multiples of the
-floor's in the same round. TensorFlow's own threads are not told apart.
+floor's in the same round. TensorFlow's own threads are not told apart. Unless said, a loader has as
+many threads as it takes by itself: one for each processor.
 
     python benchmarks/crops.py [--images 60] [--crops 100]
 """
@@ -106,16 +107,16 @@ def spent(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def torch_loader(feed: Feed) -> Loader:
+def torch_loader(feed: Feed, threads: int | None = None) -> Loader:
     from twinfeed.loaders.torch import TorchLoader
 
-    return TorchLoader(feed, device="cpu", threads=1)
+    return TorchLoader(feed, device="cpu", threads=threads)
 
 
-def tensorflow_loader(feed: Feed) -> Loader:
+def tensorflow_loader(feed: Feed, threads: int | None = None) -> Loader:
     from twinfeed.loaders.tensorflow import TensorFlowLoader
 
-    return TensorFlowLoader(feed, device="/CPU:0", threads=1)
+    return TensorFlowLoader(feed, device="/CPU:0", threads=threads)
 
 
 def main() -> None:
@@ -132,10 +133,12 @@ def main() -> None:
     ways: dict[str, Callable[[Index, int], float | None]] = {
         "decode each image once, one thread": decode_alone,
         "old recipe": old_recipe,
+        "NumpyLoader": an_epoch(NumpyLoader),
+        "TorchLoader": an_epoch(torch_loader),
+        "TensorFlowLoader": an_epoch(tensorflow_loader),
         "NumpyLoader, threads=1": an_epoch(lambda feed: NumpyLoader(feed, threads=1)),
-        "NumpyLoader, threads=2": an_epoch(lambda feed: NumpyLoader(feed, threads=2)),
-        "TorchLoader, threads=1": an_epoch(torch_loader),
-        "TensorFlowLoader, threads=1": an_epoch(tensorflow_loader),
+        "TorchLoader, threads=1": an_epoch(lambda feed: torch_loader(feed, 1)),
+        "TensorFlowLoader, threads=1": an_epoch(lambda feed: tensorflow_loader(feed, 1)),
     }
     with tempfile.TemporaryDirectory() as folder:
         index = pack(samples(options.images), Path(folder))["data"]

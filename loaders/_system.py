@@ -23,6 +23,8 @@ except ImportError as error:
 
 SHARED_MEMORY = Path("/dev/shm")
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
 
 def processors() -> int:
     """Return how many processors this process may use.
@@ -60,6 +62,18 @@ def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTN
     """Tell the kernel what becomes of some pages of a file, where the kernel can be told."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, offset, length, getattr(os, f"POSIX_FADV_{advice}"))
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next batch: as much as its own moving limits allow.
+
+    glibc begins with 128 KiB, and TensorFlow goes back to that whenever it makes a dataset of a
+    generator. Each batch would then fault its pages in anew, which takes longer than to read them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 1 << 25)
+        mallopt(_TRIM_THRESHOLD, 1 << 26)
 
 
 def give_back_memory() -> None:

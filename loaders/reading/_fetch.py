@@ -10,7 +10,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import cache, partial
+from functools import partial
 from io import FileIO
 from typing import Any
 
@@ -312,18 +312,6 @@ def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
             found=f"{found} bytes",
             advice="copy the shards here, or to a server that supports HTTP range requests",
         )
-
-
-@cache
-def keep_heap() -> None:
-    """Let glibc keep freed memory for the next batch.
-
-    glibc gives the top of the heap back beyond 128 KiB. Each batch would then fault its pages in
-    anew, which takes longer than to read the batch. The limit is dynamic (mallopt(3),
-    M_TRIM_THRESHOLD): a mapped block that is freed raises the limit to twice the block's size. One
-    block a process is enough. The pages of a second block might be touched.
-    """
-    bytes((1 << 25) - (1 << 13))
 
 
 def _near(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:

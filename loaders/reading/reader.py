@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders import _checks
+from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._checks import Ids, Int64s
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import (
@@ -26,7 +26,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, keep_heap, many_near
+from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, many_near
 from twinfeed.loaders.reading._handles import default_limit
 
 Value = Any
@@ -114,7 +114,7 @@ class Reader(Closing):
     def _renew(self) -> None:
         """Start without open files, as a forked child must: a thread may have held the lock."""
         self._pid = os.getpid()
-        keep_heap()
+        _system.keep_freed_memory()
         self._fetcher = fetcher(
             self.index, verify=self.verify, max_open_files=self.max_open_files or default_limit()
         )

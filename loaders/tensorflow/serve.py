@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders import _system
 from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._making import most_threads
@@ -135,6 +136,7 @@ class Server:
         try:
             for one, batcher in zip(self.feeds, batchers, strict=True):
                 batcher.look_ahead(requests(one.sampler, epoch, start))
+            _system.keep_freed_memory()
             yield np.array([number, epoch, start, turn, self.calls(self.steps - start)])
         finally:
             del self._passes[number]
