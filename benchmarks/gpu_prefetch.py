@@ -26,7 +26,7 @@ import torch
 from twinfeed.loaders import DecodeArray, Feed, Index, open_index, pack
 from twinfeed.loaders._prefetch import Prefetcher
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.loaders.torch.device import copier_for
+from twinfeed.loaders.torch._device import copier_for
 from twinfeed.samplers import BatchSampler, RandomSampler
 
 SIDE, RECORDS = 224, 4096

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from twinfeed.loaders import _checks
+from twinfeed.loaders._atomic import replace_file
 from twinfeed.loaders._loader import Loader
-from twinfeed.loaders.atomic import replace_file
 
 __all__ = ["ResumeCallback"]
 

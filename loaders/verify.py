@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
+from twinfeed.loaders._progress import bar
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
@@ -37,7 +38,6 @@ from twinfeed.loaders.index.bad_records import (
 )
 from twinfeed.loaders.index.opened import Index, load_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
-from twinfeed.loaders.progress import bar
 from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256

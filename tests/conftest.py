@@ -88,7 +88,7 @@ def _trace_tensorflow() -> Iterator[None]:
     """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands
     its trace function to no other.
     """
-    calls = sys.modules.get("twinfeed.loaders.tensorflow.calls")
+    calls = sys.modules.get("twinfeed.loaders.tensorflow._calls")
     trace = threading.gettrace()
     if calls is None or trace is None:
         yield

@@ -12,7 +12,7 @@ from typing import Any
 
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from twinfeed.loaders.formats.records import Record
+from twinfeed.loaders.formats._records import Record
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
 Parts = dict[str, bytes]

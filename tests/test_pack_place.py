@@ -18,7 +18,7 @@ import pytest
 from killed_pack import samples
 from making_shards import numbered, tree
 
-from twinfeed.loaders import atomic
+from twinfeed.loaders import _atomic
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import open_index
@@ -133,7 +133,7 @@ def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) 
 def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic, "WAIT", 0)
+    monkeypatch.setattr(_atomic, "WAIT", 0)
     seen: list[int] = []
 
     def source() -> Iterator[dict[str, int]]:
@@ -148,17 +148,17 @@ def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
     finally:
         os.close(fd)
     assert seen == [0o700]
-    assert not (tmp_path / atomic.LOCK).exists()
+    assert not (tmp_path / _atomic.LOCK).exists()
 
 
 def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic, "_PATIENCE", 0)
-    with atomic.locked(tmp_path):
-        lock = tmp_path / atomic.LOCK
+    monkeypatch.setattr(_atomic, "_PATIENCE", 0)
+    with _atomic.locked(tmp_path):
+        lock = tmp_path / _atomic.LOCK
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
-        monkeypatch.setattr(atomic, "WAIT", 0.1)
+        monkeypatch.setattr(_atomic, "WAIT", 0.1)
         with (
             pytest.warns(RuntimeWarning, match="waiting for another process that writes there"),
             pytest.raises(TimeoutError, match=f"if nobody writes there, delete {lock}"),
@@ -180,7 +180,7 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            with atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
+            with _atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
                 inside += 1
                 most = max(most, inside)
                 (tmp_path / "f" / "made").touch()
@@ -198,7 +198,7 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / atomic.LOCK).symlink_to(tmp_path / "made")
+    (tmp_path / _atomic.LOCK).symlink_to(tmp_path / "made")
     with pytest.raises(OSError, match="symbolic link"):
         pack(numbered(0, 4), tmp_path)
     assert not (tmp_path / "made").exists()

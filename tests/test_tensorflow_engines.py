@@ -21,8 +21,8 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.loaders.tensorflow.runs import find_runs, lay_out
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow._runs import find_runs, lay_out
+from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,

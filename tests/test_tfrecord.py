@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._checksum import crc32c, masked
-from twinfeed.loaders.formats.records import Record
+from twinfeed.loaders.formats._records import Record
 from twinfeed.loaders.formats.tfrecord import scan
 
 records_of_any_size = st.lists(st.binary(max_size=300), max_size=8)

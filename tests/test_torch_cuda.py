@@ -10,7 +10,7 @@ from torch_help import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.loaders.torch.device import CudaCopier
+from twinfeed.loaders.torch._device import CudaCopier
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

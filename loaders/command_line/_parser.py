@@ -14,7 +14,7 @@ from typing import Any, get_args
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.records import CONTAINERS
+from twinfeed.loaders.formats._records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer

@@ -2,7 +2,7 @@
 
 TFRecord files: tfrecord.py frames, example.py reads `tf.train.Example` (_wire.py and _features.py
 read protobuf for it). Tar files: tar.py, with the headers in _tarheader.py. Loose files:
-files.py. Each scans a shard into `Record`s (records.py), checks all it meets (_checksum.py), and
+files.py. Each scans a shard into `Record`s (_records.py), checks all it meets (_checksum.py), and
 refuses what is no shard (_opening.py, _sniff.py).
 """
 

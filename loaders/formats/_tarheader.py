@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
 from twinfeed.loaders.formats._opening import CLOSED
+from twinfeed.loaders.formats._records import LEAVE_OUT
 from twinfeed.loaders.formats._sniff import disguise, is_tar
-from twinfeed.loaders.formats.records import LEAVE_OUT
 from twinfeed.loaders.limits import LIMITS
 
 BLOCK = 512

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._features import WIRES, Span, check_numbers, list_items, pieces, usual
+from twinfeed.loaders.formats._records import Range
 from twinfeed.loaders.formats._wire import (
     LEN,
     WireError,
@@ -28,7 +29,6 @@ from twinfeed.loaders.formats._wire import (
     read_varints,
     varint,
 )
-from twinfeed.loaders.formats.records import Range
 from twinfeed.loaders.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
 from twinfeed.loaders.formats._opening import open_regular
+from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._sniff import is_index
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")

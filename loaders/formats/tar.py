@@ -26,8 +26,8 @@ from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
+from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16

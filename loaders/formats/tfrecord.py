@@ -19,9 +19,9 @@ from twinfeed.loaders._system import advise
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._checksum import masked
 from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard, read_at
+from twinfeed.loaders.formats._records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.limits import LIMITS
 
 HEADER, FOOTER = 12, 4

@@ -10,8 +10,8 @@ import numpy as np
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.formats._records import Range, Record
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.records import Range, Record
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join

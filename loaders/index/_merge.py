@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders._atomic import room_for
 from twinfeed.loaders._checks import Array, Int64s
-from twinfeed.loaders.atomic import room_for
 from twinfeed.loaders.index._class_order import write_class_order
 from twinfeed.loaders.index._digests import ContentDigest
 from twinfeed.loaders.index._numbering import (

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders._atomic import beside, room_for
 from twinfeed.loaders._checks import Array
-from twinfeed.loaders.atomic import beside, room_for
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._store import CHUNK, HashedFile
 from twinfeed.loaders.index._strings import StringColumn

@@ -11,7 +11,7 @@ from typing import Any
 
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.formats.records import OnBad, Record
+from twinfeed.loaders.formats._records import OnBad, Record
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._sources import Job, Source
 from twinfeed.loaders.index._store import VERSION

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._opening import open_shard
+from twinfeed.loaders.formats._records import Container
 from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.formats.files import Entry, folder
-from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to, remote
 from twinfeed.loaders.index._shards import expand
 from twinfeed.loaders.limits import LIMITS

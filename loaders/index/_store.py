@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders._atomic import beside, locked, replace_file, sync, writable
 from twinfeed.loaders._checks import Array
-from twinfeed.loaders.atomic import beside, locked, replace_file, sync, writable
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.limits import LIMITS

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from twinfeed.loaders.atomic import replace_file
+from twinfeed.loaders._atomic import replace_file
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index._paths import to_write
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 
-from twinfeed.loaders.atomic import locked
+from twinfeed.loaders._atomic import locked
+from twinfeed.loaders._progress import bar
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._collect import build_part
 from twinfeed.loaders.index._exclude import Exclude, without
@@ -27,7 +28,6 @@ from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
-from twinfeed.loaders.progress import bar
 
 KEEP_FROM = 1 << 20
 """A build that fails keeps the parts of shards of at least so many bytes, to go on from them."""

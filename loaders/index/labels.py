@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
+from twinfeed.loaders.formats._records import Record
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.records import Record
 
 Label = int | str
 Sample = dict[str, Any]

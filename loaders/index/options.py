@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from twinfeed.loaders._checks import choice, count, flag, names
-from twinfeed.loaders.formats.records import CONTAINERS, Container
+from twinfeed.loaders.formats._records import CONTAINERS, Container
 from twinfeed.loaders.index.labels import (
     FromFolder,
     FromJson,

@@ -12,8 +12,9 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
+from twinfeed.loaders._atomic import locked, room_for
 from twinfeed.loaders._checks import choice, count, flag
-from twinfeed.loaders.atomic import locked, room_for
+from twinfeed.loaders._progress import bar
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
@@ -39,7 +40,6 @@ from twinfeed.loaders.packing._shard_writer import (
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
-from twinfeed.loaders.progress import bar
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.atomic import beside, locked, sync, writable
+from twinfeed.loaders._atomic import beside, locked, sync, writable
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import Index

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twinfeed.loaders.atomic import sync
+from twinfeed.loaders._atomic import sync
 from twinfeed.loaders.formats._sniff import image_extension
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter

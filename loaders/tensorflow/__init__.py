@@ -5,9 +5,9 @@
 what is made of the dataset. `original_errors` (errors.py) raises what was raised within a pipeline.
 `twinfeed.loaders.keras` resumes `fit` at any step.
 
-How a dataset is made: pipeline.py is the frame, in which an engine gives the batches of a pass
-(gather.py; choose.py and, for TFRecord files, files.py, fields.py and runs.py), serve.py reads a
-batch, layout.py hands it over, and calls.py lets TensorFlow call all of them.
+How a dataset is made: _pipeline.py is the frame, in which an engine gives the batches of a pass
+(_gather.py; _choose.py and, for TFRecord files, _files.py, _fields.py and _runs.py), _serve.py
+reads a batch, _layout.py hands it over, and _calls.py lets TensorFlow call all of them.
 """
 
 from twinfeed.loaders.tensorflow.device import prefetch_to_device

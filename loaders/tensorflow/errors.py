@@ -9,8 +9,8 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow.calls import FAILED
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow._calls import FAILED
+from twinfeed.loaders.tensorflow._serve import Server
 
 
 class Examiner(Protocol):

@@ -13,13 +13,13 @@ from twinfeed.loaders import _checks
 from twinfeed.loaders._loader import Loader
 from twinfeed.loaders._making import ahead
 from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.tensorflow.choose import ChooseIds
+from twinfeed.loaders.tensorflow._choose import ChooseIds
+from twinfeed.loaders.tensorflow._files import ChooseFiles, readers_for
+from twinfeed.loaders.tensorflow._gather import Gather
+from twinfeed.loaders.tensorflow._pipeline import Engine, batches_of
+from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.errors import originals_of
-from twinfeed.loaders.tensorflow.files import ChooseFiles, readers_for
-from twinfeed.loaders.tensorflow.gather import Gather
-from twinfeed.loaders.tensorflow.pipeline import Engine, batches_of
-from twinfeed.loaders.tensorflow.serve import Server
 
 EngineName = Literal["gather", "choose_from_datasets"]
 

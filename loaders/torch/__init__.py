@@ -1,8 +1,8 @@
 """The PyTorch backend: the only package here that imports torch.
 
 `TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or
-drives a real `torch.utils.data.DataLoader` (workers.py), and puts the batches on to the device
-ahead of the step (device.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a
+drives a real `torch.utils.data.DataLoader` (_workers.py), and puts the batches on to the device
+ahead of the step (_device.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a
 `DataLoader` of your own.
 """
 

@@ -16,7 +16,7 @@ from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch.device import JaggedParts, joined
+from twinfeed.loaders.torch._device import JaggedParts, joined
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:

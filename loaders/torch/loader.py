@@ -20,9 +20,9 @@ from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.request import Request
+from twinfeed.loaders.torch._device import Copier, Sent, copier_for, default_device
+from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
-from twinfeed.loaders.torch.device import Copier, Sent, copier_for, default_device
-from twinfeed.loaders.torch.workers import CatchingDataset, WorkerBatches, as_served
 
 
 class TorchLoader(Loader):

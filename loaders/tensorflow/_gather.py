@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow._serve import Server
 
 
 class Gather:

@@ -17,12 +17,12 @@ from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import is_url, join
 from twinfeed.loaders.reading._fetch import open_shard
-from twinfeed.loaders.tensorflow.calls import called
-from twinfeed.loaders.tensorflow.choose import chosen, select
+from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.tensorflow._choose import chosen, select
+from twinfeed.loaders.tensorflow._fields import FedFields, ParsedFields
+from twinfeed.loaders.tensorflow._runs import Runs, find_runs, lay_out
+from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.errors import EXAMINERS
-from twinfeed.loaders.tensorflow.fields import FedFields, ParsedFields
-from twinfeed.loaders.tensorflow.runs import Runs, find_runs, lay_out
-from twinfeed.loaders.tensorflow.serve import Server
 from twinfeed.samplers import PKBatchSampler
 
 # Files left to the rest of the process, and readers beyond those the first epoch needs.

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow.calls import called, generated
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow._calls import called, generated
+from twinfeed.loaders.tensorflow._serve import Server
 
 Deliverable = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
 """Map a function of (begun, place, batch) over the batches."""

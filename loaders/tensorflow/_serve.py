@@ -21,8 +21,8 @@ from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request, requests
-from twinfeed.loaders.tensorflow.calls import called
-from twinfeed.loaders.tensorflow.layout import Layout
+from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 
 # Steps drawn in one vectorised call, and such chunks kept: every parallel call may be in another.

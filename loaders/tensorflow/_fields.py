@@ -19,9 +19,9 @@ from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.tensorflow.calls import called
-from twinfeed.loaders.tensorflow.layout import Layout
-from twinfeed.loaders.tensorflow.serve import Server, spread
+from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.tensorflow._layout import Layout
+from twinfeed.loaders.tensorflow._serve import Server, spread
 
 # Steps whose ids and columns are handed over in one call.
 _STEPS = 32

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders.tensorflow.calls import called
-from twinfeed.loaders.tensorflow.serve import Server
+from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.tensorflow._serve import Server
 
 
 class Selection(NamedTuple):
