@@ -12,7 +12,7 @@ import numpy.typing as npt
 from twinfeed.loaders._cache import DecodedCache
 from twinfeed.loaders._calls import Calls
 from twinfeed.loaders._shared import SharedArrays
-from twinfeed.loaders.collate import FieldSpec, least, mode_of
+from twinfeed.loaders.collate import FieldSpec, aligned, least, mode_of
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
@@ -132,7 +132,7 @@ class Samples:
         decode: Any = self.decode
         count = len(request.records)
         rows = {
-            name: np.empty((count, *least(one.shape)), one.dtype)
+            name: aligned((count, *least(one.shape)), one.dtype)
             for name, one in self._slots.items()
         }
         slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]

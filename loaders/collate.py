@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -153,6 +154,21 @@ def collate(
     return batch
 
 
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] | None, /) -> Array:
+    """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
+
+    TensorFlow takes such an array as it is, and copies any other.
+
+    >>> aligned((2, 3), np.dtype(np.int64)).shape
+    (2, 3)
+    """
+    assert dtype is not None  # no array holds byte strings
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + 63, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 def _byte_strings(name: str, values: Sequence[Any]) -> list[bytes]:
     if set(map(type, values)) == {bytes}:
         return list(values)
@@ -172,7 +188,7 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
         return values  # decoded in place
     first = _first(values)
     shape = least(field.shape) if first is None else np.shape(values[first])
-    out = np.empty((len(values), *shape), field.dtype)
+    out = aligned((len(values), *shape), field.dtype)
     for place, value in enumerate(values):
         if value is None:
             out[place] = 0
@@ -271,7 +287,8 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
     axes = len(field.shape)
     arrays = _arrays(name, values, field, (0,) * (axes - 1))
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
-    out = np.zeros((len(arrays), *shapes.max(axis=0, initial=0)), field.dtype)
+    out = aligned((len(arrays), *shapes.max(axis=0, initial=0).tolist()), field.dtype)
+    out[...] = 0
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:
@@ -290,6 +307,6 @@ def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
         wanted = (None, *field.shape[1:])
         raise _other_shape(name, arrays[first].shape, wanted, first, first=True)
     lengths = np.array([len(array) for array in arrays], np.int64)
-    joined = np.empty((lengths.sum(), *rest), field.dtype)
+    joined = aligned((int(lengths.sum()), *rest), field.dtype)
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
     return Ragged(joined, lengths)

@@ -171,3 +171,20 @@ def test_values_of_other_axes_are_refused(how: Mode) -> None:
 def test_what_no_batch_can_hold_is_refused(value: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"field 'x' holds {told}.*in decode or transform"):
         spec_of({"x": value})
+
+
+def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
+    """At multiples of 64, wherever numpy's own memory begins."""
+    values = [np.ones((7, n + 1)) for n in range(5)]
+    spec = {"x": FieldSpec((7, None), np.dtype(np.float64))}
+    for how in ("pad", "ragged"):
+        for _ in range(20):
+            rows = {"x": [one.T for one in values]} if how == "ragged" else {"x": values}
+            kind = {"x": FieldSpec((None, 7), np.dtype(np.float64))} if how == "ragged" else spec
+            made = collate(rows, kind, how=how)["x"]
+            array = made.values if how == "ragged" else made
+            assert array.__array_interface__["data"][0] % 64 == 0
+    for size in range(1, 40):
+        one = FieldSpec((size,), np.dtype(np.uint8))
+        made = collate({"x": [np.ones(size, np.uint8)] * 3}, {"x": one})["x"]
+        assert made.__array_interface__["data"][0] % 64 == 0
