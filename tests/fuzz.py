@@ -258,7 +258,7 @@ def command(corpus: Corpus, draw: random.Random) -> None:
         words[place] = mutated(words[place].encode(), draw).decode("utf-8", "surrogateescape")
     if any(word.startswith(("/", "~")) or ".." in word or "://" in word for word in words):
         return
-    words += ["-q"] * (words[0] in ("pack", "index", "verify"))  # a bar goes back in its line
+    words[1:1] = ["-q"] * (words[0] in ("pack", "index", "verify"))  # a bar goes back in its line
     out, error = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
