@@ -37,6 +37,20 @@ class SampleSpace(ABC):
         """How many uses in a row a record is live for; the last use has the view reuse - 1."""
         return 1
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether consecutive records are read around the same time; `spans` says which."""
+        return False
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the range of records that is read around the same time as each record.
+
+        `records` are record ids without padding, int64[n]. The record ids of a range are `first`
+        to `stop - 1`, int64[n] both. As it is here, a range is the record alone.
+        """
+        records = np.array(records, dtype=np.int64)
+        return records, records + 1
+
     def records(self, ids: Int64) -> Int64:
         """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
         return np.array(ids, dtype=np.int64)

@@ -99,6 +99,15 @@ class BatchSampler(BatchStream):
         return self._order.reuse
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether consecutive records are read around the same time, as the order says."""
+        return self._order.in_blocks
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the range of records around each record, as the order says."""
+        return self._order.spans(records)
+
+    @property
     def padded(self) -> bool:
         """Whether the last batch may hold -1."""
         return self._final == "pad"

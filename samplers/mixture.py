@@ -107,6 +107,22 @@ class MixtureSampler(Order):
         offsets = np.zeros_like(self._record_bounds)
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether one of the orders gives blocks."""
+        return any(order.in_blocks for order in self._orders)
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the range of records around each record, as its order says."""
+        records = np.asarray(records, dtype=np.int64)
+        stream = np.searchsorted(self._record_bounds, records, side="right") - 1
+        first, stop = np.empty_like(records), np.empty_like(records)
+        for number in np.unique(stream).tolist():
+            mine, offset = stream == number, self._record_bounds[number]
+            begin, end = self._orders[number].spans(records[mine] - offset)
+            first[mine], stop[mine] = begin + offset, end + offset
+        return first, stop
+
     def _by_order(self, ids: Int64, ask: Callable[[Order, Int64], Int64], offsets: Int64) -> Int64:
         """Ask each order about its own ids."""
         ids = np.asarray(ids, dtype=np.int64)

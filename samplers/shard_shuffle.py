@@ -101,6 +101,22 @@ class ShardShuffleSampler(Order):
         """Size of the record id space."""
         return self._n
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether blocks hold more than one record."""
+        return self._block > 1
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the block of each record: where the block begins and stops.
+
+        >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
+        >>> order.spans(np.array([5, 9, 0]))
+        (array([4, 6, 0]), array([ 6, 10,  4]))
+        """
+        number = np.searchsorted(self._begins, records, side="right") - 1
+        first: Int64 = self._begins[number]
+        return first, first + self._sizes[number]
+
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
         """Return this order with batches of this size divided into its sections."""
         if batch_size % self._sections:

@@ -55,6 +55,7 @@ class SubsetSampler(InnerOrder):
         )
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
+        self._ascending = bool((self._table[1:] > self._table[:-1]).all())
         self._order = self._check_inner(inner, size, f"len(records)={size} places")
         self.seed = self._order.seed
 
@@ -66,6 +67,24 @@ class SubsetSampler(InnerOrder):
     def num_records(self) -> int:
         """Size of the record id space."""
         return self._num_records
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the inner order gives blocks of places, and the table ascends."""
+        return self._order.in_blocks and self._ascending
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the records from the first to the last of the inner order's range of places.
+
+        Where less than half of these records are in the table, a range is the record alone.
+        """
+        alone, after = super().spans(records)
+        if not self.in_blocks:
+            return alone, after
+        begin, end = self._order.spans(np.searchsorted(self._table, alone))
+        first, stop = self._table[begin], self._table[end - 1] + 1
+        dense = stop - first <= 2 * (end - begin)
+        return np.where(dense, first, alone), np.where(dense, stop, after)
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return self._table[self._order._ids(epoch, positions)]

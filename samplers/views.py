@@ -78,6 +78,18 @@ class ViewSampler(InnerOrder):
         """Size of the sample id space: the number of pairs."""
         return int(self._bounds[-1])
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether consecutive records are read around the same time, as the inner order says."""
+        return self._order.in_blocks
+
+    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return the records of the inner order's range, of pairs where it is over pairs."""
+        if self._per_epoch == "one":
+            return self._order.spans(records)
+        begin, end = self._order.spans(self._bounds[records])
+        return self.records(begin), self.records(end - 1) + 1
+
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         inner = self._order._ids(epoch, positions)
         if self._per_epoch == "all":

@@ -308,6 +308,22 @@ def test_batches_are_fresh_int64_arrays_in_range(sampler: BatchStream) -> None:
             assert same(kept, list(rank))
 
 
+def test_the_spans_of_records_hold_them(sampler: BatchStream) -> None:
+    """The records read around the same time as one are a range of records around it, and theirs."""
+    records = sampler.records(np.concatenate([[0], *sampler.batches(0, 0, len(sampler))])[1:])
+    records = records[records >= 0]
+    first, stop = sampler.spans(records)
+    assert first.dtype == stop.dtype == np.int64
+    assert first.shape == stop.shape == records.shape
+    assert ((first <= records) & (records < stop)).all()
+    assert first.min(initial=0) >= 0
+    assert stop.max(initial=0) <= sampler.num_records
+    assert sampler.in_blocks == bool((stop - first > 1).any())
+    again = sampler.spans(stop - 1)
+    assert np.array_equal(again[0], first)
+    assert np.array_equal(again[1], stop)
+
+
 def test_steps_outside_an_epoch_are_index_errors(sampler: BatchStream) -> None:
     """No step wraps around, none is skipped."""
     for epoch, step in ((0, len(sampler)), (0, -1), (-1, 0)):

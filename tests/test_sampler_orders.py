@@ -269,3 +269,34 @@ def test_a_mixture_of_views_knows_records_and_views() -> None:
     records, shown = stream.records(ids), stream.views(ids)
     assert np.array_equal(records, np.where(ids < 3, ids, np.where(ids < 5, 3, 4)))
     assert np.array_equal(shown, np.where(ids < 3, 0, np.where(ids < 5, ids - 3, ids - 5)))
+
+
+BLOCKS = ShardShuffleSampler([6, 0, 4], block=4, window=2, seed=0)
+
+
+def spans(order: Order, records: list[int]) -> list[tuple[int, int]]:
+    """Return the range of each record."""
+    return list(zip(*(part.tolist() for part in order.spans(np.array(records))), strict=True))
+
+
+def test_blocks_are_the_spans_of_a_shuffle_and_of_what_is_made_of_it() -> None:
+    """A subset's are records, views' are records, a mixture's those of the joined index."""
+    assert spans(BLOCKS, [0, 3, 4, 6, 9]) == [(0, 4), (0, 4), (4, 6), (6, 10), (6, 10)]
+    some = SubsetSampler([1, 2, 3, 5, 6, 20, 40, 60, 80, 100], order=BLOCKS)
+    assert spans(some, [1, 5, 6, 20, 100]) == [
+        (1, 6),
+        (1, 6),
+        (6, 7),
+        (20, 21),
+        (100, 101),
+    ]
+    mixed = SubsetSampler([2, 1, 3, 5, 6, 20, 40, 60, 80, 100], order=BLOCKS)
+    assert not mixed.in_blocks
+    assert spans(mixed, [1]) == [(1, 2)]
+    one = ViewSampler(BLOCKS, [2] * 10, per_epoch="one", seed=0)
+    assert spans(one, [0, 9]) == [(0, 4), (6, 10)]
+    pairs = ViewSampler(BLOCKS, [2] * 5, per_epoch="all", seed=0)
+    assert spans(pairs, [0, 1, 2, 3, 4]) == [(0, 2), (0, 2), (2, 3), (3, 5), (3, 5)]
+    both = MixtureSampler([RandomSampler(3, seed=0), BLOCKS], weights=[1, 1], num_samples=9, seed=0)
+    assert both.in_blocks
+    assert spans(both, [2, 3, 12]) == [(2, 3), (3, 7), (9, 13)]
