@@ -1,5 +1,6 @@
 """The documents for contributors hold what the tests cite."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -32,3 +33,13 @@ def test_links_between_documents_lead_somewhere() -> None:
     for path in documents:
         targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text())
         assert [target for target in targets if not (path.parent / target).exists()] == [], path
+
+
+def test_the_drawings_are_those_of_the_streams() -> None:
+    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs" / "drawings.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, text in module.drawings().items():
+        assert (ROOT / "docs" / name).read_text() == text, f"python docs/drawings.py writes {name}"

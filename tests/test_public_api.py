@@ -1,0 +1,27 @@
+"""The public names, parameters and options are those of the golden file of this version."""
+
+from pathlib import Path
+
+import pytest
+from public_api import breaking, lines
+
+pytestmark = pytest.mark.frameworks
+GOLDEN = Path(__file__).parent / "golden" / "api.txt"
+
+
+def test_what_is_public_changes_only_on_purpose() -> None:
+    before, now = GOLDEN.read_text().splitlines(), lines()
+    assert breaking(before, now) == [], (
+        "these break programs of users: docs/versions.md says what such a change takes; then "
+        f"`python tests/public_api.py > {GOLDEN}`"
+    )
+    added = sorted(set(now) - set(before))
+    assert added == [], f"new: name them in CHANGELOG.md; `python tests/public_api.py > {GOLDEN}`"
+
+
+def test_only_what_breaks_programs_is_called_breaking() -> None:
+    before = ["f", "f(0)", "f(x) = 1"]
+    assert breaking(before, [*before, "g", "g(0) required", "f(y) = 2"]) == []
+    assert breaking(before, ["f", "f(0)"]) == ["f(x) = 1"]
+    assert breaking(before, ["f", "f(0)", "f(x) = 2"]) == ["f(x) = 1"]
+    assert breaking(before, [*before, "f(y) required"]) == ["f(y) required"]
