@@ -1,12 +1,13 @@
 """Pictures of streams and batches, drawn by matplotlib (the extra `report`).
 
 `plot_mixing` shows how well streams are shuffled, `plot_ranks` what each rank gets, and
-`show_batch` what a batch holds. Each returns a figure, which a notebook shows by itself;
+`show_batch` what a batch holds. Each returns a figure, which shows itself in a notebook;
 `figure.savefig("mixing.png")` and `"mixing.svg"` write it.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,15 @@ except ImportError as error:
 __all__ = ["plot_mixing", "plot_ranks", "show_batch"]
 
 _MOST_POINTS = 20_000
+
+
+class _Picture(Figure):
+    """A figure that a notebook shows although pyplot has not made it."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=100)
+        return file.getvalue()
 
 
 def plot_mixing(
@@ -75,7 +85,7 @@ def plot_mixing(
         found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
     classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
     rows = 1 if classes is None else 2
-    figure = Figure(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
+    figure = _Picture(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
     grid = figure.subplots(rows, len(drawn), squeeze=False, sharex="col")
     for column, (name, ids) in enumerate(drawn.items()):
         shown = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _MOST_POINTS)).astype(int))
@@ -149,7 +159,7 @@ def plot_ranks(
     batches = [rank.batches(0, 0, min(steps, len(rank))) for rank in ranks]
     classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
     widths = [max(1, *map(len, own)) for own in batches]
-    figure = Figure(
+    figure = _Picture(
         figsize=(0.45 * sum(widths) + 1, 0.5 * len(batches[0]) + 0.7), layout="constrained"
     )
     grid = figure.subplots(1, world_size, width_ratios=widths, squeeze=False)[0]
@@ -206,7 +216,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
         )
     sizes = _rows(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
-    figure = Figure(figsize=(1.3 * widest, 1.6 * len(sizes)), layout="constrained")
+    figure = _Picture(figsize=(1.3 * widest, 1.6 * len(sizes)), layout="constrained")
     number = 0
     for row, size in enumerate(sizes):
         for column in range(size):

@@ -1,21 +1,27 @@
-"""A drawing of the first steps of a stream."""
+"""A drawing of the first steps of a stream, in text and for notebooks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from twinfeed.samplers._bits import Int64
 
 if TYPE_CHECKING:
-    from twinfeed.samplers._stream import BatchStream
+    from twinfeed.samplers._space import SampleSpace
+
+_SHOWN = 12  # samples of a batch that a notebook shows
 
 
-def drawing(title: str, ranks: list[list[Int64]], namer: BatchStream) -> str:
+def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
     """Write steps as rows and ranks as columns below a title."""
-    plain = not any(namer.views(ids).any() for batches in ranks for ids in batches)
-    columns = [["step", *map(str, range(len(ranks[0])))]]
-    for rank, batches in enumerate(ranks):
-        columns.append([f"rank {rank}", *(_samples(ids, namer, plain) for ids in batches)])
+    steps = len(ranks[0])
+    cells = samples([ids for batches in ranks for ids in batches], namer)
+    columns = [["step", *map(str, range(steps))]]
+    for rank in range(len(ranks)):
+        own = cells[rank * steps : (rank + 1) * steps]
+        columns.append([f"rank {rank}", *map(" ".join, own)])
     widths = [max(map(len, column)) for column in columns]
     rows = [
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -24,10 +30,35 @@ def drawing(title: str, ranks: list[list[Int64]], namer: BatchStream) -> str:
     return "\n".join([title, *rows])
 
 
-def _samples(ids: Int64, namer: BatchStream, plain: bool) -> str:
-    """Write the samples of a batch."""
-    pairs = zip(namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True)
-    return " ".join(
-        "-" if record < 0 else str(record) if plain else f"{record}.{view}"
-        for record, view in pairs
-    )
+def samples(batches: list[Int64], namer: SampleSpace) -> list[list[str]]:
+    """Write each sample as its record, with its view where any sample has another than 0."""
+    plain = not any(namer.views(ids).any() for ids in batches)
+    return [
+        [
+            "-" if record < 0 else str(record) if plain else f"{record}.{view}"
+            for record, view in zip(
+                namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True
+            )
+        ]
+        for ids in batches
+    ]
+
+
+def html(title: str, heads: Sequence[str], batches: list[Int64], namer: SampleSpace) -> str:
+    """Write batches as rows of an HTML table, each after its head: the first samples of each."""
+    cells = samples([ids[:_SHOWN] for ids in batches], namer)
+    rows = []
+    for head, ids, cell in zip(heads, batches, cells, strict=True):
+        more = [f"and {len(ids) - _SHOWN:,} more"] if len(ids) > _SHOWN else []
+        rows.append((head, " ".join(cell + more)))
+    return html_table(title, rows)
+
+
+def html_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Write rows of a head and a text as an HTML table, with everything escaped.
+
+    >>> html_table("<Index>", [("records", "3")])
+    '<table><caption>&lt;Index&gt;</caption><tr><th>records</th><td>3</td></tr></table>'
+    """
+    lines = [f"<tr><th>{escape(head)}</th><td>{escape(text)}</td></tr>" for head, text in rows]
+    return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"

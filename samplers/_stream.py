@@ -13,7 +13,7 @@ import numpy as np
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
 from twinfeed.samplers._cursor import Cursor
-from twinfeed.samplers._explain import drawing
+from twinfeed.samplers._explain import drawing, html
 from twinfeed.samplers._passes import Passes
 from twinfeed.samplers._space import SampleSpace
 from twinfeed.samplers._state import STATE_VERSION, position
@@ -346,6 +346,11 @@ class BatchStream(SampleSpace):
         whole._rank, whole._world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]
         return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
+
+    def _repr_html_(self) -> str:
+        """Show the first steps in a notebook."""
+        batches = self.batches(self.epoch, 0, min(4, self._steps))
+        return html(repr(self), [f"step {step}" for step in range(len(batches))], batches, self)
 
     @property
     def sampler(self: _Stream) -> _Stream:

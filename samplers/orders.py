@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, derive, root_key
+from twinfeed.samplers._explain import html
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers._space import SampleSpace
@@ -39,6 +40,11 @@ class Order(SampleSpace):
             f"{name} is an order, and gives its ids to a batch sampler: "
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the first samples in a notebook."""
+        first = self.ids(0, np.arange(min(12, len(self))))
+        return html(repr(self), ["epoch 0 begins"], [first], self)
 
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.

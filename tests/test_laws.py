@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import html
 import io
 import json
 import multiprocessing
@@ -385,6 +386,10 @@ def test_repr_is_one_line_with_batches_and_explain_draws_ranks(sampler: BatchStr
     assert drawing[0] == repr(sampler)
     assert drawing[1].split() == ["step", "rank", "0", "rank", "1"]
     assert len(drawing) == 2 + min(3, len(sampler))
+    table = sampler._repr_html_()
+    assert table.startswith(f"<table><caption>{html.escape(repr(sampler))}</caption>")
+    assert table.count("<tr><th>step ") == min(4, len(sampler))
+    assert len(table) < 2500
 
 
 def test_trainers_find_what_they_set(sampler: BatchStream) -> None:

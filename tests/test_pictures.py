@@ -121,3 +121,9 @@ def test_commands_draw_an_index(
     assert capsys.readouterr().out.split() == [sheet, mixing]
     assert Path(sheet).read_text().count("<image") == 6
     assert Path(mixing).stat().st_size > 10_000
+
+
+def test_a_figure_shows_itself_in_a_notebook() -> None:
+    """Jupyter asks an object that pyplot has not made for `_repr_png_`."""
+    sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
+    assert plot_mixing({"uniform": sampler})._repr_png_().startswith(b"\x89PNG\r")  # type: ignore[attr-defined]

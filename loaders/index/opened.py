@@ -27,6 +27,7 @@ from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.samplers import ClassOrder
+from twinfeed.samplers._explain import html_table
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
@@ -190,6 +191,20 @@ class Index:
             f"<Index {str(self.path)!r}: {len(self)} records, "
             f"{len(self._arrays['shards'])} shards, "
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show what the index holds in a notebook."""
+        classes = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
+        return html_table(
+            f"Index {str(self.path)!r}",
+            [
+                ("records", f"{len(self):,}"),
+                ("shards", f"{len(self._arrays['shards']):,} ({self.container})"),
+                ("fields", ", ".join(self.fields)),
+                ("columns", ", ".join(self.columns)),
+                ("classes", f"{len(self.classes):,}: {classes}" if classes else "no names"),
+            ],
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
