@@ -8,8 +8,9 @@ Batches: a `Feed` (feed.py) says what a training is fed. `NumpyLoader` (numpy_lo
 feed to a loop, and so do the loaders of the backends, which import their framework:
 `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. `twinfeed.loaders.keras` resumes `fit`.
 `DecodeImage` and other batteries (decode.py, extensions.py) decode, `Seeded` (seeded.py) makes
-transforms repeatable. `compare` (compare.py) runs several frameworks and tells what differs.
-`twinfeed.loaders.pictures` draws streams and batches. The command `twinfeed` is command_line/.
+transforms repeatable. `compare` (compare.py) runs several frameworks and tells what differs,
+`twinfeed.loaders.pictures` draws streams and batches, and `write_report` (report.py) puts findings
+and pictures on a page. The command `twinfeed` is command_line/.
 """
 
 import twinfeed.loaders._system  # noqa: F401 - first, since on Windows the message is there
@@ -44,6 +45,7 @@ from twinfeed.loaders.numpy_loader import NumpyLoader
 from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders.report import write_report
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.seeded import HasRandomSeed, Seeded
 from twinfeed.loaders.verify import Report, verify
@@ -101,4 +103,5 @@ __all__ = [
     "open_index",
     "pack",
     "verify",
+    "write_report",
 ]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from html import escape
 from itertools import chain, islice, zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.samplers._explain import html_table
 
 Backend = Literal["numpy", "torch", "tensorflow"]
 BACKENDS = ("numpy", "torch", "tensorflow")
@@ -71,20 +73,37 @@ class Comparison(NamedTuple):
         return not self.differing
 
     def __str__(self) -> str:
-        lines = [f"{'backend':12}{'records/s':>12}{'first batch':>13}{'peak memory':>13}"]
-        lines += [
-            f"{run.backend:12}{run.rate:>12,.0f}{run.first:>11.2f} s{run.memory / 2**20:>9,.0f} MiB"
-            for run in self.runs
-        ]
+        rows = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in self._figures()]
+        return "\n".join([*rows, *(f"{name}: {verdict}" for name, verdict in self._verdicts())])
+
+    def _repr_html_(self) -> str:
+        """Show what was found in a notebook."""
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self._figures()
+        )
+        return f"<table>{rows}</table>{html_table('fields', self._verdicts())}"
+
+    def _figures(self) -> list[tuple[str, ...]]:
+        """Return a row for each backend, after a row of heads."""
+        rows: list[tuple[str, ...]] = [("backend", "records/s", "first batch", "peak memory")]
+        for run in self.runs:
+            memory = f"{run.memory / 2**20:,.0f} MiB"
+            rows.append((run.backend, f"{run.rate:,.0f}", f"{run.first:.2f} s", memory))
+        return rows
+
+    def _verdicts(self) -> list[tuple[str, str]]:
+        """Return what is said of each field."""
         names = sorted({name for run in self.runs for sums in run.sums for name in sums})
         batches = len(self.runs[0].sums) if self.runs else 0
+        said = []
         for name in names:
             count = self.differing.get(name, 0)
             verdict = f"differs in {count} of {batches} batches" if count else "the same"
             if self.worst.get(name) is not None:
                 verdict += f", by {self.worst[name]:g} at most"
-            lines.append(f"{name}: {verdict}")
-        return "\n".join(lines)
+            said.append((name, verdict))
+        return said
 
 
 def compare(

@@ -1,5 +1,6 @@
 """Pictures say what is true of the streams and batches that they show."""
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from twinfeed.loaders import Feed, ImageFolder, pack
+from twinfeed.loaders import Feed, ImageFolder, pack, write_report
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.pictures import plot_mixing, plot_ranks, show_batch
 from twinfeed.samplers import (
@@ -127,3 +128,10 @@ def test_a_figure_shows_itself_in_a_notebook() -> None:
     """Jupyter asks an object that pyplot has not made for `_repr_png_`."""
     sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
     assert plot_mixing({"uniform": sampler})._repr_png_().startswith(b"\x89PNG\r")  # type: ignore[attr-defined]
+
+
+def test_a_report_holds_its_pictures(tmp_path: Path) -> None:
+    sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
+    page = write_report(tmp_path / "report.html", "Mixing", plot_mixing({"uniform": sampler}))
+    encoded = page.read_text().split("data:image/png;base64,")[1].split('"')[0]
+    assert base64.b64decode(encoded).startswith(b"\x89PNG\r")
