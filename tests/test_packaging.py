@@ -1,5 +1,6 @@
 """The wheel and the source distribution hold what they should, and install."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -66,3 +67,16 @@ def test_an_installed_wheel_works_from_anywhere(built: Path, tmp_path: Path) -> 
         check=True,
     )
     assert all(name.startswith(str(tmp_path)) for name in done.stdout.split())
+
+
+def test_every_pinned_version_but_torch_has_its_hashes() -> None:
+    def names(text: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==([^\s\\]+)", text, re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+
+    pinned = names((ROOT / "constraints.txt").read_text())
+    hashed = (ROOT / "hashes.txt").read_text()
+    assert names(hashed) == {name: pinned[name] for name in pinned if name != "torch"}
+    parts = re.split(r"^(?=[\w.-]+==)", hashed, flags=re.MULTILINE)[1:]
+    assert len(parts) == len(pinned) - 1
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", part) for part in parts)
