@@ -1,6 +1,7 @@
 """Reading by id: reader.py gives fields, _fetch.py their bytes through few open files.
 
-_handles.py holds the open files. side_table.py joins memory-mapped arrays by sample id.
+_handles.py holds the open files, and _remote.py reads shards at a URL. side_table.py joins
+memory-mapped arrays by sample id.
 """
 
 from twinfeed.loaders.reading.reader import Reader

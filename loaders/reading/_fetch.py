@@ -1,7 +1,7 @@
-"""Ranges of files to bytes: local shards through few open files, loose files, and remote shards.
+"""Ranges of files to bytes: local shards through few open files, and loose files.
 
 A fetcher takes rows of an index's tables, sorted by file and offset, and gives the bytes of each,
-checked. Neighbouring small ranges are read in one piece.
+checked. Neighbouring small ranges are read in one piece. _remote.py has the one of remote shards.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._system import advise
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
+from twinfeed.loaders.errors import REBUILD, IndexFormatError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import open_regular, read_at
 from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import below, is_url, join, remote_errors, stale_file
+from twinfeed.loaders.index._paths import below, is_url, join, stale_file
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.reading._handles import Handles
 
 Rows = npt.NDArray[Any]
+Extents = npt.NDArray[Any]
+
+EXTENT = np.dtype([("file", np.int32), ("start", np.int64), ("stop", np.int64), ("uses", np.int64)])
+"""A range of a file that coming batches read, and how many rows they will take of the range."""
 
 SMALL = 1 << 14
 """Local neighbours are read in one piece if each is at most so long: beyond, the second copy costs
@@ -70,6 +74,10 @@ class Fetcher(ABC):
         """Have the bytes of rows brought near; where nothing is between, do nothing."""
         return
 
+    def ahead(self, extents: Extents, /) -> None:
+        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait."""
+        return
+
     def close(self) -> None:
         """Close what is open, if anything stays open."""
         return
@@ -78,6 +86,8 @@ class Fetcher(ABC):
 def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
     """Return the fetcher for where the index's files are."""
     if is_url(index.root):
+        from twinfeed.loaders.reading._remote import RemoteShards  # which derives from Fetcher
+
         return RemoteShards(index, verify)
     if index.container == "files":
         return WholeFiles(index, verify)
@@ -107,14 +117,14 @@ class LocalShards(Fetcher):
             return self._by_file(rows)
         handles = self.handles.get(numbers)
         fds = [handles[file].fd for file in files]
-        near = _near(rows, LOCAL_GAP, SMALL) if neighbours else None
+        near = near_rows(rows, LOCAL_GAP, SMALL) if neighbours else None
         if near is None or not many_near(near):
             return self._each(rows, fds)
         out: list[bytes] = []
-        for first, last in _runs(rows, near):
-            offset, end = _extent(rows[first:last])
+        for first, last in pieces_of(rows, near):
+            offset, end = extent_of(rows[first:last])
             piece = read_at(fds[first], end - offset, offset)
-            out += _cut(piece, rows[first:last], self.verify, first)
+            out += cut_rows(piece, rows[first:last], self.verify, first)
         return out
 
     def _by_file(self, rows: Rows) -> list[bytes]:
@@ -148,8 +158,8 @@ class LocalShards(Fetcher):
         for places in self._groups(rows, np.argsort(rows["file"], kind="stable")):
             group = rows[places]
             handles = self.handles.get(dict.fromkeys(group["file"].tolist()))
-            for first, last in _runs(group, _near(group, REMOTE_GAP, MOST_AT_ONCE)):
-                offset, end = _extent(group[first:last])
+            for first, last in pieces_of(group, near_rows(group, REMOTE_GAP, MOST_AT_ONCE)):
+                offset, end = extent_of(group[first:last])
                 fd = handles[int(group["file"][first])].fd
                 advise(fd, offset, end - offset, "WILLNEED")
 
@@ -247,74 +257,7 @@ class WholeFiles(Fetcher):
                 advise(opened.fileno(), 0, 0, "WILLNEED")
 
 
-class RemoteShards(Fetcher):
-    """Read ranges of remote files with fsspec, all ranges of a batch in one request to it."""
-
-    def __init__(self, index: Index, verify: bool) -> None:
-        from fsspec.core import url_to_fs
-
-        super().__init__(index, verify)
-        self.system, _ = url_to_fs(index.root)  # which keeps its own connections
-        self.checked: set[int] = set()
-
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row."""
-        for number in set(rows["file"].tolist()) - self.checked:
-            self._check(number)
-        near = _near(rows, REMOTE_GAP, MOST_AT_ONCE)
-        runs = list(_runs(rows, near))
-        extents = [_extent(rows[first:last]) for first, last in runs]
-        paths = [self._path(int(rows["file"][first])) for first, _ in runs]
-        starts, ends = [start for start, _ in extents], [end for _, end in extents]
-        with remote_errors(self.index.root):
-            pieces = self.system.cat_ranges(paths, starts, ends, on_error="raise")
-        out: list[bytes] = []
-        for (first, last), piece, path, extent in zip(runs, pieces, paths, extents, strict=True):
-            _check_range(path, extent, len(piece))
-            out += _cut(bytes(piece), rows[first:last], self.verify, first)
-        return out
-
-    def reread(self, row: np.void, /) -> bytes:
-        """Read one row again."""
-        path, (start, end) = self._path(int(row["file"])), _extent(row.reshape(1))
-        with remote_errors(path):
-            data = self.system.cat_file(path, start=start, end=end)
-        _check_range(path, (start, end), len(data))
-        return bytes(data)
-
-    def _path(self, number: int) -> str:
-        """Return a file's URL."""
-        return join(self.index.root, self.index.files[number])
-
-    def _check(self, number: int) -> None:
-        """Compare a shard's size with the index, once."""
-        if self.index.container != "files":
-            path, expected = self._path(number), int(self.index.shards["bytes"][number])
-            with remote_errors(path):
-                size = self.system.size(path)
-            if size not in (None, expected):  # None: the server does not tell
-                raise stale_file(path, expected, size)
-        self.checked.add(number)
-
-
-def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
-    """Raise LoaderError where more came than was asked for.
-
-    A server that knows no ranges sends the file from its first byte on.
-    """
-    expected = extent[1] - extent[0]
-    if found > expected:
-        raise LoaderError(
-            "the server does not serve ranges of a file: it sends the whole file",
-            path=path,
-            offset=extent[0],
-            expected=f"{expected} bytes",
-            found=f"{found} bytes",
-            advice="copy the shards here, or to a server that supports HTTP range requests",
-        )
-
-
-def _near(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
+def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
     """Tell of each row but the first whether it follows the one before closely; None if there is
     but one row.
     """
@@ -333,7 +276,7 @@ def many_near(near: npt.NDArray[np.bool_]) -> bool:
     return 4 * int(np.count_nonzero(near)) > len(near)
 
 
-def _runs(rows: Rows, near: npt.NDArray[np.bool_] | None) -> Iterator[tuple[int, int]]:
+def pieces_of(rows: Rows, near: npt.NDArray[np.bool_] | None) -> Iterator[tuple[int, int]]:
     """Yield (first, last + 1) of the rows to be read in one piece."""
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0
@@ -345,12 +288,12 @@ def _runs(rows: Rows, near: npt.NDArray[np.bool_] | None) -> Iterator[tuple[int,
         yield first, len(offsets)
 
 
-def _extent(rows: Rows) -> tuple[int, int]:
+def extent_of(rows: Rows) -> tuple[int, int]:
     """Return where a run starts and ends in its file."""
     return int(rows["offset"][0]), int(rows["offset"][-1] + rows["length"][-1])
 
 
-def _cut(piece: bytes, rows: Rows, verify: bool, place: int) -> list[bytes]:
+def cut_rows(piece: bytes, rows: Rows, verify: bool, place: int) -> list[bytes]:
     """Cut one piece into the rows' bytes, and check each."""
     base = int(rows["offset"][0])
     out: list[bytes] = []

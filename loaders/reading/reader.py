@@ -111,6 +111,22 @@ class Reader(Closing):
         )
         self._fetcher.readahead(rows[rows["length"] > 0])
 
+    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+        """Begin to bring near the ranges that coming batches will read, without waiting for them.
+
+        `extents` are `EXTENT`s in the order in which they will be read: the number of a file, a
+        range of its bytes, and how many rows will be taken of the range.
+
+        >>> from tempfile import mkdtemp
+        >>> from twinfeed.loaders import pack
+        >>> from twinfeed.loaders.reading._fetch import EXTENT
+        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
+        ...     reader.ahead(np.array([(0, 0, 2, 1)], EXTENT))
+        """
+        if self._pid != os.getpid():
+            self._renew()
+        self._fetcher.ahead(extents)
+
     def _renew(self) -> None:
         """Start without open files, as a forked child must: a thread may have held the lock."""
         self._pid = os.getpid()
