@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import sys
-from bisect import bisect_right
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._progress import bar
 from twinfeed.loaders.errors import (
     REBUILD,
@@ -199,7 +199,7 @@ class _Scan:
         self.lost = False
         self.end: int | None = 0
         self.headers = self.records = 0
-        self.places: list[tuple[int, int]] = []
+        self.offsets, self.numbers = array("q"), array("q")
         self.bad: list[BadRecord] = []
         self.halves: set[int] = set()
         try:
@@ -210,10 +210,12 @@ class _Scan:
                     self.sha256 = file_digest(Path(path))
                 for record in scan_job(plan, job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
+                    self.records += 1
                     self.note(record.offset, record.number)
                     self.end = record.offset + record.length
                     if plan.reading.join:  # other records may lie between the parts of this one
-                        self.places += [(p.offset, record.number) for p in record.fields.values()]
+                        for part in record.fields.values():
+                            self.note(part.offset, record.number)
         except (OSError, StaleIndexError) as error:
             self.lost = True
             name = getattr(error, "filename", None) if job.entries else None
@@ -222,8 +224,7 @@ class _Scan:
             self.bad.append(bad_record(job.shard, error, rest=True))
             if error.record is not None:  # what the index has after the break counts with it
                 start = error.offset if self.end is None else self.end
-                self.places.append((start or 0, error.record))
-        self.places.sort()
+                self.note(start or 0, error.record)
 
     def on_bad(self, error: DataCorruptionError) -> None:
         """Keep the error of one record."""
@@ -232,18 +233,22 @@ class _Scan:
             entry = entry._replace(problem=f"{error.problem}; {APART}")
             self.halves.add(entry.record)
         self.bad.append(entry)
+        self.records += 1
         self.note(error.offset or 0, -1 if error.record is None else error.record)
         self.end = None
 
     def note(self, offset: int, number: int) -> None:
-        """Keep where a record starts."""
-        self.records += 1
-        self.places.append((offset, number))
+        """Keep where a record, or a part of one, starts."""
+        self.offsets.append(offset)
+        self.numbers.append(number)
 
-    def number_at(self, offset: int) -> int:
-        """Return the number of the record that holds the byte at `offset`."""
-        place = bisect_right(self.places, (offset, sys.maxsize)) - 1
-        return self.places[place][1] if place >= 0 else -1
+    def numbers_at(self, offsets: Int64s) -> list[int]:
+        """Return the numbers of the records that hold the bytes at `offsets`; -1 for no record."""
+        starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
+        order = np.lexsort((numbers, starts))
+        places = np.searchsorted(starts[order], offsets, side="right")
+        found: list[int] = np.append(-1, numbers[order])[places].tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -291,15 +296,17 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
         return stop - start, scan.bad
     changed = scan.headers != index.shards["headers"][shard]
     offsets = _offsets(index, start, stop)
-    held = {scan.number_at(offset) for offset in offsets if offset >= 0} if scan.bad else set()
+    held = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
     bad = {
         one.record: one
         for one in scan.bad
         if one.record in held or one.record < 0 or (one.rest and changed)
     }
     explained = bool(bad)  # what the index leaves out was no record at its build either
-    for number, error in _unreadable(reader, start, stop):
-        entry = _entry(name, scan.number_at(max(offsets[number], 0)), error)
+    unreadable = dict(_unreadable(reader, start, stop))
+    numbers = scan.numbers_at(np.maximum(offsets[[*unreadable]], 0))
+    for number, error in zip(numbers, unreadable.values(), strict=True):
+        entry = _entry(name, number, error)
         bad.setdefault(entry.record, entry)
     if index.container == "tar":  # there fields count as well
         explained = bool(bad)
@@ -312,7 +319,7 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
     return stop - start, list(bad.values())
 
 
-def _offsets(index: Index, start: int, stop: int) -> list[int]:
+def _offsets(index: Index, start: int, stop: int) -> Int64s:
     """Return where some held field of each record lies, -1 for a record without any."""
     offsets = np.full(stop - start, -1)
     for field in index.fields:
@@ -321,7 +328,7 @@ def _offsets(index: Index, start: int, stop: int) -> list[int]:
         np.maximum(
             offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
         )
-    return offsets.tolist()
+    return offsets
 
 
 def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:

@@ -1,13 +1,7 @@
 """webdataset's tar shards: scan the samples of one, and write one.
 
-The naming rule is webdataset's:
-
-- The key is the member's path up to the first dot of its base name.
-- The rest, in lower case, is the extension, which names the field.
-- Consecutive members of one key make a sample.
-- Directories, names without an extension and `__meta__` names are passed over.
-
-What would make half a sample is an error.
+_tarkeys.py has the naming rule. Consecutive members of one key make a sample. What would make half
+a sample is an error.
 """
 
 from __future__ import annotations
@@ -16,10 +10,7 @@ import itertools
 import os
 import re
 import tarfile
-import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 from twinfeed.loaders._closing import Closing
@@ -28,6 +19,14 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
 from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
+from twinfeed.loaders.formats._tarkeys import (
+    META,
+    KnownKeys,
+    again,
+    field_of,
+    repeated,
+    split_name,
+)
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16
@@ -43,23 +42,7 @@ _FIT = (
     "a key has no dot after its last slash, a field no capitals and no slash, neither a newline, "
     "and no name leads out of its folder"
 )
-_META = re.compile(r"__[^/]*__($|/)")
 _FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
-
-
-def split_name(name: str, /) -> tuple[str, str] | None:
-    """Split a member's name into (key, extension) as webdataset does; None where it has none.
-
-    >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
-    (('train/0001', 'seg.png'), None, None)
-    """
-    # webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, which takes quadratic time, without the expression
-    end = name.find(".", name.rfind("/") + 1)
-    dot = name.rfind(".", 0, max(end, 0))
-    start = 0 if dot < 0 else name.find("/", dot) + 1
-    if not start < end or "\n" in name[:start]:
-        return None
-    return name[:end], name[end + 1 :].lower()
 
 
 def scan(
@@ -72,9 +55,9 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and all keys. With `join`, members of one key that lie apart
-    make one sample, which comes where its last member is. The headers are then read twice, and
-    samples that wait for members are held.
+    Memory holds the longest sample, and what tells that a key comes again (see `KnownKeys`). With
+    `join`, members of one key that lie apart make one sample, which comes where its last member is.
+    The headers are then read up to three times, and samples that wait for members are held.
 
     `on_bad` is called with the error of a bad sample, and the scan goes on. Broken headers are
     raised in any case, with the number of the first sample that is lost.
@@ -91,26 +74,27 @@ def scan(
     [('0001', ['cls', 'jpg'])]
     """
     path = os.fspath(path)
-    seen: dict[str, int] = {}
     waiting: dict[str, _Sample] = {}
     numbers = itertools.count()
     sample: _Sample | None = None
     with open_shard(path) as file:
-        left: Counter[str] = Counter()
+        known = KnownKeys(file, path)
+        left: dict[str, int] = {}
 
         def leave(sample: _Sample) -> Iterator[Record]:
-            left[sample.key] -= 1
-            if left[sample.key] > 0:
+            left[sample.key] = left.get(sample.key, 1) - 1
+            if left[sample.key]:
                 waiting[sample.key] = sample
             else:
+                del left[sample.key]
                 yield from sample.finish(on_bad)
 
         try:
             if join:
-                left = _stretches(file, path)
+                left = {key: times for key, (_, times) in repeated(file, path).items()}
             links = _HardLinks(file, path)
             for member in members(file, path):
-                split = _classify(member)
+                split = field_of(member)
                 if split is None:
                     continue
                 member = links.resolve(member)
@@ -121,7 +105,10 @@ def scan(
                     if sample is None:
                         number = next(numbers)
                         sample = _Sample(path, split[0], member.start, number, max_record_bytes)
-                        sample.check_key(member, seen)
+                        first = None if join else known.first(sample.key, member.start)
+                        if first is not None:
+                            problem = f"key {sample.key!r} is met again, first at offset {first}"
+                            sample.fail(member, problem, APART)
                 sample.add(member, split[1], file)
         except DataCorruptionError as error:
             if error.record is None:  # the archive breaks off within this sample, or after it
@@ -129,20 +116,6 @@ def scan(
             raise
         if sample is not None:
             yield from leave(sample)
-
-
-def _stretches(file: BinaryIO, path: str) -> Counter[str]:
-    """Count the stretches of members that each key has in the archive."""
-    counts: Counter[str] = Counter()
-    last = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the scan proper says it again
-        for member in members(file, path):
-            split = _classify(member)
-            if split is not None and split[0] != last:
-                last = split[0]
-                counts[last] += 1
-    return counts
 
 
 class _HardLinks:
@@ -154,28 +127,27 @@ class _HardLinks:
         self.left = LINKED * os.fstat(file.fileno()).st_size
 
     def resolve(self, member: Member) -> Member:
-        """Return a hard link as the member that it names, if that comes before the link."""
+        """Return a hard link as the member that it names, if that comes before the link. The file
+        may be moved.
+        """
         if member.kind == b"1":
             if self.places is None:
                 self.places = self._find()
             offset, size = self.places.get(_plain(member.link), (member.offset, 0))
             self.left -= size
             if offset < member.start and self.left >= 0:
-                self.file.seek(offset)
                 return member._replace(kind=b"0", target=(offset, size))
         return member
 
     def _find(self) -> dict[bytes, tuple[int, int]]:
         """Return where the data of each member lie; the first member of a name counts."""
         places: dict[bytes, tuple[int, int]] = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the scan proper says it again
-            with suppress(DataCorruptionError):  # and raises it again
-                for member in members(self.file, self.path):
-                    if member.kind in REGULAR:
-                        places.setdefault(_plain(member.name), (member.offset, member.size))
-                    elif member.kind == b"1" and _plain(member.link) in places:
-                        places.setdefault(_plain(member.name), places[_plain(member.link)])
+        with again():
+            for member in members(self.file, self.path):
+                if member.kind in REGULAR:
+                    places.setdefault(_plain(member.name), (member.offset, member.size))
+                elif member.kind == b"1" and _plain(member.link) in places:
+                    places.setdefault(_plain(member.name), places[_plain(member.link)])
         return places
 
 
@@ -195,15 +167,8 @@ class _Sample:
         self.headers: list[bytes] = []
         self.bad: DataCorruptionError | None = None
 
-    def check_key(self, member: Member, seen: dict[str, int]) -> None:
-        """Check that no sample before had this key."""
-        if self.key in seen:
-            problem = f"key {self.key!r} is met again, first at offset {seen[self.key]}"
-            self.fail(member, problem, APART)
-        seen[self.key] = member.start
-
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
-        """Take in one member; the file stands at its data."""
+        """Take in one member, its data read from the file."""
         self.headers.append(member.header)
         self.end = member.end
         offset, size = member.data
@@ -219,6 +184,7 @@ class _Sample:
         elif self.bytes > self.limit:
             self.fail(member, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
         elif self.bad is None:
+            file.seek(offset)
             data = read_exactly(file, size, self.path, member.start)
             self.headers.append(crc32c(data).to_bytes(4, "little"))
             self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
@@ -245,17 +211,10 @@ class _Sample:
             on_bad(self.bad)
 
 
-def _classify(member: Member) -> tuple[str, str] | None:
-    """Return (key, extension) of a member that is a field, or a link for one; None for others."""
-    name = member.name.decode("utf-8", "surrogateescape")
-    fit = member.kind in (*REGULAR, *LINKS) and not _META.match(name)
-    return split_name(name) if fit else None
-
-
 def _unfit(name: str) -> bool:
     """Tell a member name that some reader would not take as it is."""
     outside = name.startswith("/") or ".." in name.split("/")
-    return outside or bool(_FORBIDDEN.search(name) or _META.match(name))
+    return outside or bool(_FORBIDDEN.search(name) or META.match(name))
 
 
 class TarWriter(Closing):
