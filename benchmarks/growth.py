@@ -151,6 +151,15 @@ def labels_by_name() -> Found:
         return {"s": timed(named)[1], "s without labels": plain}
 
 
+def building(shards: int) -> Found:
+    """Build an index of shards of one record each: what is held beside the records."""
+    with tempfile.TemporaryDirectory() as temporary:
+        pattern = write_shards(Path(temporary), shards, lambda _: [{"x": b"1"}])
+        before = peak()
+        seconds = timed(lambda: build_index(pattern, Path(temporary, "a.index")))[1]
+        return {"s": seconds, "KB a shard": (peak() - before) * 1024 / shards}
+
+
 def readers_and_verify(shards: int) -> Found:
     """Make a reader, and verify shards of 10 records, alone and by two processes."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -218,6 +227,7 @@ WAYS: Ways = {
     "P x K of 100 million, mapped": (pk_mapped, None),
     "a state, 4 million weights": (states, None),
     "labels by name, 1,000 shards, 100,000 classes": (labels_by_name, None),
+    "build 40,000 shards": (partial(building, 40_000), None),
     "verify 1,000 shards": (partial(readers_and_verify, 1000), None),
     "verify 10,000 shards": (partial(readers_and_verify, 10_000), None),
     "1 field": (partial(fields, 1), None),
