@@ -1,9 +1,9 @@
-"""Measure the index and the reader: building, opening, random reads, cold pages with readahead.
+"""Measure the index and the reader: building, opening, and random reads.
 
 Random reads are compared with a bare loop of `os.pread` over the same ranges, alternating with it
-in one process, since only ratios within one run mean something; times are of the process's own CPU
-where pages are warm, so that neighbours disturb less, and of the clock where they are cold. Each
-figure is the median of several runs.
+in one process, since only ratios within one run mean something. Pages are warm, and times are of
+the process's own CPU, so that neighbours disturb less. Each figure is the median of several runs.
+For cold pages see cold.py.
 
     python benchmarks/reading.py --megabytes 400 --record-bytes 1000 10000 100000
 """
@@ -145,48 +145,6 @@ def warm(index: Index) -> None:
         )
 
 
-def drop(index: Index) -> None:
-    """Have the shards' pages dropped."""
-    for path in index.shard_paths.tolist():
-        fd = os.open(f"{index.root}/{path}", os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def cold(index: Index) -> None:
-    """Report random reads of cold pages, with and without telling the coming batches."""
-    ids = np.random.default_rng(2).permutation(len(index))[: 40 * BATCH]
-    batches = [ids[n : n + BATCH] for n in range(0, len(ids), BATCH)]
-    reader = Reader(index)
-
-    def ahead(depth: int) -> Callable[[], None]:
-        def run() -> None:
-            for batch in batches[:depth]:
-                reader.readahead(batch, ["image"])
-            for number, batch in enumerate(batches):
-                if number + depth < len(batches):
-                    reader.readahead(batches[number + depth], ["image"])
-                reader.read(batch, ["image"])
-
-        return run
-
-    runs = {
-        "bare pread loop": bare(index, batches),
-        "Reader.read": read(reader, batches),
-        "readahead of 1 batch": ahead(1),
-        "readahead of 8 batches": ahead(8),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(3):
-        for name, work in runs.items():
-            drop(index)
-            rates[name].append(rate(len(ids), work, time.perf_counter))
-    print("  random reads, cold:")
-    for name, reached in rates.items():
-        print(f"    {name}: {statistics.median(reached):,.0f} records/s")
-
-
 def opening(folder: Path, records: int, shards: int) -> None:
     """Report the time to open a large index, and to read the first labels."""
     names = [f"{shard:06d}.tar" for shard in range(shards)]
@@ -225,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--record-bytes", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    parser.add_argument("--folder", help="where to write the shards (a disk, for the cold reads)")
+    parser.add_argument("--folder", help="where to write the shards")
     options = parser.parse_args()
     for record_bytes in options.record_bytes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -233,7 +191,6 @@ def main() -> None:
             print(f"records of {record_bytes:,} bytes, {count:,} of them")
             index = build(Path(folder), write_shards(Path(folder), count, record_bytes))
             warm(index)
-            cold(index)
     for shards in (100, 5000):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             opening(Path(folder), 10_000_000, shards)

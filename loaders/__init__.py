@@ -48,6 +48,7 @@ from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.report import write_report
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.seeded import HasRandomSeed, Seeded
+from twinfeed.loaders.shuffling import shuffled
 from twinfeed.loaders.verify import Report, verify
 from twinfeed.samplers import StateMismatchError
 
@@ -102,6 +103,7 @@ __all__ = [
     "merge_parts",
     "open_index",
     "pack",
+    "shuffled",
     "verify",
     "write_report",
 ]

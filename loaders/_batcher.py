@@ -15,8 +15,9 @@ from twinfeed.loaders._samples import Array, Sample, Samples
 from twinfeed.loaders.collate import MisfitError, collate
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading._ahead import Planner
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request
+from twinfeed.loaders.request import Request, requests
 
 if TYPE_CHECKING:
     from twinfeed.loaders.feed import Feed
@@ -49,9 +50,12 @@ class Batcher(Closing):
         self._side = feed.side
         self._collate = feed.collate
         self._masked = feed.sampler.padded
+        self._planner: Planner | None = None
 
     def __call__(self, request: Request, /) -> Batch:
         """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
+        if self._planner is not None:
+            self._planner.reached(request.step)
         held = request.ids >= 0
         kept = request.where(held)
         joined = joined_rows(self._index, self._side, kept)
@@ -88,14 +92,16 @@ class Batcher(Closing):
         held = {"id": records.tolist(), **joined, **values}
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
-    def look_ahead(self, requests: Iterator[Request], /) -> None:
-        """Decode on threads what a cache of decoded images will need for these requests.
+    def look_ahead(self, feed: Feed, epoch: int, start: int, /) -> None:
+        """Have what the coming batches need brought near, and decoded where images are cached.
 
-        The next batch must be that of the first request, and so on.
+        The next batch must be the one of step `start`, and so on to the end of the epoch.
         """
+        self._planner = planner_for(feed, self._reader, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
-            self.samples.cache.look_ahead(requests, threads=threads)
+            coming = requests(feed.sampler, epoch, start)
+            self.samples.cache.look_ahead(coming, threads=threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the files of a reader of its own."""
@@ -111,6 +117,14 @@ class Batcher(Closing):
         except MisfitError as error:
             where = self._index.describe(request.records[error.place])
             raise DecodeError(f"{where}: {error}") from error
+
+
+def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planner | None:
+    """Return what plans the reading of a pass, where the feed reads anything ahead."""
+    stored = [name for name in feed.fields if name not in feed.index.columns]
+    if feed.readahead == 0 or not stored:
+        return None
+    return Planner(reader, stored, feed.sampler, epoch, start, limit=feed.readahead)
 
 
 def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:

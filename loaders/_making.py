@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._prefetch import in_order
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request, requests
+from twinfeed.loaders.request import requests
 
 T = TypeVar("T")
 
@@ -39,18 +38,6 @@ def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
     return (0, 0) if feed.alone else (prefetch, threads)
 
 
-def asked(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Iterator[Request]:
-    """Yield the requests of the rest of an epoch; tell the system `readahead` batches before."""
-    waiting: deque[Request] = deque()
-    for request in requests(feed.sampler, epoch, start):
-        if feed.readahead:
-            reader.readahead(request.records[request.ids >= 0], feed.fields)
-        waiting.append(request)
-        if len(waiting) > feed.readahead:
-            yield waiting.popleft()
-    yield from waiting
-
-
 def making(
     feed: Feed,
     reader: Reader,
@@ -68,10 +55,10 @@ def making(
     """
     in_turn = feed.sampler.live is not None
     with Batcher(feed, reader=reader, threads=threads if in_turn else 0) as batcher:
-        batcher.look_ahead(requests(feed.sampler, epoch, start))
+        batcher.look_ahead(feed, epoch, start)
         made = in_order(
             lambda request: then(batcher(request)),
-            asked(feed, reader, epoch, start),
+            requests(feed.sampler, epoch, start),
             threads=0 if in_turn else threads,
         )
         with closing(made):

@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,14 @@ except ImportError as error:
     ) from error
 
 SHARED_MEMORY = Path("/dev/shm")
+
+# Where control groups of version 2 and 1 say what their memory may be.
+_GROUPS = {
+    "": (Path("/sys/fs/cgroup"), "memory.max"),
+    "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+}
+
+_READ_AT_ONCE = 1 << 17
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
@@ -47,6 +56,39 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def memory() -> int:
+    """Return how many bytes of memory this process may use: the machine's, or a control group's.
+
+    >>> memory() > 2**20
+    True
+    """
+    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds in _GROUPS:
+            root, name = _GROUPS[kinds]
+            # In a container the path may be the host's, and the root the container's own group.
+            places = [root, *(root / path.lstrip("/")).parents, root / path.lstrip("/")]
+            for place in places:
+                with suppress(OSError, ValueError):  # there is none, or it says "max"
+                    least = min(least, int((place / name).read_text()))
+    return least
+
+
+def cold(fd: int, offset: int, /) -> bool | None:
+    """Whether reading a byte would wait for the disk; None where the system cannot tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
 def file_limit() -> int | None:
     """Return how many files this process may hold open, or None where there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -60,8 +102,13 @@ def open_files() -> int:
 
 def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
     """Tell the kernel what becomes of some pages of a file, where the kernel can be told."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, offset, length, getattr(os, f"POSIX_FADV_{advice}"))
+    if not hasattr(os, "posix_fadvise"):
+        return
+    flag = getattr(os, f"POSIX_FADV_{advice}")
+    # Of pages that it will need, Linux reads no more at once than it reads ahead for this disk.
+    piece = _READ_AT_ONCE if advice == "WILLNEED" else max(1, length)
+    for start in range(offset, offset + max(1, length), piece):
+        os.posix_fadvise(fd, start, min(piece, offset + length - start), flag)
 
 
 def keep_freed_memory() -> None:

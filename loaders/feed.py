@@ -52,7 +52,8 @@ class Feed:
     - `spec`: what a sample holds in each field. Default: what record 0 holds.
     - `verify`: True compares the bytes of each field with the index's CRC-32C; "all" also every
       use of a shared array with its checksum; False reads unchecked.
-    - `readahead`: of how many coming batches the system is told to bring the bytes into memory.
+    - `readahead`: bytes that are asked for ahead of their batches. Default: 64 MiB while reading
+      waits for a disk or a network, and nothing while all pages are in memory. 0 is never.
 
     Before the first pass, decode and transform are called a few times for record 0, under
     different global random states, and must repeat themselves. This finds most transforms that
@@ -89,7 +90,7 @@ class Feed:
         side: Mapping[str, npt.NDArray[Any]] | None = None,
         spec: Mapping[str, FieldSpec] | None = None,
         verify: Verify = True,
-        readahead: int = 0,
+        readahead: int | None = None,
     ) -> None:
         _check_fit(index, sampler)
         for name, function in (("decode", decode), ("transform", transform)):
@@ -103,7 +104,9 @@ class Feed:
         self.collate = check_collate(collate)
         self.side = dict(side or {})
         self.verify = verify if verify == "all" else _checks.flag("verify", verify)
-        self.readahead = _checks.count("readahead", readahead, minimum=0)
+        self.readahead = (
+            None if readahead is None else _checks.count("readahead", readahead, minimum=0)
+        )
         self._given_spec = spec and {
             name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
             for name, (shape, dtype) in spec.items()
@@ -139,6 +142,7 @@ class Feed:
         sampler's epochs and steps.
         """
         with Batcher(self) as batcher:
+            batcher.look_ahead(self, epoch, start)
             yield from map(batcher, requests(self.sampler, epoch, start))
 
     def shard(self, rank: int, world_size: int) -> Feed:

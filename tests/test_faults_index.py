@@ -847,7 +847,7 @@ def test_fault_53_five_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
         ids = np.random.default_rng(0).permutation(5000)
         with Reader(index) as reader, ThreadPoolExecutor(4) as pool:
             got = list(pool.map(lambda part: reader.read(part)["txt"], np.split(ids, 20)))
-            reader.readahead(ids)
+            reader.ahead(reader.extents(ids))
         assert sum(got, []) == [b"%d" % n for n in ids]
         print("all", len(index))
     """

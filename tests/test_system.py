@@ -42,7 +42,7 @@ PLAIN = """
     for container in ("tfrecord", "tar"):
         index = loaders.pack(words, container, container=container)["data"]
         with loaders.Reader(index) as reader:
-            reader.readahead([99, 0])
+            reader.ahead(reader.extents([99, 0]))
             assert reader.read([99, 0])["word"] == [b"99", b"0"]
         assert main(["verify", f"{container}/data.index", "-q"]) == 0
     assert processors() == os.cpu_count()

@@ -105,8 +105,8 @@ def test_the_loader_under_spawn(index: Index) -> None:
         assert received(loader) == expected(index, random(), **OPTIONS)
 
 
-def test_threads_within_workers_and_readahead_before_them(index: Index) -> None:
-    feed = Feed(index, random(), **OPTIONS, readahead=3)
+def test_threads_within_workers_and_what_is_told_before_them(index: Index) -> None:
+    feed = Feed(index, random(), **OPTIONS, readahead=1000)
     with TorchLoader(feed, num_workers=1, threads=2) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
 

@@ -29,6 +29,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    ShardShuffleSampler,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -57,6 +58,9 @@ def samplers(index: Index) -> dict[str, BatchStream]:
     n = len(index)
     return {
         "random": BatchSampler(RandomSampler(n, seed=3), batch_size=16),
+        "blocks": BatchSampler(
+            ShardShuffleSampler(index.shard_lengths, block=5, window=4, seed=3), batch_size=16
+        ),
         "exact once": ExactOnceBatchSampler(n, batch_size=16),
         "exact once, padded": ExactOnceBatchSampler(n, batch_size=16, final="pad"),
         "exact once, rank 2 of 7": ExactOnceBatchSampler(n, batch_size=16).shard(2, 7),
@@ -101,17 +105,20 @@ def _host(value: Any) -> Any:
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
 @pytest.mark.parametrize(
-    "name", ["random", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"]
+    "name",
+    ["random", "blocks", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"],
 )
 def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name: str) -> None:
-    def feed(container: str) -> Feed:
+    def feed(container: str, readahead: int) -> Feed:
         index = packed[container]
-        return Feed(index, samplers(index)[name], decode=both, transform=brighter)
+        options: dict[str, Any] = {"transform": brighter, "readahead": readahead}
+        return Feed(index, samplers(index)[name], decode=both, **options)
 
-    expected = list(plain(feed("tfrecord")))
-    assert len(expected) == 2 * len(feed("tfrecord"))
+    told, untold = feed(container, 1000), feed("tfrecord", 0)
+    expected = list(plain(untold))
+    assert len(expected) == 2 * len(untold)
     for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
-        assert list(carried(loader(feed(container)))) == expected
+        assert list(carried(loader(told))) == expected
 
 
 def test_workers_make_no_difference(packed: dict[str, Index]) -> None:

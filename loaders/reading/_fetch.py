@@ -10,6 +10,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from io import FileIO
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders._system import advise
-from twinfeed.loaders.errors import REBUILD, IndexFormatError
+from twinfeed.loaders._system import advise, cold
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import open_regular, read_at
 from twinfeed.loaders.formats.files import Places
@@ -32,7 +33,7 @@ Rows = npt.NDArray[Any]
 Extents = npt.NDArray[Any]
 
 EXTENT = np.dtype([("file", np.int32), ("start", np.int64), ("stop", np.int64), ("uses", np.int64)])
-"""A range of a file that coming batches read, and how many rows they will take of the range."""
+"""A range of a file that coming batches read, and how many rows they take of the range at most."""
 
 SMALL = 1 << 14
 """Local neighbours are read in one piece if each is at most so long: beyond, the second copy costs
@@ -70,13 +71,13 @@ class Fetcher(ABC):
     def reread(self, row: np.void, /) -> bytes:
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
-    def readahead(self, rows: Rows, /) -> None:
-        """Have the bytes of rows brought near; where nothing is between, do nothing."""
-        return
-
     def ahead(self, extents: Extents, /) -> None:
         """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait."""
         return
+
+    def waits(self, extents: Extents, /) -> bool:
+        """Whether reading some of these `EXTENT`s would wait for a disk or a network."""
+        return True
 
     def close(self) -> None:
         """Close what is open, if anything stays open."""
@@ -153,15 +154,25 @@ class LocalShards(Fetcher):
         advise(handle.fd, offset, length, "DONTNEED")
         return read_at(handle.fd, length, offset)
 
-    def readahead(self, rows: Rows, /) -> None:
-        """Tell the kernel which pages will be needed."""
-        for places in self._groups(rows, np.argsort(rows["file"], kind="stable")):
-            group = rows[places]
-            handles = self.handles.get(dict.fromkeys(group["file"].tolist()))
-            for first, last in pieces_of(group, near_rows(group, REMOTE_GAP, MOST_AT_ONCE)):
-                offset, end = extent_of(group[first:last])
-                fd = handles[int(group["file"][first])].fd
-                advise(fd, offset, end - offset, "WILLNEED")
+    def ahead(self, extents: Extents, /) -> None:
+        """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
+        for fd, start, stop in self._opened(extents):
+            advise(fd, start, stop - start, "WILLNEED")
+
+    def waits(self, extents: Extents, /) -> bool:
+        """Whether the last page of one of these is not in memory."""
+        return any(cold(fd, stop - 1) for fd, _, stop in self._opened(extents))
+
+    def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
+        """Yield the descriptor, the start and the stop of each extent whose file can be read."""
+        known, handle = -1, None
+        for file, start, stop, _ in extents.tolist():
+            if file != known:
+                known, handle = file, None
+                with suppress(LoaderError, OSError):  # who reads the file raises
+                    handle = self.handles.get([file])[file]
+            if handle is not None:
+                yield handle.fd, start, stop
 
     def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:
         """Read row by row: the loop that most reading happens in."""
@@ -250,11 +261,44 @@ class WholeFiles(Fetcher):
             advise(opened.fileno(), 0, 0, "DONTNEED")
             return read_at(opened.fileno(), length, 0)
 
-    def readahead(self, rows: Rows, /) -> None:
-        """Tell the kernel which files will be needed."""
-        for _, length, file, _ in rows.tolist():
-            with self.open(file, length) as opened:
-                advise(opened.fileno(), 0, 0, "WILLNEED")
+    def ahead(self, extents: Extents, /) -> None:
+        """Tell the kernel which files will be needed. A file that cannot be opened is left out."""
+        for file, start, stop, _ in extents.tolist():
+            with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
+                advise(opened.fileno(), start, stop - start, "WILLNEED")
+
+    def waits(self, extents: Extents, /) -> bool:
+        """Whether the last page of one of these files is not in memory."""
+        for file, start, stop, _ in extents.tolist():
+            with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
+                if cold(opened.fileno(), stop - 1):
+                    return True
+        return False
+
+
+def extents_of(rows: Rows, uses: Int64s, /) -> Extents:
+    """Return the `EXTENT`s of rows, by file and offset: neighbours in one, of some bytes at most.
+
+    >>> rows = np.array([(0, 50, 0, 0), (40, 9, 0, 0)], [(n, "<i8") for n in ("offset", "length")]
+    ...                 + [("file", "<i4"), ("crc", "<u4")])
+    >>> extents_of(rows, np.ones(2, np.int64)).tolist()
+    [(0, 0, 50, 2)]
+    """
+    order = np.lexsort((rows["offset"], rows["file"]))
+    file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
+    stop, uses = start + rows["length"][order], uses[order]
+    apart = np.ones(len(order), bool)
+    apart[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > REMOTE_GAP)
+    begin = start[np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
+    piece = (start - begin) // MOST_AT_ONCE
+    apart[1:] |= piece[1:] != piece[:-1]
+    first = np.flatnonzero(apart)
+    extents = np.zeros(len(first), EXTENT)
+    extents["file"], extents["start"] = file[first], start[first]
+    if len(first):
+        extents["stop"] = np.maximum.reduceat(stop, first)
+        extents["uses"] = np.add.reduceat(uses, first)
+    return extents
 
 
 def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:

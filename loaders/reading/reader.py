@@ -26,11 +26,12 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.reading._fetch import WrongBytes, fetcher, many_near
+from twinfeed.loaders.reading._fetch import WrongBytes, extents_of, fetcher, many_near
 from twinfeed.loaders.reading._handles import default_limit
 
 Value = Any
 _MUCH = 1 << 26
+_LOOKED_AT = 4  # ranges that tell whether reading waits
 
 
 class Reader(Closing):
@@ -94,34 +95,38 @@ class Reader(Closing):
                 )
         return {name: values[name] for name in names}
 
-    def readahead(self, ids: Ids, fields: Sequence[str] | None = None, /) -> None:
-        """Have the pages of these records brought into memory, without waiting for them.
+    def extents(
+        self, ids: Ids, fields: Sequence[str] | None = None, /, *, uses: Int64s | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the ranges of files in which distinct records lie, neighbours in one range.
+
+        Each has the fields `file`, `start`, `stop` (bytes) and `uses`: how many rows of it will be
+        taken, by default one of each record and field, else `uses` of each record. Records that do
+        not lie within their shards are left out; reading them says what is wrong.
 
         >>> from tempfile import mkdtemp
         >>> from twinfeed.loaders import pack
-        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
-        ...     reader.readahead([0])
+        >>> with Reader(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]) as reader:
+        ...     reader.ahead(reader.extents([0, 1]))
         """
+        names = [name for name in self._names(fields) if name not in self.index.columns]
+        ids = _checks.check_ids(ids, len(self.index))
+        rows = self.index.rows(names, ids)
+        uses = np.repeat(np.ones_like(ids) if uses is None else uses, len(names))
+        held = rows["length"] > 0
+        held[self._outside(rows)] = False
+        return extents_of(rows[held], uses[held])
+
+    def waits(self, extents: npt.NDArray[Any], /) -> bool:
+        """Whether reading would wait for a disk or a network; a few of the ranges are looked at."""
         if self._pid != os.getpid():
             self._renew()
-        names = self._names(fields)
-        rows = self.index.rows(
-            [name for name in names if name not in self.index.columns],
-            np.unique(_checks.check_ids(ids, len(self.index))),
-        )
-        self._fetcher.readahead(rows[rows["length"] > 0])
+        return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
 
     def ahead(self, extents: npt.NDArray[Any], /) -> None:
         """Begin to bring near the ranges that coming batches will read, without waiting for them.
 
-        `extents` are `EXTENT`s in the order in which they will be read: the number of a file, a
-        range of its bytes, and how many rows will be taken of the range.
-
-        >>> from tempfile import mkdtemp
-        >>> from twinfeed.loaders import pack
-        >>> from twinfeed.loaders.reading._fetch import EXTENT
-        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
-        ...     reader.ahead(np.array([(0, 0, 2, 1)], EXTENT))
+        `extents` are such as the method `extents` gives, in the order in which they will be read.
         """
         if self._pid != os.getpid():
             self._renew()

@@ -183,6 +183,13 @@ class GivenRecords(Reader):
         yield
         del self._local.held
 
+    def waits(self, extents: npt.NDArray[Any], /) -> bool:
+        """Return False: TensorFlow reads ahead of what it has given."""
+        return False
+
+    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+        """Leave reading ahead to TensorFlow."""
+
     def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Any]]:
         """Return what `Reader.read` does."""
         ids = check_ids(ids, len(self.index))

@@ -20,7 +20,7 @@ from twinfeed.loaders.collate import mode_of
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request, requests
+from twinfeed.loaders.request import Request
 from twinfeed.loaders.tensorflow._calls import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
@@ -135,7 +135,7 @@ class Server:
         self._passes[number] = batchers
         try:
             for one, batcher in zip(self.feeds, batchers, strict=True):
-                batcher.look_ahead(requests(one.sampler, epoch, start))
+                batcher.look_ahead(one, epoch, start)
             _system.keep_freed_memory()
             yield np.array([number, epoch, start, turn, self.calls(self.steps - start)])
         finally:
@@ -195,10 +195,6 @@ class Server:
     ) -> list[npt.NDArray[Any]]:
         """Read the batch of a place."""
         batcher = self.batcher(begun, int(place))
-        coming = int(place) + self.feed.readahead * len(self.ranks)
-        if int(place) < coming < self.places:
-            told = self.request(begun, coming)
-            self.reader.readahead(told.records[told.ids >= 0], self.feed.fields)
         return self.layout.flatten(batcher(self.request(begun, int(place), ids)))
 
     def calls(self, batches: int) -> int:
@@ -230,14 +226,7 @@ class Server:
 
     def _rows(self, begun: Int64s, first: int, drawn: list[Int64s]) -> list[npt.NDArray[Any]]:
         """Read batches by one request, and lay each out in a row."""
-        coming = first + self.feed.readahead
         sampler, epoch = self.feed.sampler, int(begun[1])
-        if self.feed.readahead and coming < self.places:
-            for step in range(
-                max(coming, first + len(drawn)), min(coming + len(drawn), self.places)
-            ):
-                told = self.request(begun, step)
-                self.reader.readahead(told.records[told.ids >= 0], self.feed.fields)
         ids = np.concatenate(drawn)
         seeds = np.zeros(len(ids), np.uint64)  # nothing here draws
         request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), seeds)

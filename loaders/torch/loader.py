@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._batcher import Batch
+from twinfeed.loaders._batcher import Batch, planner_for
 from twinfeed.loaders._loader import Loader
-from twinfeed.loaders._making import ahead, asked, making
+from twinfeed.loaders._making import ahead, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.request import Request
+from twinfeed.loaders.request import Request, requests
 from twinfeed.loaders.torch._device import Copier, Sent, copier_for, default_device
 from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
@@ -202,7 +202,13 @@ class _Place:
         self.begins = (0, 0)
 
     def __iter__(self) -> Iterator[Request]:
-        return asked(self._loader.feed, self._loader._reader, *self.begins)
+        # The workers share this process's page cache: here every range is told once.
+        loader = self._loader
+        planner = planner_for(loader.feed, loader._reader, *self.begins)
+        for request in requests(loader.feed.sampler, *self.begins):
+            if planner is not None:
+                planner.reached(request.step)
+            yield request
 
     def __len__(self) -> int:
         return len(self._loader)
