@@ -203,7 +203,7 @@ class _Scan:
         self.bad: list[BadRecord] = []
         self.halves: set[int] = set()
         try:
-            with local(join(plan.root, job.shard)) as path:
+            with local(join(plan.root, job.shard)) as (path, _):
                 if size is not None and os.stat(path).st_size != size:
                     raise stale_file(path, size, os.stat(path).st_size)
                 if plan.reading.digest:

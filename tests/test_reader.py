@@ -320,7 +320,7 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
         with pytest.raises(ValueError, match="read once more: same"):
             reader.read([3, 4])
     memory.pipe_file("/bucket/d-000000.tar", bytes(data) + b"more")
-    with Reader(index) as reader, pytest.raises(StaleIndexError):
+    with Reader(open_index(index.path)) as reader, pytest.raises(StaleIndexError):
         reader.read([3])
 
 

@@ -49,21 +49,21 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
         return
     if not is_url(plan.root):
         below(plan.root, job.shard)
-    with local(join(plan.root, job.shard)) as path:
+    with local(join(plan.root, job.shard)) as here:
         try:
-            _build(plan, job, path, file)
+            _build(plan, job, here.path, file, here.tag)
         except LoaderError as error:
             error.path = join(plan.root, job.shard)
             raise
 
 
-def _build(plan: Plan, job: Job, path: str, file: str) -> None:
+def _build(plan: Plan, job: Job, path: str, file: str, tag: str | None = None) -> None:
     """Write the part, once more if a feature turns out to need reading as a list."""
     digest, size = plan.digest(), 0 if job.entries else os.stat(path).st_size
     mixed: set[str] | None = None
     while mixed is None or mixed:
         plan = plan.with_lists(mixed or ())
-        part = ShardPart(digest, plan.options(), job.shard, size)
+        part = ShardPart(digest, plan.options(), job.shard, size, tag=tag)
         with new_part(Path(file)) as out:
             collector = _Collector(plan, part, path, out)
             _scan(plan, job, path, collector)

@@ -50,6 +50,7 @@ def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None)
                 classes_given=bool(classes),
                 left_out=survey.left_out,
                 broken=survey.broken,
+                tags=survey.tags if any(survey.tags) else (),
             )
             store.finish(facts, options.facts())
 

@@ -66,14 +66,15 @@ class FieldFacts(NamedTuple):
 class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
-    `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
-    `labels` are "integers", or else the numbers of `names`.
+    `tag` is what the shard's store gave. `strings` has the number and the bytes of the "keys", and
+    of the "files" of loose files. `labels` are "integers", or else the numbers of `names`.
     """
 
     plan: str
     options: IndexOptions
     path: str
     bytes: int
+    tag: str | None = None
     records: int = 0
     headers: int = 0
     sha256: str = ""

@@ -7,15 +7,12 @@ import glob
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from twinfeed.loaders.errors import (
     REBUILD,
     IndexFormatError,
-    LoaderError,
     StaleIndexError,
     UnsafeContentError,
 )
@@ -50,46 +47,6 @@ def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, 
 def is_url(path: str) -> bool:
     """Tell a URL from a local path."""
     return "://" in path
-
-
-@contextmanager
-def remote(url: str) -> Iterator[tuple[Any, str]]:
-    """Give the fsspec file system of `url`, and the path there of what it leads to, or should."""
-    from fsspec.core import url_to_fs
-
-    with remote_errors(url):
-        yield url_to_fs(url)
-
-
-@contextmanager
-def remote_errors(url: str) -> Iterator[None]:
-    """Raise FileNotFoundError for what is not there, and LoaderError for a server that cannot be
-    reached or fails, both with the URL. fsspec takes a server that refuses connections for a file
-    that is not there.
-    """
-    try:
-        yield
-    except (LoaderError, MemoryError):
-        raise
-    except Exception as error:
-        cause = error.__cause__ or error.__context__
-        if isinstance(error, FileNotFoundError) and not _unreachable(cause):
-            gone = "no such shard; check the URL, and whether you may read there"
-            raise FileNotFoundError(errno.ENOENT, gone, url) from None
-        reason = cause if isinstance(error, FileNotFoundError) else error
-        raise LoaderError(
-            "the server of this shard cannot be reached, or fails",
-            path=url,
-            found=f"{type(reason).__name__}: {reason}",
-            advice="check the URL and the network, and try again",
-        ) from error
-
-
-def _unreachable(cause: BaseException | None) -> bool:
-    """Tell the error of a connection from that of a file that is not there."""
-    if isinstance(cause, (ConnectionError, TimeoutError)):
-        return True
-    return any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)
 
 
 def remembered_root(url: str | None, folder: str) -> str:
@@ -202,13 +159,13 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
         )
 
 
-def stale_file(path: str, expected: int, found: int) -> StaleIndexError:
-    """Return the error of a file that has not the size it was indexed with."""
+def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexError:
+    """Return the error of a file that has not the size (or the tag) it was indexed with."""
     return StaleIndexError(
         "the file has changed since it was indexed",
         path=path,
-        expected=f"{expected} bytes",
-        found=f"{found} bytes",
+        expected=f"{expected} bytes" if isinstance(expected, int) else expected,
+        found=f"{found} bytes" if isinstance(found, int) else found,
         advice=f"restore the file, or {REBUILD}",
     )
 

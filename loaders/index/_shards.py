@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._opening import refuse_command
 from twinfeed.loaders.formats._sniff import COMPRESSED_ADVICE
+from twinfeed.loaders.remote._store import store_of
 
 MAX_NAMES = 1_000_000
 """A pattern may stand for so many names at most."""
@@ -29,7 +30,7 @@ def expand(
     """Return the shards that a pattern, or several, name.
 
     Braces are expanded first, then globs, each glob's matches sorted. A name that exists is taken
-    as it is, whatever characters it has; a URL (`scheme://`) is globbed, by fsspec, if it has `*`.
+    as it is, whatever characters it has; a URL (`scheme://`) is globbed if it has `*`.
     With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
     Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
@@ -158,10 +159,9 @@ def _glob(name: str) -> list[str]:
 
 def _glob_url(url: str) -> list[str]:
     """Return the URLs that match one."""
-    from fsspec.core import url_to_fs
-
-    system, pattern = url_to_fs(url)
-    return sorted(map(system.unstrip_protocol, system.glob(pattern)))
+    root = url[: url.index("*")].rpartition("/")[0]
+    store = store_of(root)
+    return [store.url(path) for path in store.glob(url[len(root) + 1 :])]
 
 
 def _choices(text: str, limit: int, pattern: str) -> Sequence[str]:

@@ -20,9 +20,11 @@ from twinfeed.loaders.formats._opening import open_shard
 from twinfeed.loaders.formats._records import Container
 from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
 from twinfeed.loaders.formats.files import Entry, folder
-from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to, remote
+from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to
 from twinfeed.loaders.index._shards import expand
 from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.remote._download import bring
+from twinfeed.loaders.remote._store import store_of
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -97,51 +99,53 @@ def find_source(
     return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
 
 
+class Local(NamedTuple):
+    """Name a local file with the bytes of a shard, and the tag that its store gave it."""
+
+    path: str
+    tag: str | None = None
+
+
 @contextmanager
-def local(path: str) -> Iterator[str]:
+def local(path: str) -> Iterator[Local]:
     """Give a local file with the bytes of `path`: itself, or a temporary copy of what a URL leads
     to.
 
     Raises LoaderError for more than `LIMITS.download_bytes`.
     """
     if not is_url(path):
-        yield path
+        yield Local(path)
         return
-    from fsspec.callbacks import Callback
-
-    def check(size: int | None, got: int, **_: Any) -> None:
-        if max(size or 0, got) > LIMITS.download_bytes:
-            raise LoaderError(
-                "a shard of too many bytes",
-                path=path,
-                expected=f"at most {LIMITS.download_bytes} bytes",
-                found=f"{size or got} bytes" + ("" if size else " so far"),
-                advice="copy the shard here if it is meant to be this long, and index the copy",
-            )
-
     with TemporaryDirectory(prefix="twinfeed-") as temporary:
-        copy = os.path.join(temporary, posixpath.basename(path))
-        with remote(path) as (system, place):
-            system.get_file(place, copy, callback=Callback(hooks={"limit": check}))
-        yield copy
+        copy = Path(temporary, posixpath.basename(path))
+        facts = bring(path, copy, LIMITS.download_bytes)
+        yield Local(str(copy), facts.tag)
 
 
-def describe_job(root: str, job: Job) -> str:
-    """Return a digest of what a part depends on beside the plan: the shard and its state, or the
-    files and theirs.
+def describe_jobs(root: str, jobs: Sequence[Job]) -> list[str]:
+    """Return a digest for each job of what its part depends on beside the plan: the shard and its
+    state, or the files and theirs.
     """
-    paths = [path for entry in job.entries for path in entry.paths.values()] or [job.shard]
-    states = []
-    for path in paths:
-        full = posixpath.join(root, path)
-        if is_url(full):
-            with remote(full) as (system, place):
-                states.append((path, system.size(place), str(system.ukey(place))))
-        else:
-            found = os.stat(full)
-            states.append((path, found.st_size, str(found.st_mtime_ns)))
-    text = repr([states, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    if is_url(root):
+        facts = store_of(root).facts([job.shard for job in jobs], fresh=True)
+        states = [[(job.shard, *one)] for job, one in zip(jobs, facts, strict=True)]
+    else:
+        states = [list(_local_states(root, job)) for job in jobs]
+    return [
+        _digest([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
+        for job, state in zip(jobs, states, strict=True)
+    ]
+
+
+def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
+    """Yield the path, the size and the time of each file of a job."""
+    for path in [file for entry in job.entries for file in entry.paths.values()] or [job.shard]:
+        found = os.stat(posixpath.join(root, path))
+        yield path, found.st_size, str(found.st_mtime_ns)
+
+
+def _digest(told: object) -> str:
+    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _entries(shards: Shards) -> list[Entry] | None:
@@ -230,8 +234,6 @@ def _guess(root: str, shard: str) -> Container:
         return "tfrecord"
     path = posixpath.join(root, shard)
     if is_url(path):
-        # Not cat_file(): a server without ranges would send all of the file.
-        with remote(path) as (system, place), system.open(place, "rb", block_size=HEAD) as file:
-            return "tar" if is_tar(file.read(HEAD)) else "tfrecord"
+        return "tar" if is_tar(store_of(root).head(shard, HEAD)) else "tfrecord"
     with open_shard(path) as file:
         return "tar" if is_tar(file.read(HEAD)) else "tfrecord"

@@ -58,6 +58,7 @@ class Survey:
         self.options = IndexOptions()
         self.parts: list[Path] = []
         self.paths: list[str] = []
+        self.tags: list[str | None] = []
         self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
         self.sums = bytearray()
         self.records = self.left_out = self.broken = self.filled = 0
@@ -86,6 +87,7 @@ class Survey:
         self.records += records
         self.filled += records > 0
         self.sizes.append(part.bytes)
+        self.tags.append(part.tag)
         self.stops.append(self.records)
         self.headers.append(part.headers)
         self.sums += bytes.fromhex(part.sha256)

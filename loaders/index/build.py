@@ -22,7 +22,7 @@ from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._plan import Fields, Plan
-from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_job, find_source
+from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
 from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.labels import FromTable, LabelSource
@@ -242,12 +242,12 @@ def _bytes_scanned(file: Path) -> int:
     return -1 if part is None else max(part.bytes, part.strings.get("files", (0, 0))[0] << 10)
 
 
-def _part_file(plan: Plan, job: Job, folder: Path) -> Path:
-    """Return where the part of a job lies: under another name if the plan, the shard or its state
-    is another.
+def _part_files(plan: Plan, jobs: Sequence[Job], folder: Path) -> list[Path]:
+    """Return where the part of each job lies: under another name if the plan, the shard or its
+    state is another.
     """
-    text = f"{plan.digest()} {describe_job(plan.root, job)}"
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part"
+    texts = [f"{plan.digest()} {state}" for state in describe_jobs(plan.root, jobs)]
+    return [folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part" for text in texts]
 
 
 def _parts(
@@ -256,7 +256,7 @@ def _parts(
     """Yield the part of every job: those that lie there already, the others built. Nothing tells
     that a function gives the labels that it gave before: its parts are built anew.
     """
-    files = [_part_file(plan, job, folder) for job in jobs]
+    files = _part_files(plan, jobs, folder)
     if callable(plan.label):
         for file in files:
             file.unlink(missing_ok=True)

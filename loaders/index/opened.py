@@ -26,6 +26,7 @@ from twinfeed.loaders.index._rows import ROW, row_types
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.remote._store import store_of
 from twinfeed.samplers import ClassOrder
 from twinfeed.samplers._explain import html_table
 
@@ -165,6 +166,13 @@ class Index:
     def files(self) -> StringColumn:
         """The paths that the rows of the tables number: of loose files, or of the shards."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
+
+    def tag(self, number: int, /) -> str | None:
+        """Return the tag of a shard in the store that it was indexed in; None if there is none, or
+        where the shards are read from another place.
+        """
+        tags = self.options.tags
+        return tags[number] if tags and self.root == self.options.root else None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
         """Return a column of strings; for messages and for a first look, as it is."""
@@ -327,6 +335,8 @@ def open_index(
     True
     """
     index = load_index(path, root)
+    if is_url(index.root):
+        store_of(index.root).forget()
     if digest is not None and index.digest != digest:
         raise StaleIndexError(
             "this is another index",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -96,6 +96,8 @@ class IndexOptions(Reading):
     - `fields` maps each chosen field to the names it may have in a record, with ";" between them.
     - `classes_given` tells whether the classes were listed by the caller.
     - `root` is the URL of the folder of the shards, if they are remote.
+    - `tags` has the tag of each shard there, None where the store gave none; empty where no store
+      did.
     - `left_out` counts the records that the index leaves out.
     - `broken` counts the shards of which the rest is left out.
 
@@ -108,12 +110,14 @@ class IndexOptions(Reading):
     fields: Mapping[str, str] | None = None
     classes_given: bool = False
     root: str | None = None
+    tags: Sequence[str | None] = ()
     left_out: int = 0
     broken: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the options as JSON holds them."""
-        return vars(self) | {"lists": list(self.lists)}
+        """Return the options as JSON holds them, without tags if there are none."""
+        told = vars(self) | {"lists": list(self.lists), "tags": list(self.tags)}
+        return told if self.tags else {name: told[name] for name in told if name != "tags"}
 
 
 def describe_label(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:

@@ -1,86 +1,153 @@
-"""Ranges of remote shards to bytes, by fsspec."""
+"""Ranges of remote shards to bytes: many requests in flight, over shards and batches."""
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import join, remote_errors, stale_file
+from twinfeed.loaders.index._paths import join, stale_file
 from twinfeed.loaders.reading._fetch import (
     MOST_AT_ONCE,
-    REMOTE_GAP,
+    Extents,
     Fetcher,
     Rows,
-    cut_rows,
+    WrongBytes,
     extent_of,
     near_rows,
     pieces_of,
 )
+from twinfeed.loaders.reading._held import Ahead, Range
+from twinfeed.loaders.remote._download import describe
+from twinfeed.loaders.remote._store import Facts, store_of
+
+_LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
 
 class RemoteShards(Fetcher):
-    """Read ranges of remote files with fsspec, all ranges of a batch in one request to it."""
+    """Read ranges of remote files: those that were told of by `ahead` are under way already.
+
+    The size and the tag of a file are compared with the index's with every range, where the store
+    tells them together, and otherwise once.
+    """
 
     def __init__(self, index: Index, verify: bool) -> None:
-        from fsspec.core import url_to_fs
-
         super().__init__(index, verify)
-        self.system, _ = url_to_fs(index.root)  # which keeps its own connections
-        self.checked: set[int] = set()
+        self.store = store_of(index.root)
+        self.gap = _gap(index)
+        self._known: set[int] = set()
+        self._lock = threading.Lock()
+        self._ahead = Ahead(self._read)
+
+    def ahead(self, extents: Extents, /) -> None:
+        """Begin to fetch ranges, in this order, as far as there is room for them."""
+        with self._lock:
+            self._ahead.tell(extents)
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
-        for number in set(rows["file"].tolist()) - self.checked:
-            self._check(number)
-        near = near_rows(rows, REMOTE_GAP, MOST_AT_ONCE)
-        runs = list(pieces_of(rows, near))
-        extents = [extent_of(rows[first:last]) for first, last in runs]
-        paths = [self._path(int(rows["file"][first])) for first, _ in runs]
-        starts, ends = [start for start, _ in extents], [end for _, end in extents]
-        with remote_errors(self.index.root):
-            pieces = self.system.cat_ranges(paths, starts, ends, on_error="raise")
-        out: list[bytes] = []
-        for (first, last), piece, path, extent in zip(runs, pieces, paths, extents, strict=True):
-            _check_range(path, extent, len(piece))
-            out += cut_rows(bytes(piece), rows[first:last], self.verify, first)
+        self._look_at(rows)
+        with self._lock:
+            ranges = self._ranges(rows)
+        counts: dict[Range, int] = {}
+        for one in ranges:
+            counts[one] = counts.get(one, 0) + 1
+        try:
+            out = self._cut(rows, ranges)
+        except BaseException:
+            with self._lock:
+                for one in counts:
+                    self._ahead.lost(one)
+            raise
+        with self._lock:
+            for one, count in counts.items():
+                self._ahead.taken(one, count)
         return out
 
     def reread(self, row: np.void, /) -> bytes:
         """Read one row again."""
-        path, (start, end) = self._path(int(row["file"])), extent_of(row.reshape(1))
-        with remote_errors(path):
-            data = self.system.cat_file(path, start=start, end=end)
-        _check_range(path, (start, end), len(data))
-        return bytes(data)
+        start, stop = extent_of(row.reshape(1))
+        return bytes(self.store.read(self._path(int(row["file"])), start, stop).data)
+
+    def close(self) -> None:
+        """Give up what is held and what is under way."""
+        with self._lock:
+            self._ahead.clear()
+
+    def _ranges(self, rows: Rows) -> list[Range]:
+        """Return the range that each row is in, each once more needed: some were told of, the
+        others are made here of rows that lie near each other.
+        """
+        found = [
+            self._ahead.find(file, offset, offset + length)
+            for offset, length, file, _ in rows.tolist()
+        ]
+        alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
+        lone = rows[alone]
+        for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
+            start, stop = extent_of(lone[first:last])
+            one = Range(0, int(lone["file"][first]), start, stop, 0)
+            one.begin(self._read, soon=True)
+            for place in alone[first:last].tolist():
+                found[place] = one
+        ranges = [one for one in found if one is not None]
+        for one in dict.fromkeys(ranges):
+            if one.number:
+                self._ahead.need(one)
+        return ranges
+
+    def _cut(self, rows: Rows, ranges: list[Range]) -> list[bytes]:
+        """Cut the ranges into the rows' bytes, and check each."""
+        out = []
+        for place, (offset, length, _, crc) in enumerate(rows.tolist()):
+            one = ranges[place]
+            data = bytes(one.data()[offset - one.start : offset - one.start + length])
+            if len(data) != length or (self.verify and crc32c(data) != crc):
+                raise WrongBytes(place, data)
+            out.append(data)
+        return out
 
     def _path(self, number: int) -> str:
-        """Return a file's URL."""
-        return join(self.index.root, self.index.files[number])
+        """Return a file's path below the root, which it must not leave."""
+        join(self.index.root, path := self.index.files[number])
+        return path
 
-    def _check(self, number: int) -> None:
-        """Compare a shard's size with the index, once."""
-        if self.index.container != "files":
-            path, expected = self._path(number), int(self.index.shards["bytes"][number])
-            with remote_errors(path):
-                size = self.system.size(path)
-            if size not in (None, expected):  # None: the server does not tell
-                raise stale_file(path, expected, size)
-        self.checked.add(number)
+    def _expected(self, number: int) -> Facts:
+        """Return the size and the tag that a file was indexed with."""
+        if self.index.container == "files":
+            return Facts()
+        return Facts(int(self.index.shards["bytes"][number]), self.index.tag(number))
+
+    def _read(self, file: int, start: int, stop: int) -> memoryview:
+        """Return a range of a file, which must be as it was indexed."""
+        piece = self.store.read(self._path(file), start, stop)
+        if self.store.tells:
+            self._compare(file, piece.facts)
+        return piece.data
+
+    def _compare(self, file: int, found: Facts) -> None:
+        """Raise StaleIndexError for a file of another size, or with another tag."""
+        expected = self._expected(file)
+        pairs = zip(expected, found, strict=True)
+        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+            tag = None if expected.tag is None else found.tag
+            told = describe(Facts(found.bytes, tag))
+            raise stale_file(self.store.url(self._path(file)), describe(expected), told)
+
+    def _look_at(self, rows: Rows) -> None:
+        """Compare the facts of the files of rows, all at once, where ranges come without them."""
+        if self.store.tells:
+            return
+        new = [file for file in set(rows["file"].tolist()) if file not in self._known]
+        facts = self.store.facts([self._path(file) for file in new])
+        for file, found in zip(new, facts, strict=True):
+            self._compare(file, found)
+        self._known.update(new)
 
 
-def _check_range(path: str, extent: tuple[int, int], found: int) -> None:
-    """Raise LoaderError where more came than was asked for.
-
-    A server that knows no ranges sends the file from its first byte on.
-    """
-    expected = extent[1] - extent[0]
-    if found > expected:
-        raise LoaderError(
-            "the server does not serve ranges of a file: it sends the whole file",
-            path=path,
-            offset=extent[0],
-            expected=f"{expected} bytes",
-            found=f"{found} bytes",
-            advice="copy the shards here, or to a server that supports HTTP range requests",
-        )
+def _gap(index: Index) -> int:
+    """Return how many bytes between two ranges are read along rather than skipped: a record."""
+    mean = int(index.shards["bytes"].sum()) // max(1, len(index))
+    return min(max(mean, _LEAST_GAP), _MOST_GAP)

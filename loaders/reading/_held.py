@@ -1,0 +1,189 @@
+"""Ranges of remote files that are fetched before they are read, and held until they were."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.remote import _network
+from twinfeed.loaders.remote._wire import wire
+
+Read = Callable[[int, int, int], memoryview]
+"""Return a range of a file: (file, start, stop)."""
+
+_LOOK_BACK = 8
+"""So many ranges of a file are tried for a row, from the one that begins last before it."""
+
+
+class Range:
+    """Hold one range of a file: the requests for its pieces, and then its bytes."""
+
+    def __init__(self, number: int, file: int, start: int, stop: int, uses: int) -> None:
+        self.number = number
+        self.file = file
+        self.start = start
+        self.stop = stop
+        self.uses = uses
+        self.pins = 0
+        self.pieces: list[Future[memoryview]] = []
+        self._data: memoryview | None = None
+
+    def begin(self, read: Read, *, soon: bool) -> None:
+        """Ask for the pieces."""
+        size = _network.NETWORK.piece
+        for start in range(self.start, self.stop, size):
+            stop = min(self.stop, start + size)
+            call = _reading(read, self.file, start, stop)
+            self.pieces.append(wire().submit(call, stop - start, soon=soon))
+
+    def hurry(self) -> None:
+        """Have the pieces come before what nobody waits for."""
+        for piece in self.pieces:
+            if not piece.running() and not piece.done():
+                wire().hurry(piece)
+
+    def data(self) -> memoryview:
+        """Wait for the pieces, and return the bytes."""
+        if self._data is None:
+            pieces = [piece.result() for piece in self.pieces]
+            self._data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        return self._data
+
+    def cancel(self) -> None:
+        """Take back the requests that nobody has begun."""
+        for piece in self.pieces:
+            piece.cancel()
+
+
+def _reading(read: Read, file: int, start: int, stop: int) -> Callable[[], memoryview]:
+    return lambda: read(file, start, stop)
+
+
+class Ahead:
+    """Fetch ranges in the order in which they are needed, as many as `NETWORK.held` bytes allow.
+
+    A range is dropped when as many rows were taken of it as were told. Where a range is needed and
+    there is no room for it, those used longest ago go. So ranges that nobody takes, since a plan
+    was given up, make room sooner or later. Callers hold a lock.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._count = 0
+        self._waiting: OrderedDict[int, Range] = OrderedDict()
+        self._held: OrderedDict[int, Range] = OrderedDict()
+        self._bytes = 0
+        self._starts: dict[int, list[tuple[int, int]]] = {}
+
+    def tell(self, extents: npt.NDArray[np.void]) -> None:
+        """Take in what will be needed, in this order."""
+        for file, start, stop, uses in extents.tolist():
+            known = self._equal(file, start, stop)
+            if known is not None:
+                known.uses += uses
+                continue
+            self._count += 1
+            self._waiting[self._count] = Range(self._count, file, start, stop, uses)
+            places = self._starts.setdefault(file, [])
+            places.insert(bisect_right(places, (start, self._count)), (start, self._count))
+        self.begin()
+
+    def find(self, file: int, start: int, stop: int) -> Range | None:
+        """Return the range that holds these bytes, the one told first if there are several."""
+        places = self._starts.get(file, ())
+        last = bisect_right(places, (start, self._count))
+        found = [
+            one
+            for _, number in places[max(0, last - _LOOK_BACK) : last]
+            if (one := self._get(number)).stop >= stop
+        ]
+        return min(found, key=lambda one: one.number, default=None)
+
+    def need(self, one: Range) -> None:
+        """Have a range fetched now. What was to come before it, and was not begun, is given up."""
+        one.pins += 1
+        if one.number in self._held:
+            self._held.move_to_end(one.number)
+            one.hurry()
+            return
+        for number in [n for n in self._waiting if n < one.number]:
+            self._forget(self._waiting.pop(number))
+        del self._waiting[one.number]
+        self._hold(one, soon=True)
+        for other in self._shed():
+            self._drop(other)
+
+    def taken(self, one: Range, rows: int) -> None:
+        """Count rows that were taken of a range."""
+        one.pins -= 1
+        one.uses -= rows
+        if one.uses <= 0 and not one.pins and one.number in self._held:
+            self._drop(one)
+        self.begin()
+
+    def lost(self, one: Range) -> None:
+        """Forget a range that could not be read."""
+        one.pins -= 1
+        if one.number in self._held:
+            self._drop(one)
+
+    def begin(self) -> None:
+        """Begin what there is room for."""
+        while self._waiting:
+            one = next(iter(self._waiting.values()))
+            if self._bytes and self._bytes + one.stop - one.start > _network.NETWORK.held:
+                return
+            del self._waiting[one.number]
+            self._hold(one, soon=False)
+
+    def clear(self) -> None:
+        """Give up everything."""
+        for one in self._held.values():
+            one.cancel()
+        self._forget_all()
+
+    def _get(self, number: int) -> Range:
+        return self._held.get(number) or self._waiting[number]
+
+    def _equal(self, file: int, start: int, stop: int) -> Range | None:
+        """Return the range that is told already."""
+        places = self._starts.get(file, ())
+        last = bisect_right(places, (start, self._count))
+        for at, number in places[max(0, last - _LOOK_BACK) : last]:
+            one = self._get(number)
+            if at == start and one.stop == stop:
+                return one
+        return None
+
+    def _hold(self, one: Range, *, soon: bool) -> None:
+        self._held[one.number] = one
+        self._bytes += one.stop - one.start
+        one.begin(self._read, soon=soon)
+
+    def _shed(self) -> Iterator[Range]:
+        """Yield the ranges that make room, those used longest ago first."""
+        for one in list(self._held.values()):
+            if self._bytes <= _network.NETWORK.held:
+                return
+            if not one.pins:
+                yield one
+
+    def _drop(self, one: Range) -> None:
+        del self._held[one.number]
+        self._bytes -= one.stop - one.start
+        one.cancel()
+        self._forget(one)
+
+    def _forget(self, one: Range) -> None:
+        places = self._starts[one.file]
+        places.remove((one.start, one.number))
+        if not places:
+            del self._starts[one.file]

@@ -1,0 +1,7 @@
+"""Stores of shards: what a URL leads to, read by ranges.
+
+_store.py says what a store can do and chooses one by the URL: _objects.py (obstore) or _files.py
+(fsspec). _helper.py reads for a process that was forked from one that used obstore. _network.py has
+the constants and the attempts, _wire.py the requests in flight. _download.py brings whole files
+here.
+"""

@@ -1,0 +1,125 @@
+"""Stores that fsspec serves: all that obstore does not."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote import _network
+from twinfeed.loaders.remote._network import PassingError
+from twinfeed.loaders.remote._store import Backend, Facts, Piece
+
+_CHUNK = 1 << 20
+_TAGS = ("ETag", "etag", "version_id", "generation")
+
+
+class Files(Backend):
+    """Make single requests with a file system of fsspec."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        with _told(root):
+            self.system, _ = url_to_fs(root, **_waits(root))
+
+    def _at(self, path: str) -> str:
+        return str(self.system._strip_protocol(posixpath.join(self.root, path)))
+
+    def _url(self, path: str) -> str:
+        return posixpath.join(self.root, path)
+
+    def facts(self, path: str, /) -> Facts:
+        """Return the facts of a file."""
+        with _told(self._url(path)):
+            found = self.system.info(self._at(path))
+            tags = [str(found[name]) for name in _TAGS if found.get(name)]
+            return Facts(found.get("size"), tags[0] if tags else None)
+
+    def read(self, path: str, start: int, stop: int, /) -> Piece:
+        """Return a range."""
+        with _told(self._url(path)):
+            return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
+
+    def stream(self, path: str, /) -> Iterator[memoryview]:
+        """Yield the bytes of a file."""
+        with _told(self._url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
+            while chunk := file.read(_CHUNK):
+                yield memoryview(chunk)
+
+    def walk(self, folder: str, /) -> Iterator[str]:
+        """Yield the paths of the files below a folder."""
+        base = self._at("").rstrip("/")
+        with _told(self._url(folder)):
+            for path in self.system.find(self._at(folder)):
+                yield str(path)[len(base) :].lstrip("/")
+
+    def write(self, path: str, file: Path, /) -> None:
+        """Write a file."""
+        with _told(self._url(path)):
+            place = self._at(path)
+            self.system.makedirs(posixpath.dirname(place), exist_ok=True)
+            self.system.put_file(str(file), place)
+
+    def delete(self, path: str, /) -> None:
+        """Delete a file."""
+        with _told(self._url(path)):
+            self.system.rm_file(self._at(path))
+
+
+def _waits(root: str) -> dict[str, object]:
+    """Return the time-outs of a web server's file system."""
+    if not root.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    network = _network.NETWORK
+    waits = ClientTimeout(
+        total=None, sock_connect=network.connect_seconds, sock_read=network.silent_seconds
+    )
+    return {"client_kwargs": {"timeout": waits}}
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Turn the errors of fsspec into those of this library; fsspec takes a server that refuses
+    connections for a file that is not there.
+    """
+    try:
+        yield
+    except (LoaderError, MemoryError, PassingError):
+        raise
+    except ImportError as error:
+        raise LoaderError(
+            "what reads this URL is not installed",
+            path=url,
+            found=error,
+            advice="pip install 'twinfeed[remote]', or what the message names",
+        ) from None
+    except Exception as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(error, FileNotFoundError) and not _unreachable(cause):
+            gone = "no such shard; check the URL, and whether you may read there"
+            raise FileNotFoundError(errno.ENOENT, gone, url) from None
+        reason = cause if isinstance(error, FileNotFoundError) else error
+        status = getattr(error, "status", None)
+        final = isinstance(status, int) and 300 <= status < 500 and status not in (408, 425, 429)
+        if final or isinstance(error, (PermissionError, TypeError, ValueError)):
+            raise LoaderError(
+                "the server of this shard refuses the request",
+                path=url,
+                found=f"{type(reason).__name__}: {reason}",
+                advice="check the URL, the credentials and the options of the store",
+            ) from error
+        raise PassingError(f"{type(reason).__name__}: {reason}") from error
+
+
+def _unreachable(cause: BaseException | None) -> bool:
+    """Tell the error of a connection from that of a file that is not there."""
+    if isinstance(cause, (ConnectionError, TimeoutError)):
+        return True
+    return any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)

@@ -1,0 +1,177 @@
+"""Stores that obstore serves: S3 and what speaks its protocol, GCS, Azure, and HTTP."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote import _network
+from twinfeed.loaders.remote._network import PassingError, no_ranges
+from twinfeed.loaders.remote._store import Backend, Facts, Piece
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ClientConfig
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING = {408, 425, 429}
+_CHUNK = 1 << 20
+_NO_LENGTH = "Content-Length Header missing"
+
+
+class Objects(Backend):
+    """Make single requests with obstore's own API, without its retries and its merging."""
+
+    tells = True
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        network = _network.NETWORK
+        waits: ClientConfig = {"connect_timeout": timedelta(seconds=network.connect_seconds)}
+        if root.startswith("http://"):
+            waits["allow_http"] = True
+        self._web = root.startswith(("http://", "https://"))
+        request = timedelta(seconds=network.request_seconds)
+        silent = timedelta(seconds=network.silent_seconds)
+        self._ranges = self._open({**waits, "timeout": request})
+        self._streams = self._open({**waits, "timeout": timedelta(days=7), "read_timeout": silent})
+
+    def _open(self, options: ClientConfig) -> Any:
+        once = {"max_retries": 0, "retry_timeout": timedelta(days=1)}
+        with _told(self.root):
+            return from_url(self.root, client_options=options, retry_config=once)  # type: ignore[call-overload]
+
+    def _at(self, path: str) -> str:
+        """Return a path as obstore takes it, which quotes the paths of web servers itself."""
+        if not self._web:
+            return path
+        if "?" in path:
+            raise LoaderError(
+                "a URL with a query names a shard",
+                path=self._url(path),
+                advice="uninstall obstore, and fsspec reads it; or serve the shard without a query",
+            )
+        return unquote(path)
+
+    def _url(self, path: str) -> str:
+        return posixpath.join(self.root, path)
+
+    def facts(self, path: str, /) -> Facts:
+        """Return the facts of a file."""
+        with _told(self._url(path)):
+            try:
+                return _facts(obstore.head(self._ranges, self._at(path)))
+            except exceptions.GenericError as error:
+                if _NO_LENGTH not in str(error):
+                    raise
+                return Facts()
+
+    def read(self, path: str, start: int, stop: int, /) -> Piece:
+        """Return a range."""
+        with _told(self._url(path)):
+            try:
+                found = obstore.get(self._ranges, self._at(path), options={"range": (start, stop)})
+            except exceptions.BaseError as error:
+                if _status(error) != 416:  # the file ends before the range begins
+                    raise
+                return Piece(memoryview(b""), self.facts(path))
+            return Piece(memoryview(found.bytes()), _facts(found.meta))
+
+    def stream(self, path: str, /) -> Iterator[memoryview]:
+        """Yield the bytes of a file."""
+        with _told(self._url(path)):
+            try:
+                found = obstore.get(self._streams, self._at(path))
+            except exceptions.GenericError as error:
+                if _NO_LENGTH not in str(error):
+                    raise
+                yield from self._lists().stream(path)
+                return
+            for chunk in found.stream(min_chunk_size=_CHUNK):
+                yield memoryview(chunk)
+
+    def walk(self, folder: str, /) -> Iterator[str]:
+        """Yield the paths of the files below a folder."""
+        if self._web:
+            yield from self._lists().walk(folder)
+            return
+        with _told(self._url(folder)):
+            for chunk in obstore.list(self._ranges, folder or None):
+                yield from (each["path"] for each in chunk)
+
+    def _lists(self) -> Backend:
+        """Return what reads the pages that list files, and files of unknown length."""
+        from twinfeed.loaders.remote._files import Files
+
+        return Files(self.root)
+
+    def write(self, path: str, file: Path, /) -> None:
+        """Write a file."""
+        with _told(self._url(path)):
+            obstore.put(self._streams, self._at(path), file)
+
+    def delete(self, path: str, /) -> None:
+        """Delete a file."""
+        with _told(self._url(path)):
+            obstore.delete(self._ranges, self._at(path))
+
+
+def _facts(meta: ObjectMeta) -> Facts:
+    return Facts(meta["size"], meta["e_tag"])
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status that a server answered with, which obstore tells in its message alone."""
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Turn the errors of obstore into those of this library."""
+    try:
+        yield
+    except FileNotFoundError:
+        gone = "no such shard; check the URL, and whether you may read there"
+        raise FileNotFoundError(errno.ENOENT, gone, url) from None
+    except exceptions.NotSupportedError:
+        raise no_ranges(url) from None
+    except exceptions.BaseError as error:
+        reason, status = _reason(error), _status(error)
+        refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        if isinstance(error, refused):
+            raise LoaderError(
+                "the store refuses to serve this",
+                path=url,
+                found=reason,
+                advice="check the credentials (for S3 in AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true for a public bucket)",
+            ) from None
+        final = status is not None and 300 <= status < 500 and status not in _PASSING
+        if final or not isinstance(error, exceptions.GenericError):
+            raise LoaderError(
+                "the server of this shard refuses the request",
+                path=url,
+                found=reason,
+                advice="check the URL and the options of the store",
+            ) from None
+        raise PassingError(reason) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of obstore says first; the rest is its source in Rust."""
+    text = str(error).partition("\n\nDebug source")[0]
+    kind = re.search(r"kind: (TimedOut|Timeout|Interrupted|Connect)", str(error))
+    return " ".join(text.split()) + (f" ({kind[1]})" if kind else "")

@@ -1,0 +1,239 @@
+"""A store: the files below one URL, read by ranges."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote._network import PassingError, no_ranges, patiently
+from twinfeed.loaders.remote._wire import wire
+
+OBJECTS = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
+"""The schemes that obstore serves."""
+
+
+class Facts(NamedTuple):
+    """Say how many bytes a file has, and its tag, which changes when the file does.
+
+    None where the store does not tell.
+    """
+
+    bytes: int | None = None
+    tag: str | None = None
+
+
+class Piece(NamedTuple):
+    """Hold a range of a file, and what the store said of the file together with the range."""
+
+    data: memoryview
+    facts: Facts = Facts()
+
+
+class Backend(ABC):
+    """Do single requests to what lies below `root`, a URL; paths are relative to the root.
+
+    Each raises FileNotFoundError for what is not there, PassingError for a failure that may pass
+    and LoaderError for others.
+    """
+
+    tells = False
+    """Whether a range comes together with the facts of its file."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    @abstractmethod
+    def facts(self, path: str, /) -> Facts:
+        """Return the facts of a file."""
+
+    @abstractmethod
+    def read(self, path: str, start: int, stop: int, /) -> Piece:
+        """Return a range, or as much of the range as the file has; NoRangesError."""
+
+    @abstractmethod
+    def stream(self, path: str, /) -> Iterator[memoryview]:
+        """Yield the bytes of a file from the first one on."""
+
+    @abstractmethod
+    def walk(self, folder: str, /) -> Iterator[str]:
+        """Yield the paths of the files below a folder, in any order."""
+
+    @abstractmethod
+    def write(self, path: str, file: Path, /) -> None:
+        """Write a file, which is there whole or not at all."""
+
+    @abstractmethod
+    def delete(self, path: str, /) -> None:
+        """Delete a file."""
+
+
+class Store:
+    """Use a backend patiently: what fails in a way that may pass is tried again.
+
+    Raises FileNotFoundError, and LoaderError with the URL, the range and the attempts.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.root = backend.root
+        self.tells = backend.tells
+        self._facts: dict[str, Facts] = {}
+
+    def url(self, path: str, /) -> str:
+        """Return the URL of a file."""
+        return posixpath.join(self.root, path)
+
+    def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
+        """Return the facts of files, asked for side by side; once a process, unless `fresh`."""
+        asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._facts]
+        waiting = [wire().submit(partial(self._ask, path), 0) for path in asked]
+        self._facts |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
+        return [self._facts[path] for path in paths]
+
+    def forget(self) -> None:
+        """Ask for facts anew the next time."""
+        self._facts.clear()
+
+    def _ask(self, path: str) -> Facts:
+        return patiently(self.url(path), "its size", lambda: self.backend.facts(path))
+
+    def read(self, path: str, start: int, stop: int, /) -> Piece:
+        """Return a range; shorter only where the file ends before, or is said to."""
+        url, wanted = self.url(path), f"bytes {start} to {stop}"
+
+        def attempt() -> Piece:
+            piece = self.backend.read(path, start, stop)
+            found, size = len(piece.data), piece.facts.bytes
+            if found > stop - start:
+                raise no_ranges(url)
+            if found < stop - start and size is not None and start + found < min(stop, size):
+                raise PassingError(f"a short body: {found} of {stop - start} bytes")
+            return piece
+
+        return patiently(url, wanted, attempt)
+
+    def head(self, path: str, length: int, /) -> bytes:
+        """Return the first bytes of a file, also from a server without ranges."""
+
+        def attempt() -> bytes:
+            stream = self.backend.stream(path)
+            held = b""
+            for chunk in stream:
+                held += chunk
+                if len(held) >= length:
+                    break
+            return held[:length]
+
+        return patiently(self.url(path), f"the first {length} bytes", attempt)
+
+    def stream(self, path: str, file: Path, most: int, /) -> int:
+        """Write a file from a server without ranges, or of unknown size, to `file`; return its
+        length.
+
+        Raises LoaderError for more than `most` bytes.
+        """
+
+        def attempt() -> int:
+            with file.open("wb") as out:
+                for chunk in self.backend.stream(path):
+                    out.write(chunk)
+                    if out.tell() > most:
+                        raise too_long(self.url(path), most, f"{out.tell()} bytes so far")
+                return out.tell()
+
+        return patiently(self.url(path), "all bytes", attempt)
+
+    def glob(self, pattern: str, /) -> list[str]:
+        """Return the paths that match a pattern, sorted. Of the wildcards, ** alone goes beyond one
+        name.
+        """
+        parts = pattern.split("/")
+        found = patiently(self.root, "a listing", lambda: list(self.backend.walk("")))
+        return sorted(path for path in found if _matches(path.split("/"), parts))
+
+    def write(self, path: str, file: Path, /) -> None:
+        """Write a local file to `path`."""
+        patiently(self.url(path), "to write there", lambda: self.backend.write(path, file))
+
+    def delete(self, folder: str, /) -> None:
+        """Delete the files of a folder."""
+        for path in patiently(
+            self.url(folder), "a listing", lambda: list(self.backend.walk(folder))
+        ):
+            patiently(self.url(path), "to delete", partial(self.backend.delete, path))
+
+
+def too_long(url: str, most: int, found: str, /) -> LoaderError:
+    """Return the error of a file that is longer than a download may be."""
+    return LoaderError(
+        "a shard of too many bytes",
+        path=url,
+        expected=f"at most {most} bytes",
+        found=found,
+        advice="copy the shard here if it is meant to be this long, and index the copy",
+    )
+
+
+_stores: dict[tuple[int, str], Store] = {}
+_obstore_users: set[int] = set()
+
+
+def store_of(root: str, /) -> Store:
+    """Return the store of a URL: one a process, with connections of its own."""
+    key = os.getpid(), root
+    store = _stores.get(key)
+    if store is None:
+        store = _stores[key] = Store(_backend(root))
+    return store
+
+
+def split(url: str, /) -> tuple[Store, str]:
+    """Return the store that a file lies in, and its path there."""
+    root, _, path = url.rpartition("/")
+    if root.endswith(":/"):  # a bucket by itself
+        raise LoaderError(
+            "this URL names no file", path=url, advice="name a file or a folder in it"
+        )
+    return store_of(root), path
+
+
+def direct_backend(root: str, /) -> Backend:
+    """Return the backend of a URL for a process that was not forked."""
+    if root.partition("://")[0] in OBJECTS and "::" not in root and find_spec("obstore"):
+        from twinfeed.loaders.remote._objects import Objects
+
+        _obstore_users.add(os.getpid())
+        return Objects(root)
+    from twinfeed.loaders.remote._files import Files
+
+    return Files(root)
+
+
+def _backend(root: str) -> Backend:
+    """Return the backend of a URL.
+
+    A process that was forked from one that used obstore has its threads' locks but not its threads:
+    obstore would wait for ever.
+    """
+    if root.partition("://")[0] in OBJECTS and _obstore_users - {os.getpid()}:
+        from twinfeed.loaders.remote._helper import Helped
+
+        return Helped(root)
+    return direct_backend(root)
+
+
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Tell whether the names of a path match the parts of a pattern."""
+    if not parts or not names:
+        return not parts and not names
+    if parts[0] == "**":
+        return any(_matches(names[n:], parts[1:]) for n in range(len(names) + 1))
+    return fnmatch.fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])

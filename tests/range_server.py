@@ -1,0 +1,154 @@
+"""A web server that serves ranges of files, counts what it is asked for, and fails on demand."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+
+class RangeServer(http.server.ThreadingHTTPServer):
+    """Serve the files of a folder by ranges.
+
+    `fail(path, start)` says what happens to a request for a range: None, or a status, or one of
+    "reset", "short", "hang", "whole", "endless". `tags` has tags that are not made of the files.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, folder: Path, *, delay: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.delay = delay
+        self.fail: Callable[[str, int], int | str | None] = lambda _path, _start: None
+        self.tags: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Count from nothing."""
+        self.asked: Counter[str] = Counter()
+        self.ranges: list[tuple[str, int, int]] = []
+        self.sent = self.now = self.most = self.bytes_now = self.most_bytes = 0
+
+    @property
+    def url(self) -> str:
+        """The URL of the folder."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that the other side closed."""
+
+    def __enter__(self) -> RangeServer:
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body leave together
+    server: RangeServer
+
+    def do_HEAD(self) -> None:
+        """Tell the size and the tag of a file."""
+        self._note("HEAD")
+        time.sleep(self.server.delay)
+        self._head(200, self._file())
+        with self.server.lock:
+            self.server.now -= 1
+
+    def do_GET(self) -> None:
+        """Send a range of a file, or all."""
+        file, asked = self._file(), self.headers.get("Range")
+        self._note("GET" if asked else "WHOLE")
+        size = file.stat().st_size if file.exists() else 0
+        start, stop = 0, size
+        if asked:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(size, int(last) + 1)
+        length = max(0, stop - start)
+        with self.server.lock:
+            self.server.ranges.append((self.path.lstrip("/"), start, stop))
+            self.server.bytes_now += length
+            self.server.most_bytes = max(self.server.most_bytes, self.server.bytes_now)
+        try:
+            time.sleep(self.server.delay)
+            self._send(file, start, stop, size, whole=not asked)
+        finally:
+            with self.server.lock:
+                self.server.now -= 1
+                self.server.bytes_now -= length
+
+    def _note(self, what: str) -> None:
+        with self.server.lock:
+            self.server.asked[what] += 1
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+
+    def _send(self, file: Path, start: int, stop: int, size: int, *, whole: bool) -> None:
+        if not file.exists():
+            self._head(404, None)
+            return
+        fate = self.server.fail(file.name, start)
+        if isinstance(fate, int):
+            self._head(fate, None)
+            return
+        if fate == "reset":
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            return
+        if fate == "whole":
+            whole, start, stop = True, 0, size
+        if start >= size > 0:
+            self._head(416, None)
+            return
+        with file.open("rb") as data:
+            data.seek(start)
+            body = data.read(stop - start)
+        self._head(200 if whole else 206, file, start, stop)
+        if fate == "short":
+            body, self.close_connection = body[: len(body) // 2], True
+        with suppress(OSError):
+            if fate == "hang":
+                self.wfile.write(body[:1])
+                self.wfile.flush()
+                time.sleep(3)
+                self.close_connection = True
+                return
+            self.wfile.write(body)
+            self.wfile.flush()
+        self.server.sent += len(body)
+
+    def _head(self, status: int, file: Path | None, start: int = 0, stop: int = -1) -> None:
+        if file is not None and not file.exists():
+            status, file = 404, None
+        size = 0 if file is None else file.stat().st_size
+        self.send_response(status)
+        self.send_header("Content-Length", str(size if stop < 0 else stop - start))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+        if file is not None:
+            self.send_header(
+                "ETag", self.server.tags.get(file.name, f'"{file.stat().st_mtime_ns}"')
+            )
+        self.end_headers()
+
+    def _file(self) -> Path:
+        return self.server.folder / unquote(self.path).lstrip("/")
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""

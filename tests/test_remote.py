@@ -1,0 +1,301 @@
+"""Shards at URLs: requests in flight, failures that pass and that stay, objects that changed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import tfrecords
+from range_server import RangeServer
+
+from twinfeed.loaders import Feed, build_index, open_index, pack
+from twinfeed.loaders.errors import LoaderError, StaleIndexError
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading._fetch import EXTENT
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.remote import _network, _store, _wire
+from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(tmp_path) as serving:
+        yield serving
+
+
+def network(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Use the network in another way; the pauses are short in every test."""
+    fast = replace(_network.NETWORK, first_pause=0.01, longest_pause=0.02)
+    monkeypatch.setattr(_network, "NETWORK", replace(fast, **changes))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    network(monkeypatch)
+
+
+def large(folder: Path, *, shards: int, records: int, size: int) -> Index:
+    """Pack records of `size` random bytes."""
+    data = np.random.default_rng(0)
+    samples = ({"x": data.bytes(size)} for _ in range(shards * records))
+    return pack(samples, folder, shard_records=records)["data"]
+
+
+def at(server: RangeServer, index: Index) -> Index:
+    """Return the index with its shards at the server."""
+    return open_index(index.path, root=server.url)
+
+
+def extents(index: Index, ids: Any) -> Any:
+    """Return a range for each of these records, of one use."""
+    rows = index.rows(["x"], np.asarray(ids))
+    told = np.zeros(len(rows), EXTENT)
+    told["file"], told["start"], told["uses"] = rows["file"], rows["offset"], 1
+    told["stop"] = rows["offset"] + rows["length"]
+    return told
+
+
+def test_a_remote_index_gives_the_batches_of_a_local_one(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    tfrecords(tmp_path, shards=5, each=40)
+    local = build_index(tmp_path / "*.tfrecord", tmp_path / "l.index")
+    remote = build_index(
+        [f"{server.url}/{name}" for name in local.shard_paths.tolist()], tmp_path / "r.index"
+    )
+    assert remote.fingerprint == local.fingerprint
+    assert remote.root == server.url
+    assert server.asked["WHOLE"] == 0
+    order = ShardShuffleSampler(local.shard_lengths, block=4, window=4, seed=0)
+    sampler = BatchSampler(order, batch_size=16)
+    pairs = zip(
+        Feed(local, sampler).batches(epoch=1), Feed(remote, sampler).batches(epoch=1), strict=True
+    )
+    for one, other in pairs:
+        assert one.keys() == other.keys()
+        for name in one:
+            assert np.array_equal(one[name], other[name])
+
+
+def test_neighbours_are_one_request_and_others_are_not(tmp_path: Path, server: RangeServer) -> None:
+    index = large(tmp_path, shards=2, records=40, size=10_000)
+    with Reader(at(server, index)) as reader:
+        found = reader.read([3, 4, 5, 30, 50])["x"]
+    with Reader(index) as reader:
+        assert found == reader.read([3, 4, 5, 30, 50])["x"]
+    assert server.asked == {"GET": 3}, "the size of a shard comes with its ranges"
+    assert server.sent < 5 * 10_000 + 2 * 200
+
+
+def test_the_requests_in_flight_reach_the_bound_over_shards_and_batches(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 4 MiB, 50 ms a request: 8 at once, of two shards, before anybody reads."""
+    network(monkeypatch, requests=8, in_flight=64 * MIB)
+    index = large(tmp_path, shards=2, records=8, size=4 * MIB)
+    server.delay = 0.05
+    with Reader(at(server, index)) as reader:
+        reader.ahead(extents(index, range(16)))
+        for record in range(16):
+            reader.read([record])
+    assert server.most == 8
+    assert server.asked == {"GET": 16}
+
+
+def test_the_bytes_in_flight_stay_within_their_bound(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network(monkeypatch, requests=8, in_flight=3 * MIB)
+    index = large(tmp_path, shards=1, records=16, size=MIB)
+    server.delay = 0.02
+    with Reader(at(server, index)) as reader:
+        reader.ahead(extents(index, range(16)))
+        reader.read(range(16))
+    assert 2 * MIB <= server.most_bytes <= 3 * MIB
+
+
+def test_a_range_is_fetched_once_for_all_its_uses_and_then_dropped(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    told = np.array([(0, 0, int(index.shards["bytes"][0]), 8)], EXTENT)
+    with Reader(at(server, index)) as reader:
+        reader.ahead(told)
+        for record in range(8):
+            reader.read([record])
+        assert server.asked["GET"] == 1
+        reader.read([0])
+        assert server.asked["GET"] == 2
+
+
+def test_what_nobody_takes_makes_room_for_what_is_needed(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that was given up fills the memory; the next plan is carried out all the same."""
+    network(monkeypatch, held=4 * 1000)
+    index = large(tmp_path, shards=1, records=32, size=900)
+    with Reader(at(server, index)) as reader:
+        reader.ahead(extents(index, range(16)))
+        reader.ahead(extents(index, range(16, 32)))
+        for record in range(16, 32):
+            reader.read([record])
+        held = reader._fetcher._ahead  # type: ignore[attr-defined]
+        assert held._bytes <= 4 * 1000
+        assert not held._waiting
+    assert server.asked["GET"] <= 4 + 16
+
+
+@pytest.mark.parametrize("fate", [500, 503, 429, "reset", "short"])
+def test_what_may_pass_is_tried_again(tmp_path: Path, server: RangeServer, fate: int | str) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    fates = iter([fate, fate])
+    server.fail = lambda _path, _start: next(fates, None)
+    with Reader(at(server, index)) as reader, Reader(index) as local:
+        assert reader.read([5]) == local.read([5])
+    assert server.asked["GET"] == 3
+
+
+@pytest.mark.parametrize("fate", [500, 429, "reset", "short"])
+def test_what_does_not_pass_is_told_with_range_and_attempts(
+    tmp_path: Path, server: RangeServer, fate: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network(monkeypatch, attempts=3)
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    server.fail = lambda _path, _start: fate
+    with Reader(at(server, index)) as reader, pytest.raises(LoaderError) as caught:
+        reader.read([5])
+    row = index.rows(["x"], np.array([5]))[0]
+    assert caught.value.path == f"{server.url}/{index.shard_paths[0]}"
+    assert caught.value.expected == f"bytes {row['offset']} to {row['offset'] + row['length']}"
+    assert "(3 attempts in" in str(caught.value.found)
+    assert server.asked["GET"] == 3
+    server.fail = lambda _path, _start: None
+    with Reader(at(server, index)) as reader:
+        assert len(reader.read([5])["x"]) == 1
+
+
+@pytest.mark.parametrize("fate", [400, 403, 404])
+def test_what_cannot_pass_is_not_tried_again(
+    tmp_path: Path, server: RangeServer, fate: int
+) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    server.fail = lambda _path, _start: fate
+    with Reader(at(server, index)) as reader:
+        with pytest.raises(FileNotFoundError if fate == 404 else LoaderError) as caught:
+            reader.read([5])
+        assert index.shard_paths[0] in str(caught.value)
+    assert server.asked["GET"] == 1
+
+
+def test_a_server_that_hangs_is_a_time_out(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network(monkeypatch, attempts=2, request_seconds=0.3)
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    monkeypatch.setattr(_store, "_stores", {})
+    server.fail = lambda _path, _start: "hang"
+    with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match=r"Time.*2 attempts"):
+        reader.read([5])
+
+
+def test_a_server_without_ranges_is_named(tmp_path: Path, server: RangeServer) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    server.fail = lambda _path, _start: "whole"
+    with (
+        Reader(at(server, index)) as reader,
+        pytest.raises(LoaderError, match="does not serve ranges"),
+    ):
+        reader.read([5])
+    again = build_index(f"{server.url}/{index.shard_paths[0]}", tmp_path / "x.index")
+    assert len(again) == 8
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_an_object_that_changed_is_told_with_both_tags(
+    tmp_path: Path, server: RangeServer, when: str
+) -> None:
+    """Another tag, at the same size: told at the first reading, and at the next one after."""
+    name = large(tmp_path, shards=1, records=8, size=1000).shard_paths[0]
+    server.tags[name] = '"old"'
+    index = build_index(f"{server.url}/{name}", tmp_path / "x.index")
+    assert index.options.tags == ['"old"']
+    with Reader(index) as reader:
+        if when == "meanwhile":
+            reader.read([1])
+        server.tags[name] = '"new"'
+        with pytest.raises(StaleIndexError, match=r'tag "old"\n  found: .*tag "new"'):
+            reader.read([2])
+    mirror = open_index(index.path, root=f"{server.url}/.")
+    with Reader(mirror) as reader:
+        reader.read([2])  # another place has other tags, and the bytes are checked
+
+
+def test_an_object_of_another_size_is_stale(tmp_path: Path, server: RangeServer) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    shard = tmp_path / index.shard_paths[0]
+    shard.write_bytes(shard.read_bytes()[:-2000])
+    size = shard.stat().st_size
+    for record in (0, 7):  # within what is left, and beyond
+        with (
+            Reader(at_url(server, index)) as reader,
+            pytest.raises(StaleIndexError, match=f"found: {size} bytes"),
+        ):
+            reader.read([record])
+
+
+def at_url(server: RangeServer, index: Index) -> Index:
+    """Return the index as a pickle gives it elsewhere: its local shards are not looked at."""
+    kind, arguments = index.__reduce__()[:2]  # type: ignore[misc]
+    return kind(arguments[0], server.url, *arguments[2:])  # type: ignore[operator, no-any-return]
+
+
+def _read(reader: Reader, queue: Any) -> None:
+    reader.ahead(extents(reader.index, [5, 6, 7]))
+    queue.put((os.getpid(), reader.read([5, 6, 7])["x"]))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_reads_with_connections_of_its_own(
+    tmp_path: Path, server: RangeServer, method: str
+) -> None:
+    """The parent has read, so that its threads and connections are there to be inherited."""
+    index = at(server, large(tmp_path, shards=1, records=8, size=1000))
+    context: Any = multiprocessing.get_context(method)
+    with Reader(index) as reader:
+        want = reader.read([5, 6, 7])["x"]
+        reader.ahead(extents(index, [0, 1]))
+        queue = context.Queue()
+        process = context.Process(target=_read, args=(reader, queue), daemon=True)
+        process.start()
+        pid, found = queue.get(timeout=60)
+        process.join(60)
+    assert process.exitcode == 0
+    assert (pid, found) == (process.pid, want)
+
+
+def test_errors_of_the_network_pickle(tmp_path: Path, server: RangeServer) -> None:
+    error = _network.no_ranges("http://x/a.tar")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert type(again) is type(error)
+
+
+def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: RangeServer) -> None:
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    with Reader(at(server, index)) as reader:
+        reader.read(range(8))
+    mine = [thread for thread in threading.enumerate() if thread.name == "twinfeed-request"]
+    for thread in mine:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in mine)
+    assert _wire.wire()._threads == 0
