@@ -331,6 +331,8 @@ class _Collector:
     def numbered(self) -> dict[str, Array]:
         """Return the labels of the block: integers, or the numbers of names."""
         without = [place for place, label in enumerate(self.labels) if label is None]
+        if without:
+            self.numbering.of([None])
         if str in self.first:
             numbers = self.numbering.of(self.labels)
         else:

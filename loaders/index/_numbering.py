@@ -1,13 +1,13 @@
 """Labels as numbers: what becomes of names, of whole numbers in text, and of records without one.
 
-Labels are all integers or all names. While shards are merged, a name is numbered as it comes, and a
-record without a label has the number of None. The numbers of the classes are known at the end.
+Labels are all integers or all names. A name is numbered as it comes, and a record without a label
+has the number of None. The numbers of the classes are known when all names are.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
@@ -105,7 +105,8 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 def check_range(labels: Array, classes: Sequence[str], /) -> None:
     """Raise ValueError for labels that are no numbers of `classes`."""
     bad, first = 0, list[int]()
-    for piece in pieces(labels):
+    for start in range(0, len(labels), PIECE):
+        piece = labels[start : start + PIECE]
         outside = piece[(piece < 0) | (piece >= len(classes))]
         first += outside[: 5 - len(first)].tolist()
         bad += len(outside)
@@ -113,15 +114,6 @@ def check_range(labels: Array, classes: Sequence[str], /) -> None:
         raise ValueError(
             f"labels lie outside [0, {len(classes)}) of classes= ({bad}, first: {first})"
         )
-
-
-def pieces(array: Array, /) -> Iterator[Array]:
-    """Yield a long array piece by piece.
-
-    >>> len(list(pieces(np.zeros(3_000_000, np.int8))))
-    3
-    """
-    return (array[start : start + PIECE] for start in range(0, len(array), PIECE))
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> Int64s:

@@ -87,10 +87,6 @@ class ArrayFile(HashedFile):
         """Write the next rows, as the type of the array."""
         self.write_array(piece.astype(self.dtype, copy=False))
 
-    def mapped(self) -> Array:
-        """Return the array, which was closed."""
-        return np.asarray(np.lib.format.open_memmap(self.file, mode="r"))
-
     def entry(self) -> dict[str, Any]:
         """End the array, and return what the manifest tells of it."""
         self.close(durable=True)
@@ -129,15 +125,7 @@ class Store:
         """End an array, and return it mapped."""
         file = self.open.pop(name)
         self._entries[name] = file.entry()
-        return file.mapped()
-
-    def taken(self, name: str, /) -> Array:
-        """End an array that does not stay, and return it mapped."""
-        file = self.open.pop(name)
-        file.close()
-        array = file.mapped()
-        file.file.unlink()
-        return array
+        return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
 
     def finish(self, facts: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
         """Switch the index to the arrays, `facts` and `options`.

@@ -12,6 +12,7 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart
 from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import FromTable, label_clash
@@ -64,6 +65,7 @@ class Survey:
         self.records = self.left_out = self.broken = self.filled = 0
         self.fields: dict[str, FieldSurvey] = {}
         self.strings: dict[str, tuple[int, int]] = {}
+        self.numbering = Numbering()
         self.labels: dict[str, str] = {}
         for label in table.labels.values() if table is not None else ():
             self.labels["names" if isinstance(label, str) else "integers"] = "the table"
@@ -93,6 +95,7 @@ class Survey:
         self.sums += bytes.fromhex(part.sha256)
         self.left_out += part.excluded + part.lacking + part.records - records
         self.broken += part.broken
+        self.numbering.of(part.names)
         if part.labels:
             example = next((f" ({name!r})" for name in part.names if name is not None), "")
             self.labels.setdefault(part.labels, f"{part.path}{example}")
