@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -47,7 +45,7 @@ _GROUPS = 64
 _Checked = tuple[int, list[BadRecord]]
 """The number of records of a shard, and what is bad there."""
 
-_Check = Callable[[range], Iterator[_Checked]]
+_Check = Callable[[Sequence[Any]], Iterator[_Checked]]
 
 
 class Report(NamedTuple):
@@ -117,30 +115,31 @@ def verify(
         source = load_index(source, root)
         _check_root(source)
     check: _Check
+    shards: Sequence[Any]
     if isinstance(source, Index):
         _check_arrays(source)
-        check, shards = _IndexedShards(source), len(source.shards)
+        check, shards = partial(_indexed_shards, source), range(len(source.shards))
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
         full = root is None and found.container != "files"
-        check = _PlainShards(Plan.of(found, None, None, reading), found.jobs, full)
-        shards = len(found.jobs)
-    results = list(bar(_results(check, shards, executor), "verifying", "shard", progress, shards))
+        plan = Plan.of(found, None, None, reading)
+        check, shards = partial(_plain_shards, plan, full), found.jobs
+    checked = _results(check, shards, executor)
+    results = list(bar(checked, "verifying", "shard", progress, len(shards)))
     bad = [one for _, found_bad in results for one in found_bad]
     if bad_list is not None:
         write_bad_records(bad_list, [one for one in bad if one.record >= 0])
-    return Report(shards, sum(records for records, _ in results), bad)
+    return Report(len(shards), sum(records for records, _ in results), bad)
 
 
-def _results(check: _Check, shards: int, executor: Executor | None) -> Iterator[_Checked]:
+def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) -> Iterator[_Checked]:
     """Yield what `check` finds in each shard, in order; an executor is given groups of shards."""
     if executor is None:
-        yield from check(range(shards))
+        yield from check(shards)
         return
-    sent = pickle.dumps(check)
-    size = math.ceil(shards / _GROUPS) or 1
-    groups = [range(first, min(first + size, shards)) for first in range(0, shards, size)]
-    futures = [executor.submit(_check_group, sent, group) for group in groups]
+    size = math.ceil(len(shards) / _GROUPS) or 1
+    groups = [shards[first : first + size] for first in range(0, len(shards), size)]
+    futures = [executor.submit(_in_list, check, group) for group in groups]
     try:
         for future in futures:
             yield from future.result()
@@ -149,16 +148,9 @@ def _results(check: _Check, shards: int, executor: Executor | None) -> Iterator[
             future.cancel()
 
 
-def _check_group(sent: bytes, group: range) -> list[_Checked]:
-    """Check a group of shards in another process."""
-    return list(_received(sent)(group))
-
-
-@lru_cache(maxsize=1)
-def _received(sent: bytes) -> _Check:
-    """Return what was sent, opened once in each process for all groups."""
-    check: _Check = pickle.loads(sent)
-    return check
+def _in_list(check: _Check, shards: Sequence[Any]) -> list[_Checked]:
+    """Check some shards in another process, which can send no iterator back."""
+    return list(check(shards))
 
 
 def _is_index(source: Index | Shards) -> TypeGuard[PathLike]:
@@ -251,36 +243,22 @@ class _Scan:
         return found
 
 
-@dataclass(frozen=True)
-class _PlainShards:
+def _plain_shards(plan: Plan, full: bool, jobs: Sequence[Job]) -> Iterator[_Checked]:
     """Verify shards by themselves, named by their full paths if so wanted."""
-
-    plan: Plan
-    jobs: list[Job]
-    full: bool
-
-    def __call__(self, shards: range) -> Iterator[_Checked]:
-        """Yield the number of records and what is bad, for each shard."""
-        for job in self.jobs[shards.start : shards.stop]:
-            scan = _Scan(self.plan, job)
-            name = join(self.plan.root, job.shard) if self.full else job.shard
-            bad = [one._replace(shard=name) for one in scan.bad] if self.full else scan.bad
-            # Half a sample is not to be left out, since that would keep the other half.
-            bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
-            yield scan.records, bad
+    for job in jobs:
+        scan = _Scan(plan, job)
+        name = join(plan.root, job.shard) if full else job.shard
+        bad = [one._replace(shard=name) for one in scan.bad] if full else scan.bad
+        # Half a sample is not to be left out, since that would keep the other half.
+        bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
+        yield scan.records, bad
 
 
-@dataclass(frozen=True)
-class _IndexedShards:
+def _indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Checked]:
     """Verify shards against their index."""
-
-    index: Index
-
-    def __call__(self, shards: range) -> Iterator[_Checked]:
-        """Yield the number of records and what is bad, for each shard."""
-        with Reader(self.index) as reader:
-            for shard in shards:
-                yield _indexed_shard(self.index, shard, reader)
+    with Reader(index) as reader:
+        for shard in shards:
+            yield _indexed_shard(index, shard, reader)
 
 
 def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:

@@ -22,9 +22,8 @@ from making_shards import flip, tars, tfrecords, tree, write_tar
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import _arrays, _paths
-from twinfeed.loaders.index._rows import row_type
+from twinfeed.loaders.index._columns import StringColumn, row_type
 from twinfeed.loaders.index._store import digest_of, new_store
-from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.opened import SHARD, Index, open_index
 from twinfeed.loaders.index.options import Reading

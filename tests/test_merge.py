@@ -26,8 +26,8 @@ from twinfeed.loaders.index import (
     _store,
     open_index,
 )
+from twinfeed.loaders.index._columns import row_type
 from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
-from twinfeed.loaders.index._rows import row_type
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.reading.reader import Reader
@@ -128,7 +128,7 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from twinfeed.loaders.index._rows import unsigned
+    from twinfeed.loaders.index._columns import unsigned
 
     assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 

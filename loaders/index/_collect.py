@@ -12,14 +12,13 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._records import Range, Record
 from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
-from twinfeed.loaders.index._rows import missing_rows, row_type
 from twinfeed.loaders.index._sources import Job, local
 from twinfeed.loaders.index._store import file_digest
-from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import (
     Label,
     RecordLabel,

@@ -17,11 +17,10 @@ import numpy as np
 from twinfeed.loaders._atomic import room_for
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.index._class_order import write_class_order
+from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type, unsigned
 from twinfeed.loaders.index._numbering import check_range, class_numbers, whole_background
 from twinfeed.loaders.index._parts import Block, ShardPart, damaged_part, load_part
-from twinfeed.loaders.index._rows import missing_rows, row_type, unsigned
 from twinfeed.loaders.index._store import ArrayFile, Store, new_store
-from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index._survey import FieldSurvey, Survey
 from twinfeed.loaders.index.labels import FromTable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index._columns import StringColumn
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart
-from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.labels import FromTable, label_clash
 from twinfeed.loaders.index.opened import SHARD
 from twinfeed.loaders.index.options import IndexOptions
@@ -54,7 +54,7 @@ class FieldSurvey:
 class Survey:
     """Sum up the facts of parts; of the parts only the files are kept."""
 
-    def __init__(self, table: FromTable | None) -> None:
+    def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
         self.table = table
         self.options = IndexOptions()
         self.parts: list[Path] = []
@@ -69,6 +69,8 @@ class Survey:
         self.labels: dict[str, str] = {}
         for label in table.labels.values() if table is not None else ():
             self.labels["names" if isinstance(label, str) else "integers"] = "the table"
+        for part in parts:
+            self.add(part)
 
     def add(self, part: ShardPart) -> None:
         """Take in the facts of one part."""

@@ -1,16 +1,18 @@
-"""The list of bad records: `verify` writes it, `build_index(exclude=…)` leaves them out."""
+"""The list of bad records: `verify` writes the list, `build_index(exclude=…)` leaves them out."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twinfeed.loaders._atomic import replace_file
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.index._paths import to_write
+from twinfeed.loaders.index._paths import is_url, relative_to, to_write
+from twinfeed.loaders.index._sources import Job, PathLike, Source
 
 
 class BadRecord(NamedTuple):
@@ -27,6 +29,9 @@ class BadRecord(NamedTuple):
     key: str | None = None
     problem: str = ""
     rest: bool = False
+
+
+Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError, *, rest: bool = False) -> BadRecord:
@@ -100,3 +105,77 @@ def _parsed(line: str) -> BadRecord:
     if not isinstance(entry.get("rest", False), bool):
         raise ValueError(f"its rest is {entry['rest']!r}, neither true nor false")
     return BadRecord(**entry)
+
+
+def without(source: Source, exclude: Exclude, /) -> list[Job]:
+    """Return the jobs, each told which of its records to leave out.
+
+    >>> without(Source("tar", "/data", [Job("a.tar")]), [("a.tar", 7)])[0].exclude
+    frozenset({7})
+    """
+    given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    left_out = [_entry(one) for one in given]
+    if left_out and source.container == "files":
+        left_out = _where_now(source.jobs, left_out)
+    else:
+        left_out = [one._replace(shard=_name(source.root, one.shard)) for one in left_out]
+    bad: dict[str, set[int]] = {}
+    rest: dict[str, int] = {}
+    for one in left_out:
+        bad.setdefault(one.shard, set()).add(one.record)
+        if one.rest:
+            rest[one.shard] = min(one.record, rest.get(one.shard, one.record))
+    unknown = sorted(set(bad) - {job.shard for job in source.jobs})
+    if unknown:
+        raise ValueError(
+            f"exclude= names shards that are not indexed ({len(unknown)}: {unknown[:5]}): "
+            f"names are relative to the root, and here such as {source.jobs[0].shard!r}; list the "
+            f"bad records again: verify with root= {source.root}"
+        )
+    jobs = []
+    for job in source.jobs:
+        first = rest.get(job.shard)
+        named = (n for n in bad.get(job.shard, ()) if first is None or n <= first)
+        jobs.append(job._replace(exclude=frozenset(named), rest=first))
+    return jobs
+
+
+def _entry(one: Any) -> BadRecord:
+    """Return an entry of `exclude`, which may be a pair only."""
+    if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
+        raise TypeError(
+            "exclude must be the list that verify writes, or (shard, number) pairs such as "
+            f"('a.tar', 7), got {one!r}"
+        )
+    return BadRecord(*one)
+
+
+def _name(root: str, shard: str) -> str:
+    """Return the name that a listed shard has below the root; a full path may lie elsewhere."""
+    if not os.path.isabs(shard) and not is_url(shard):
+        return shard
+    with suppress(ValueError):
+        return relative_to(root, shard)
+    return shard
+
+
+def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:
+    """Return records of loose files with the numbers they have now: found by their keys, since
+    other files may have come or gone.
+    """
+    places: dict[str, list[tuple[str, int]]] = {}
+    for job in jobs:
+        for number, entry in enumerate(job.entries):
+            places.setdefault(entry.key, []).append((job.shard, number))
+    gone = [one.key for one in listed if one.key is not None and one.key not in places]
+    if gone:
+        raise ValueError(
+            f"exclude= names records that are not there ({len(gone)}: {gone[:5]}): "
+            "list the bad records again with verify"
+        )
+    found = []
+    for one in listed:
+        here = places.get(one.key or "", [(one.shard, one.record)])
+        shard, number = (one.shard, one.record) if (one.shard, one.record) in here else here[0]
+        found.append(one._replace(shard=shard, record=number))
+    return found

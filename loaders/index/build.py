@@ -16,7 +16,6 @@ from twinfeed.loaders._atomic import locked
 from twinfeed.loaders._progress import bar
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._collect import build_part
-from twinfeed.loaders.index._exclude import Exclude, without
 from twinfeed.loaders.index._merge import write_index
 from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
@@ -25,6 +24,7 @@ from twinfeed.loaders.index._plan import Fields, Plan
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
 from twinfeed.loaders.index._survey import Survey
+from twinfeed.loaders.index.bad_records import Exclude, without
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
@@ -96,11 +96,11 @@ def build_index(
     table = label if isinstance(label, FromTable) else None
     folder = path / "parts"
     with _alone(folder):
-        survey = _survey(_parts(plan, jobs, folder, executor, progress), table)
+        survey = Survey(_parts(plan, jobs, folder, executor, progress), table)
         mixed = survey.mixed()
         if mixed:  # some shards have one value a record, others several: read all as lists
-            again = _parts(plan.with_lists(mixed), jobs, folder, executor, progress)
-            survey = _survey(again, table)
+            plan = plan.with_lists(mixed)
+            survey = Survey(_parts(plan, jobs, folder, executor, progress), table)
         write_index(path, survey, classes=classes)
     return open_index(path, root=source.root)
 
@@ -192,7 +192,7 @@ def merge_parts(
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise ValueError(f"shards have two parts ({len(twice)}: {', '.join(twice[:5])})")
-    survey = _survey((load_part(file, check=False) for _, file in sorted(found)), label)
+    survey = Survey((load_part(file, check=False) for _, file in sorted(found)), label)
     mixed = survey.mixed()
     if mixed:
         raise ValueError(
@@ -203,14 +203,6 @@ def merge_parts(
         survey.options = replace(survey.options, root=os.fspath(root))
     write_index(path, survey, classes=classes)
     return open_index(path, root=root)
-
-
-def _survey(parts: Iterable[ShardPart], table: FromTable | None) -> Survey:
-    """Sum up parts."""
-    survey = Survey(table)
-    for part in parts:
-        survey.add(part)
-    return survey
 
 
 @contextmanager
@@ -227,7 +219,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 finished = True
             finally:
                 for file in filter(is_part, folder.iterdir()):
-                    if finished or _bytes_scanned(file) < KEEP_FROM:
+                    if finished or _is_small(file):
                         file.unlink()
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
@@ -236,10 +228,10 @@ def _alone(folder: Path) -> Iterator[None]:
                 folder.parent.rmdir()
 
 
-def _bytes_scanned(file: Path) -> int:
-    """Return how many bytes were scanned for a part, at least; -1 for what is none."""
+def _is_small(file: Path) -> bool:
+    """Tell a part of a small shard, or what is no part."""
     part = ShardPart.load(file, check=False)
-    return -1 if part is None else max(part.bytes, part.strings.get("files", (0, 0))[0] << 10)
+    return part is None or max(part.bytes, part.strings.get("files", (0, 0))[0] << 10) < KEEP_FROM
 
 
 def _part_files(plan: Plan, jobs: Sequence[Job], folder: Path) -> list[Path]:

@@ -21,10 +21,9 @@ from twinfeed.loaders._checks import Ids, Int64s, check_ids, choice
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats._features import WIRES
 from twinfeed.loaders.index._arrays import Arrays, Columns
+from twinfeed.loaders.index._columns import ROW, StringColumn, row_types
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
-from twinfeed.loaders.index._rows import ROW, row_types
 from twinfeed.loaders.index._store import digest_of, read_manifest
-from twinfeed.loaders.index._strings import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.remote._store import store_of
 from twinfeed.samplers import ClassOrder
