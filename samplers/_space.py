@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 
 import numpy as np
 
@@ -12,15 +12,18 @@ from twinfeed.samplers._bits import Int64
 class SampleSpace(ABC):
     """Say which records sample ids stand for; as it is here, a sample is a record."""
 
+    _num_records: int
+    _num_ids: int | None = None
+
     @property
-    @abstractmethod
     def num_records(self) -> int:
         """Size of the record id space."""
+        return self._num_records
 
     @property
     def num_ids(self) -> int:
         """Size of the sample id space: that of the records, unless samples are something else."""
-        return self.num_records
+        return self.num_records if self._num_ids is None else self._num_ids
 
     @property
     def repeats(self) -> bool:

@@ -58,6 +58,7 @@ class BatchSampler(BatchStream):
                 "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
+        self._num_records, self._num_ids = order.num_records, order.num_ids
         over = len(order) % batch_size
         more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -over}
         self._size = len(order) + more[final]
@@ -75,41 +76,25 @@ class BatchSampler(BatchStream):
 
     @property
     def repeats(self) -> bool:
-        """Whether a batch may hold a record several times."""
         return self._order.repeats
 
     @property
-    def num_records(self) -> int:
-        """Size of the order's record id space."""
-        return self._order.num_records
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the order's sample id space."""
-        return self._order.num_ids
-
-    @property
     def live(self) -> int | None:
-        """How many decoded images may be live at once, as the order says."""
         return self._order.live
 
     @property
     def reuse(self) -> int:
-        """How many uses in a row a record is live for, as the order says."""
         return self._order.reuse
 
     @property
     def in_blocks(self) -> bool:
-        """Whether consecutive records are read around the same time, as the order says."""
         return self._order.in_blocks
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
-        """Return the range of records around each record, as the order says."""
         return self._order.spans(records)
 
     @property
     def padded(self) -> bool:
-        """Whether the last batch may hold -1."""
         return self._final == "pad"
 
     @property
@@ -117,11 +102,9 @@ class BatchSampler(BatchStream):
         return self._size % self._largest == 0
 
     def records(self, ids: Int64) -> Int64:
-        """Return the record id of each sample id, as the order says; -1 for padding."""
         return _unless_padding(self._order.records, ids, -1)
 
     def views(self, ids: Int64) -> Int64:
-        """Return the view or use number of each sample id, as the order says; 0 for padding."""
         return _unless_padding(self._order.views, ids, 0)
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:

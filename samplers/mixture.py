@@ -72,6 +72,7 @@ class MixtureSampler(Order):
         self._pieces = Pieces(self._orders)
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
+        self._num_ids, self._num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
 
     def __len__(self) -> int:
         return self._samples
@@ -87,16 +88,6 @@ class MixtureSampler(Order):
     def repeats(self) -> bool:
         """Whether neighbouring positions may hold a record several times."""
         return True
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space: the sum over the orders."""
-        return int(self._record_bounds[-1])
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the sample id space, that of all orders together."""
-        return int(self._id_bounds[-1])
 
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""

@@ -129,24 +129,19 @@ class SequentialSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /) -> None:
-        self._n = _validate.integer("n", n, minimum=0)
+        self._num_records = _validate.integer("n", n, minimum=0)
 
     def __len__(self) -> int:
-        return self._n
+        return self._num_records
 
     def __repr__(self) -> str:
-        return f"SequentialSampler({_validate.counted(self._n, 'record')})"
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space, n."""
-        return self._n
+        return f"SequentialSampler({_validate.counted(len(self), 'record')})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return positions.copy()
 
     def _parameters(self) -> dict[str, Any]:
-        return {"n": self._n}
+        return {"n": len(self)}
 
 
 class RandomSampler(Order):
@@ -164,29 +159,24 @@ class RandomSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        self._n = _validate.integer("n", n, minimum=0)
+        self._num_records = _validate.integer("n", n, minimum=0)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
 
     def __len__(self) -> int:
-        return self._n
+        return self._num_records
 
     def __repr__(self) -> str:
-        return f"RandomSampler({_validate.counted(self._n, 'record')}, seed={self.seed})"
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space, n."""
-        return self._n
+        return f"RandomSampler({_validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
-        if self._n > SMALL:
-            return permute(self._n, key, positions)
+        if len(self) > SMALL:
+            return permute(len(self), key, positions)
         # An order keeps its own tables: permute keeps few, and a mixture has many orders.
-        table = self._recent.get(epoch, lambda: small_table(self._n, key))
+        table = self._recent.get(epoch, lambda: small_table(len(self), key))
         return table[positions].astype(np.int64)
 
     def _parameters(self) -> dict[str, Any]:
-        return {"n": self._n}
+        return {"n": len(self)}

@@ -188,11 +188,6 @@ class PKBatchSampler(BatchStream):
         return self._small == "repeat"
 
     @property
-    def num_records(self) -> int:
-        """Size of the record id space: the number of labels."""
-        return self._num_records
-
-    @property
     def num_classes(self) -> int:
         """Number of classes that batches are drawn from."""
         return len(self._classes)

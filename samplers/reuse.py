@@ -46,14 +46,15 @@ class ReuseSampler(Order):
         self._live = _validate.integer("live", live, minimum=1, below=MAX_LANES)
         if self._live > self._n:
             raise ValueError(f"live must be at most n, got live={self._live}, n={self._n}")
-        self._size = _validate.integer("samples of an epoch", self._n * self._reuse, minimum=1)
+        size = _validate.integer("samples of an epoch", self._n * self._reuse, minimum=1)
+        self._num_records, self._num_ids = self._n, size
         self.seed = _validate.seed(seed)
         self._bounds, self._starts = _staggered(self._n, self._reuse, self._live)
         self._key = root_key(self.seed, "reuse")
         self._recent: Recent[Lanes] = Recent(2)
 
     def __len__(self) -> int:
-        return self._size
+        return self._n * self._reuse
 
     def __repr__(self) -> str:
         return (
@@ -69,16 +70,6 @@ class ReuseSampler(Order):
                 f"got live={self._live}, batch_size={batch_size}"
             )
         return self
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space, n."""
-        return self._n
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the sample id space, n * reuse."""
-        return self._size
 
     @property
     def live(self) -> int:

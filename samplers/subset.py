@@ -64,11 +64,6 @@ class SubsetSampler(InnerOrder):
         return f"SubsetSampler({of}, {self._order!r})"
 
     @property
-    def num_records(self) -> int:
-        """Size of the record id space."""
-        return self._num_records
-
-    @property
     def in_blocks(self) -> bool:
         """Whether the inner order gives blocks of places, and the table ascends."""
         return self._order.in_blocks and self._ascending

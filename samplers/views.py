@@ -54,7 +54,8 @@ class ViewSampler(InnerOrder):
         one = self._per_epoch == "one"
         self._counts = _validate.counts("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
-        places = len(self._counts) if one else int(self._bounds[-1])
+        self._num_records, self._num_ids = len(self._counts), int(self._bounds[-1])
+        places = self._num_records if one else self._num_ids
         units = "records" if one else "(record, view) pairs"
         what = f"{places} {units} with per_epoch={per_epoch!r}"
         self._order = self._check_inner(order, places, what)
@@ -63,20 +64,10 @@ class ViewSampler(InnerOrder):
 
     def __repr__(self) -> str:
         return (
-            f"ViewSampler({_validate.counted(len(self._counts), 'record')}, "
-            f"{_validate.counted(int(self._bounds[-1]), 'view')}, "
+            f"ViewSampler({_validate.counted(self.num_records, 'record')}, "
+            f"{_validate.counted(self.num_ids, 'view')}, "
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space."""
-        return len(self._counts)
-
-    @property
-    def num_ids(self) -> int:
-        """Size of the sample id space: the number of pairs."""
-        return int(self._bounds[-1])
 
     @property
     def in_blocks(self) -> bool:

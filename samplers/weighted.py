@@ -50,6 +50,7 @@ class WeightedSampler(Order):
         replacement: bool = True,
     ) -> None:
         self._weights = _quantised(weights)
+        self._num_records = len(self._weights)
         self.seed = _validate.seed(seed)
         self._replacement = _validate.flag("replacement", replacement)
         drawable = int(np.count_nonzero(self._weights))
@@ -78,11 +79,6 @@ class WeightedSampler(Order):
     def repeats(self) -> bool:
         """Whether neighbouring positions may hold a record several times."""
         return self._replacement
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space: the number of weights."""
-        return len(self._weights)
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         if not self._replacement:
