@@ -86,7 +86,6 @@ class MixtureSampler(Order):
 
     @property
     def repeats(self) -> bool:
-        """Whether neighbouring positions may hold a record several times."""
         return True
 
     def records(self, ids: Int64) -> Int64:
@@ -94,7 +93,6 @@ class MixtureSampler(Order):
         return self._by_order(ids, lambda order, own: order.records(own), self._record_bounds)
 
     def views(self, ids: Int64) -> Int64:
-        """Return the view number of each sample id."""
         offsets = np.zeros_like(self._record_bounds)
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
 

@@ -100,7 +100,6 @@ class InnerOrder(Order):
 
     @property
     def repeats(self) -> bool:
-        """Whether a batch may hold a record several times, as the inner order says."""
         return self._order.repeats
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:

@@ -184,7 +184,6 @@ class PKBatchSampler(BatchStream):
 
     @property
     def repeats(self) -> bool:
-        """Whether a batch may hold a record several times."""
         return self._small == "repeat"
 
     @property

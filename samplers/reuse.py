@@ -73,7 +73,6 @@ class ReuseSampler(Order):
 
     @property
     def live(self) -> int:
-        """How many decoded records may be live at once."""
         return self._live
 
     @property

@@ -71,7 +71,6 @@ class ViewSampler(InnerOrder):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether consecutive records are read around the same time, as the inner order says."""
         return self._order.in_blocks
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
@@ -92,7 +91,6 @@ class ViewSampler(InnerOrder):
         return first + view
 
     def records(self, ids: Int64) -> Int64:
-        """Return the record of each sample id."""
         return np.searchsorted(self._bounds, ids, side="right") - 1
 
     def views(self, ids: Int64) -> Int64:

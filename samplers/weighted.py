@@ -77,7 +77,6 @@ class WeightedSampler(Order):
 
     @property
     def repeats(self) -> bool:
-        """Whether neighbouring positions may hold a record several times."""
         return self._replacement
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:

@@ -55,7 +55,6 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> int:
-    """Run `pack`."""
     indexed = is_index(Path(options.source))
     if options.root is not None and not indexed:
         raise ValueError("--root is the root of an index, and the source is not an index")
@@ -77,7 +76,6 @@ def run_pack(options: argparse.Namespace) -> int:
 
 
 def run_index(options: argparse.Namespace) -> int:
-    """Run `index`."""
     with workers(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
@@ -198,7 +196,6 @@ def _facts(index: Index) -> dict[str, Any]:
 
 
 def run_cat(options: argparse.Namespace) -> int:
-    """Run `cat`."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
         for record in _records(index, options.records, options.key):
@@ -216,7 +213,6 @@ def run_cat(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Run `compare`."""
     feed = _feed(options)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     for line in str(found).splitlines():
@@ -225,14 +221,12 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Run `show`."""
     from twinfeed.loaders.pictures import show_batch
 
     return _drawn(show_batch(_feed(options), step=options.step), options.out)
 
 
 def run_mixing(options: argparse.Namespace) -> int:
-    """Run `mixing`."""
     from twinfeed.loaders.pictures import plot_mixing
 
     index = open_index(options.index, root=options.root)

@@ -66,20 +66,20 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (LoaderError, OSError, EOFError) as error:
-        return _fail(error, 1)
-    except (ValueError, TypeError, LookupError, ImportError) as error:
-        return _fail(error, 2)
-
-
-def _fail(error: Exception, status: int) -> int:
-    """Say in one line what is wrong and what to do."""
-    say(f"twinfeed: error: {explain(error)}", error=True)
-    return status
+    except (
+        LoaderError,
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ImportError,
+    ) as error:
+        say(f"twinfeed: error: {explain(error)}", error=True)
+        return 1 if isinstance(error, (LoaderError, OSError, EOFError)) else 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="twinfeed",
         description="Pack, index and check shards of records.",
@@ -88,10 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for add in (_add_pack, _add_index, _add_verify, _add_info, _add_cat):
-        add(commands)
-    for add in (_add_compare, _add_show, _add_mixing):
-        add(commands)
+    _add_pack(commands)
+    _add_index(commands)
+    _add_verify(commands)
+    _add_info(commands)
+    _add_cat(commands)
+    _add_compare(commands)
+    _add_show(commands)
+    _add_mixing(commands)
     return parser
 
 
@@ -110,7 +114,6 @@ def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> A
 
 
 def _add_pack(commands: Any) -> None:
-    """Add `pack`."""
     add = _command(
         commands,
         "pack",
@@ -133,11 +136,10 @@ def _add_pack(commands: Any) -> None:
     add("--shard-records", type=int, help="at most so many records in a shard")
     add("--root", help="the folder of an index's shards, if it is not its own")
     add("--overwrite", action="store_true", help="replace files of the same names")
-    _add_quiet(add)
+    add("-q", "--quiet", action="store_true", help="no progress bar")
 
 
 def _add_index(commands: Any) -> None:
-    """Add `index`."""
     parser = _command(
         commands,
         "index",
@@ -177,7 +179,6 @@ def _add_index(commands: Any) -> None:
 
 
 def _add_verify(commands: Any) -> None:
-    """Add `verify`."""
     add = _command(
         commands,
         "verify",
@@ -194,7 +195,6 @@ def _add_verify(commands: Any) -> None:
 
 
 def _add_info(commands: Any) -> None:
-    """Add `info`."""
     text = "Say what an index holds."
     examples = "info data/train.index", "info data/train.index --json"
     add = _command(commands, "info", _commands.run_info, text, *examples).add_argument
@@ -203,7 +203,6 @@ def _add_info(commands: Any) -> None:
 
 
 def _add_cat(commands: Any) -> None:
-    """Add `cat`."""
     add = _command(
         commands,
         "cat",
@@ -223,7 +222,6 @@ def _add_cat(commands: Any) -> None:
 
 
 def _add_compare(commands: Any) -> None:
-    """Add `compare`."""
     add = _command(
         commands,
         "compare",
@@ -241,7 +239,6 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_show(commands: Any) -> None:
-    """Add `show`."""
     add = _command(
         commands,
         "show",
@@ -257,7 +254,6 @@ def _add_show(commands: Any) -> None:
 
 
 def _add_mixing(commands: Any) -> None:
-    """Add `mixing`."""
     add = _command(
         commands,
         "mixing",
@@ -302,11 +298,6 @@ def _add_reading(add: Any) -> None:
     add("--max-record-bytes", **_BYTES, default=LIMITS.record_bytes, help=most)
     add("--root", help="the folder that shard paths are relative to")
     add("--jobs", type=int, default=1, help="processes side by side; default 1")
-    _add_quiet(add)
-
-
-def _add_quiet(add: Any) -> None:
-    """Add `--quiet`."""
     add("-q", "--quiet", action="store_true", help="no progress bar")
 
 

@@ -1,9 +1,9 @@
 """Where the feature lists of a serialized `tf.train.Example` lie.
 
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
-Int64List}>}}`. Every writer lays it out in one way, each message filling the one around it exactly;
-`usual` reads that in a single flat loop and gives up on anything else, which `_any` reads, slowly,
-with proto3's rules.
+Int64List}>}}`. Every writer lays it out in one way: each message fills the one around it exactly.
+`usual` reads this layout in a single flat loop, and gives up on anything else. `unusual` reads any
+layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations
@@ -23,18 +23,6 @@ _OVERLONG = re.compile(rb"[\x80-\xff]{10}")
 _FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
 
 Span = tuple[str, int, int]
-
-
-def pieces(data: bytes, /) -> dict[str, list[Span]]:
-    """Return, by feature name, the (kind, start, stop) pieces of its list, if it has one.
-
-    Raises WireError where the message is malformed.
-
-    >>> pieces(bytes.fromhex("0a0c0a0a0a016112051a030a0107"))
-    {'a': [('int64_list', 11, 14)]}
-    """
-    found = usual(data)
-    return _any(data) if found is None else {name: [span] for name, span in found.items()}
 
 
 def usual(data: bytes, /) -> dict[str, Span] | None:
@@ -80,6 +68,8 @@ def usual(data: bytes, /) -> dict[str, Span] | None:
 def list_items(kind: str, data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
     """Return the (wire type, start, stop) of each value field of one list message.
 
+    Raises WireError where packed numbers are not whole.
+
     >>> list_items("int64_list", bytes.fromhex("0a0107"), 0, 3)
     [(2, 2, 3)]
     """
@@ -89,15 +79,13 @@ def list_items(kind: str, data: bytes, start: int, stop: int) -> list[tuple[int,
         if count == LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
         if number == 1 and wire in wires:
+            check_numbers(kind, data, wire, at, end)
             found.append((wire, at, end))
     return found
 
 
 def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
-    r"""Raise WireError unless the packed numbers of one value field are whole.
-
-    >>> check_numbers("int64_list", b"\x07", LEN, 0, 1)
-    """
+    """Raise WireError unless the packed numbers of one value field are whole."""
     if kind == "float_list" and (end - at) % 4:
         raise WireError(f"{end - at} bytes are no float32 array", at)
     if kind == "int64_list" and wire == LEN and end > at:
@@ -106,8 +94,11 @@ def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
             raise WireError("a varint does not end", at)
 
 
-def _any(data: bytes) -> dict[str, list[Span]]:
-    """Walk any message by proto3's rules."""
+def unusual(data: bytes, /) -> dict[str, list[Span]]:
+    """Return the (kind, start, stop) of each piece of each feature's list, by proto3's rules.
+
+    Raises WireError where the message is malformed.
+    """
     found = {}
     for number, wire, start, stop in fields(data, 0, len(data)):
         if number == 2 and wire == LEN:
@@ -136,8 +127,7 @@ def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
     for number, wire, start, stop in fields(data, at, end):
         if number in KINDS and wire == LEN:
             kind = KINDS[number]
-            for item in list_items(kind, data, start, stop):  # those that are replaced too
-                check_numbers(kind, data, *item)
+            list_items(kind, data, start, stop)  # checked also where another kind replaces them
             if found and found[0][0] != kind:
                 found = []
             found.append((kind, start, stop))

@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats._features import WIRES, Span, check_numbers, list_items, pieces, usual
+from twinfeed.loaders.formats._features import (
+    WIRES,
+    Span,
+    check_numbers,
+    list_items,
+    unusual,
+    usual,
+)
 from twinfeed.loaders.formats._records import Range
 from twinfeed.loaders.formats._wire import (
     LEN,
@@ -57,7 +64,7 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     try:
         found = usual(data)
         if found is None:
-            found = {name: _only(name, spans) for name, spans in pieces(data).items() if spans}
+            found = {name: _only(name, spans) for name, spans in unusual(data).items() if spans}
         if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
         return {name: _range(data, base, *span) for name, span in found.items()}
@@ -75,9 +82,12 @@ def parse(data: bytes, /) -> dict[str, Values]:
     {'name': [b'a', b'b'], 'x': array([0.5], dtype=float32)}
     """
     try:
+        found = usual(data)
+        if found is not None:
+            return {name: _values(kind, data[at:end]) for name, (kind, at, end) in found.items()}
         return {
             name: _values(spans[0][0], b"".join(data[start:stop] for _, start, stop in spans))
-            for name, spans in pieces(data).items()
+            for name, spans in unusual(data).items()
             if spans
         }
     except WireError as error:
@@ -141,8 +151,6 @@ def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     if kind == "bytes_list" and len(items) == 1:
         _, at, end = items[0]
         return Range("bytes", 0, base + at, end - at, data[at:end], at - start)
-    for wire, at, end in items:
-        check_numbers(kind, data, wire, at, end)
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
@@ -151,8 +159,6 @@ def _values(kind: str, data: bytes) -> Values:
     items = list_items(kind, data, 0, len(data))
     if kind == "bytes_list":
         return [data[at:end] for _, at, end in items]
-    for wire, at, end in items:
-        check_numbers(kind, data, wire, at, end)
     joined = b"".join(data[at:end] for _, at, end in items)
     if kind == "float_list":
         return np.frombuffer(joined, "<f4").astype(np.float32)

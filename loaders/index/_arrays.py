@@ -12,6 +12,7 @@ import hashlib
 import math
 import mmap
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Arrays:
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = path / manifest["folder"]
         self.checked: set[str] = set()
+        self._error = partial(IndexFormatError, path=self.folder, advice=REBUILD)
         self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
         self._maps: dict[str, Any] = {}
         self._arrays = {name: self._open(name) for name in self._entries}
@@ -68,17 +70,12 @@ class Arrays:
     def _open(self, name: str) -> Array:
         """Read or map one array."""
         if not ARRAY_NAME.fullmatch(name):
-            raise IndexFormatError("damaged index: bad array name", path=self.folder, found=name)
+            raise self._error("damaged index: bad array name", found=name)
         entry, file = self._entries[name], self.folder / f"{name}.npy"
         size = file.stat().st_size
         if size != entry["bytes"]:
-            raise IndexFormatError(
-                f"incomplete index: {file.name} has the wrong size",
-                path=self.folder,
-                expected=f"{entry['bytes']} bytes",
-                found=f"{size} bytes",
-                advice=REBUILD,
-            )
+            problem = f"incomplete index: {file.name} has the wrong size"
+            raise self._error(problem, expected=f"{entry['bytes']} bytes", found=f"{size} bytes")
         try:
             dtype = np.lib.format.descr_to_dtype(entry["dtype"])
             with file.open("rb") as opened:
@@ -89,12 +86,8 @@ class Arrays:
                 return np.asarray(self._maps[name])
             array = np.frombuffer(data, dtype, offset=start).reshape(entry["shape"])
         except (MemoryError, RecursionError, TypeError, ValueError) as error:
-            raise IndexFormatError(
-                f"damaged index: {file.name} cannot be read",
-                path=self.folder,
-                found=error,
-                advice=REBUILD,
-            ) from error
+            problem = f"damaged index: {file.name} cannot be read"
+            raise self._error(problem, found=error) from error
         self._compare(name, hashlib.sha256(data).hexdigest())
         return array
 
@@ -102,13 +95,9 @@ class Arrays:
         """Raise IndexFormatError unless an array has the digest that the manifest tells."""
         expected = self._entries[name]["sha256"]
         if found != expected:
-            raise IndexFormatError(
-                f"damaged index: the bytes of {name}.npy have changed since they were written",
-                path=self.folder / f"{name}.npy",
-                expected=f"SHA-256 {expected}",
-                found=found,
-                advice=REBUILD,
-            )
+            problem = f"damaged index: the bytes of {name}.npy have changed since they were written"
+            file = self.folder / f"{name}.npy"
+            raise self._error(problem, path=file, expected=f"SHA-256 {expected}", found=found)
 
 
 class Columns(Mapping[str, Array]):

@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,48 +168,37 @@ def new_store(path: Path) -> Iterator[Store]:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest under `path`."""
     rebuild = f"rebuild it with the options it had: twinfeed index SHARDS --out {path}"
+    error = partial(IndexFormatError, path=path, advice=rebuild)
     try:
         text = _bounded(path / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         if (path / "parts").is_dir() or any(path.glob(".columns-*")):
-            raise IndexFormatError(
+            raise error(
                 "incomplete index: its build was interrupted, or ended in an error",
-                path=path,
                 advice="build it again: finished shards are kept, for the same arguments, unless "
                 "labels come from a function",
             ) from None
         raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     try:
         manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise IndexFormatError(
-            f"incomplete index: {MANIFEST} is not JSON", path=path, found=error, advice=rebuild
-        ) from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"incomplete index: {MANIFEST} is not JSON", found=wrong) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise IndexFormatError(
-            f"not an index: {MANIFEST} is of another kind",
-            path=path,
-            expected=f'"format": "{FORMAT}"',
-            advice=rebuild,
-        )
+        told = f'"format": "{FORMAT}"'
+        raise error(f"not an index: {MANIFEST} is of another kind", expected=told)
     version = manifest.get("version")
     if version != VERSION:
-        raise IndexFormatError(
+        raise error(
             f"index version {version}, this library reads version {VERSION}",
-            path=path,
             advice="upgrade twinfeed, or rebuild the index with this version",
         )
     checksum = manifest.pop("checksum", None)
-    if checksum != digest_of(manifest):
-        raise IndexFormatError(
-            f"damaged index: the checksum of {MANIFEST} does not match",
-            path=path,
-            expected=checksum,
-            found=digest_of(manifest),
-            advice=rebuild,
-        )
+    found = digest_of(manifest)
+    if checksum != found:
+        problem = f"damaged index: the checksum of {MANIFEST} does not match"
+        raise error(problem, expected=checksum, found=found)
     if not _FOLDER.fullmatch(str(manifest.get("folder"))):
-        raise IndexFormatError("damaged index: bad folder name", path=path, advice=rebuild)
+        raise error("damaged index: bad folder name")
     return manifest
 
 
