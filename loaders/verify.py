@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -139,7 +140,8 @@ def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) ->
         return
     size = math.ceil(len(shards) / _GROUPS) or 1
     groups = [shards[first : first + size] for first in range(0, len(shards), size)]
-    futures = [executor.submit(_in_list, check, group) for group in groups]
+    sent = pickle.dumps(check)
+    futures = [executor.submit(_check_group, sent, group) for group in groups]
     try:
         for future in futures:
             yield from future.result()
@@ -148,9 +150,16 @@ def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) ->
             future.cancel()
 
 
-def _in_list(check: _Check, shards: Sequence[Any]) -> list[_Checked]:
-    """Check some shards in another process, which can send no iterator back."""
-    return list(check(shards))
+def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
+    """Check some shards in another process."""
+    return list(_received(sent)(shards))
+
+
+@lru_cache(maxsize=1)
+def _received(sent: bytes) -> _Check:
+    """Return what was sent. Its index is opened once in each process for all groups."""
+    check: _Check = pickle.loads(sent)
+    return check
 
 
 def _is_index(source: Index | Shards) -> TypeGuard[PathLike]:
