@@ -26,11 +26,10 @@ from twinfeed.loaders.index.options import Missing, Reading
 from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
 from twinfeed.loaders.packing._samples import (
     ImageFolder,
-    IndexSamples,
     LooseFiles,
     Sample,
     Samples,
-    SequenceSamples,
+    samples_of,
 )
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
@@ -187,12 +186,8 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
 
     An iterable is first written to the folder `spool`. Without the folder an iterable stays as is.
     """
-    if isinstance(source, Index):
-        return IndexSamples(source)
-    if isinstance(source, LooseFiles):
-        return source
-    if isinstance(source, Sequence):
-        return SequenceSamples(source)
+    if isinstance(source, (Index, LooseFiles, Sequence)):
+        return samples_of(source)
     if spool is None:
         return source
     spool = spool / "spool"
@@ -200,7 +195,7 @@ def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
     done = Written(spool, "data", "tfrecord")
     write_shards(done, source, numbers=itertools.count(), kinds={})
     _index(done, tuple(sorted(done.named)), progress=False)
-    return IndexSamples(open_index(spool / "data.index"))
+    return samples_of(open_index(spool / "data.index"))
 
 
 def _pieces(
@@ -213,7 +208,7 @@ def _pieces(
     """Return the splits with their samples in the order they are written."""
     if not isinstance(samples, Samples):
         return [_Piece("data", itertools.count(), samples, None, ())]
-    n = len(samples)
+    n = samples.count
     order = np.arange(n)
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)

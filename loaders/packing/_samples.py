@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,6 @@ class LooseFiles:
             sample["label"] = entry.label
         return sample
 
-    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
-        """Yield the samples of these numbers."""
-        return map(self.__getitem__, numbers.tolist())
-
 
 class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, with a folder for each class.
@@ -123,61 +121,61 @@ class ImageFolder(LooseFiles):
         super().__init__(root, entries)
 
 
-class IndexSamples:
-    """Take samples from an index: its fields, its columns, its keys if it has some."""
+@dataclass(frozen=True)
+class Samples:
+    """Hold samples that can be taken in any order.
 
-    def __init__(self, index: Index, /) -> None:
-        self.index = index
-        self.classes = index.classes
-        self.nbytes: int | None = sum(
-            int(np.maximum(index.table(field)["length"], 0).sum()) for field in index.fields
-        )
+    `at` yields the samples of some numbers below `count`. `nbytes` tells about how many bytes all
+    samples hold, None if that is not known. `classes` are the names of their labels, if known.
+    """
 
-    def __len__(self) -> int:
-        """Return the number of records."""
-        return len(self.index)
-
-    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
-        """Yield the samples of these records, read in batches."""
-        with Reader(self.index) as reader:
-            for start in range(0, len(numbers), _BATCH):
-                yield from self._batch(reader, numbers[start : start + _BATCH])
-
-    def _batch(self, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
-        """Return some samples; what a record lacks is left out of its sample."""
-        samples: list[dict[str, Any]] = [{} for _ in ids]
-        if self.index.has_keys:
-            for sample, key in zip(samples, self.index.keys(ids), strict=True):
-                sample["__key__"] = key
-        for name in self.index.fields:
-            held = np.flatnonzero(self.index.rows([name], ids)["length"] != -1)
-            values = reader.read(ids[held], [name])[name]
-            for place, value in zip(held.tolist(), values, strict=True):
-                samples[place][name] = value
-        for name, column in self.index.columns.items():
-            rows: Iterable[Any] = column[ids]
-            if name == "label" and self.classes:
-                rows = [self.classes[label] for label in column[ids].tolist()]
-            for sample, row in zip(samples, rows, strict=True):
-                sample[name] = row
-        return samples
+    count: int
+    at: Callable[[Int64s], Iterator[Sample]]
+    nbytes: int | None = None
+    classes: tuple[str, ...] = ()
 
 
-class SequenceSamples:
-    """Take samples from a sequence of dicts."""
+def samples_of(source: LooseFiles | Index | Sequence[Sample], /) -> Samples:
+    """Return the samples of loose files, of a sequence, or of an index: its fields, its columns,
+    and its keys if it has some.
+    """
+    if isinstance(source, Index):
+        lengths = (source.table(field)["length"] for field in source.fields)
+        nbytes = sum(int(np.maximum(length, 0).sum()) for length in lengths)
+        return Samples(len(source), partial(_records, source), nbytes, source.classes)
 
-    def __init__(self, samples: Sequence[Sample], /) -> None:
-        self.samples = samples
-        self.classes: tuple[str, ...] = ()
-        self.nbytes: int | None = None
+    def at(numbers: Int64s) -> Iterator[Sample]:
+        return map(source.__getitem__, numbers.tolist())
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.samples)
+    if isinstance(source, LooseFiles):
+        return Samples(len(source), at, source.nbytes, source.classes)
+    return Samples(len(source), at)
 
-    def at(self, numbers: Int64s, /) -> Iterator[Sample]:
-        """Yield the samples of these numbers."""
-        return (self.samples[number] for number in numbers.tolist())
+
+def _records(index: Index, numbers: Int64s) -> Iterator[Sample]:
+    """Yield records of an index, read in batches; what a record lacks is left out of its sample."""
+    with Reader(index) as reader:
+        for start in range(0, len(numbers), _BATCH):
+            yield from _batch(index, reader, numbers[start : start + _BATCH])
+
+
+def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
+    samples: list[dict[str, Any]] = [{} for _ in ids]
+    if index.has_keys:
+        for sample, key in zip(samples, index.keys(ids), strict=True):
+            sample["__key__"] = key
+    for name in index.fields:
+        held = np.flatnonzero(index.rows([name], ids)["length"] != -1)
+        values = reader.read(ids[held], [name])[name]
+        for place, value in zip(held.tolist(), values, strict=True):
+            samples[place][name] = value
+    for name, column in index.columns.items():
+        rows: Iterable[Any] = column[ids]
+        if name == "label" and index.classes:
+            rows = [index.classes[label] for label in column[ids].tolist()]
+        for sample, row in zip(samples, rows, strict=True):
+            sample[name] = row
+    return samples
 
 
 def _tar_key(key: str) -> str:
@@ -197,7 +195,3 @@ def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
         if count > 1:
             raise ValueError(f"two records have the key {key!r}: rename one of their files")
     return out
-
-
-Samples = LooseFiles | IndexSamples | SequenceSamples
-"""Samples in any order; `nbytes` tells about how much they hold, None if that is not known."""
