@@ -11,11 +11,7 @@ T = TypeVar("T")
 def bar(
     items: Iterable[T], doing: str, unit: str, /, shown: bool, total: int | None = None
 ) -> Iterator[T]:
-    """Yield `items`, with a bar on standard error if `shown` and tqdm is there.
-
-    >>> list(bar([1, 2], "counting", "number", False))
-    [1, 2]
-    """
+    """Yield `items`, with a bar on standard error if `shown` and tqdm is there."""
     if shown:
         try:
             from tqdm import tqdm

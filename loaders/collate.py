@@ -45,11 +45,7 @@ class FieldSpec(NamedTuple):
 
 
 class MisfitError(ValueError):
-    """Report a value that does not fit its field; `place` is its place in the batch.
-
-    >>> MisfitError("field 'x' holds int64 where uint8 is expected", place=3).place
-    3
-    """
+    """Report a value that does not fit its field; `place` is its place in the batch."""
 
     def __init__(self, problem: str, /, *, place: int) -> None:
         super().__init__(problem)
@@ -96,20 +92,12 @@ def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
-    """Give the collation of field `name`; a field that a mapping leaves out is stacked.
-
-    >>> mode_of({"tokens": "pad"}, "tokens"), mode_of({"tokens": "pad"}, "image")
-    ('pad', 'stack')
-    """
+    """Give the collation of field `name`; a field that a mapping leaves out is stacked."""
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
 
 def check_collate(how: Collate, /) -> Collate:
-    """Return `how`, or raise ValueError when it names a mode that does not exist.
-
-    >>> check_collate("pad")
-    'pad'
-    """
+    """Return `how`, or raise ValueError when it names a mode that does not exist."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
         if mode not in MODES:
             raise ValueError(f"collate must be one of {', '.join(MODES)}, got {mode!r}")
@@ -215,11 +203,7 @@ def _agree(shape: Shape, expected: Shape) -> bool:
 
 
 def least(shape: Shape, /) -> tuple[int, ...]:
-    """Return the shape of no values: 0 for each length that is not known.
-
-    >>> least((None, 3))
-    (0, 3)
-    """
+    """Return the shape of no values: 0 for each length that is not known."""
     return tuple(size or 0 for size in shape)
 
 

@@ -29,10 +29,6 @@ def workers(jobs: int) -> Iterator[Executor | None]:
     """Give a pool of processes, if there is to be more than one. An interrupt ends them at once.
 
     Raises WorkerDiedError where one of them dies.
-
-    >>> with workers(1) as executor:
-    ...     print(executor)
-    None
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")

@@ -40,9 +40,6 @@ class Range(NamedTuple):
     numbers the record's files (0 in a shard). `head` is, for a bytes feature of one value, the
     number of bytes before `offset` where its list message begins, so that `[offset - head, offset +
     length)` reads as "bytes_list".
-
-    >>> Range("bytes", 0, 512, 3, b"cat", 0).data
-    b'cat'
     """
 
     kind: str
@@ -58,9 +55,6 @@ class Record(NamedTuple):
 
     `offset` and `length` are bytes of the shard, framing included; `header` is what the shard's
     checksum covers: of a tar also the CRC of each member, since the archive itself holds none.
-
-    >>> Record(0, 20, None, {}, b"", 7).number
-    7
     """
 
     offset: int

@@ -75,22 +75,14 @@ def image_extension(head: bytes, /) -> str | None:
 
 
 def is_index(path: Path, /) -> bool:
-    """Tell whether a folder holds an index.
-
-    >>> is_index(Path("shards"))
-    False
-    """
+    """Tell whether a folder holds an index."""
     manifest = path / MANIFEST
     small = manifest.is_file() and manifest.stat().st_size <= LIMITS.manifest_bytes
     return small and FORMAT.encode() in manifest.read_bytes()
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Tell a tar archive by its first block, as all programs write it except very old ones.
-
-    >>> is_tar(bytes(257) + b"ustar")
-    True
-    """
+    """Tell a tar archive by its first block, as all programs write it except very old ones."""
     return head[257:262] == b"ustar"
 
 

@@ -43,9 +43,6 @@ _ADVICE = f"restore the shard, since nothing after this header can be trusted; {
 class Member(NamedTuple):
     """One member: name, type flag, data range, link target, and header blocks from `start` on.
     `target` is where the data of a hard link lie, after somebody has looked for them.
-
-    >>> Member(b"a.txt", b"0", 0, 512, 3, b"", b"").end
-    1024
     """
 
     name: bytes

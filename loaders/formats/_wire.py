@@ -124,11 +124,7 @@ def varint(value: int, /) -> bytes:
 
 
 def length_delimited(tag: int, payload: bytes, /) -> bytes:
-    r"""Encode a field whose tag is the one byte `tag`.
-
-    >>> length_delimited(0x0A, b"abc")
-    b'\n\x03abc'
-    """
+    """Encode a field whose tag is the one byte `tag`."""
     return bytes((tag,)) + varint(len(payload)) + payload
 
 

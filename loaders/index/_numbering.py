@@ -76,11 +76,7 @@ def class_numbers(
 
 
 def whole_background(background: Label | None, /) -> int:
-    """Return the background of labels that are integers.
-
-    >>> whole_background("7")
-    7
-    """
+    """Return the background of labels that are integers."""
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
     return int(background or 0)

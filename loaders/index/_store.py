@@ -279,11 +279,7 @@ def _is_columns(path: Path) -> bool:
 
 
 def is_part(path: Path) -> bool:
-    """Tell the file of a part, or what was written of it when the process was killed.
-
-    >>> is_part(Path("notes.part"))
-    False
-    """
+    """Tell the file of a part, or what was written of it when the process was killed."""
     return bool(_PART.fullmatch(path.name))
 
 

@@ -121,11 +121,7 @@ class IndexOptions(Reading):
 
 
 def describe_label(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:
-    """Return what kind of thing labels come from, and its name.
-
-    >>> describe_label("cls"), describe_label(FromFolder())
-    (('field', 'cls'), ('folder', None))
-    """
+    """Return what kind of thing labels come from, and its name."""
     if label is None:
         return None, None
     if isinstance(label, str):
