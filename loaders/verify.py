@@ -29,12 +29,7 @@ from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index._store import file_digest
-from twinfeed.loaders.index.bad_records import (
-    BadRecord,
-    bad_record,
-    lost_file,
-    write_bad_records,
-)
+from twinfeed.loaders.index.bad_records import BadRecord, bad_record, lost_file, write_bad_records
 from twinfeed.loaders.index.opened import Index, load_index
 from twinfeed.loaders.index.options import DEFAULT, Reading
 from twinfeed.loaders.reading.reader import Reader

@@ -19,14 +19,7 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
 from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
-from twinfeed.loaders.formats._tarkeys import (
-    META,
-    KnownKeys,
-    again,
-    field_of,
-    repeated,
-    split_name,
-)
+from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, repeated, split_name
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16

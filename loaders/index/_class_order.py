@@ -36,12 +36,7 @@ def write_class_order(store: Store, labels: Int64s, /) -> str:
                 records.add(ids)
         low = high
     by_first = np.argsort(first)
-    store.add(
-        {
-            "classorder-starts": (ends - sizes)[by_first],
-            "classorder-sizes": sizes[by_first],
-        }
-    )
+    store.add({"classorder-starts": (ends - sizes)[by_first], "classorder-sizes": sizes[by_first]})
     return digest(labels)
 
 

@@ -15,13 +15,7 @@ from twinfeed.loaders.formats._records import OnBad, Record
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._sources import Job, Source
 from twinfeed.loaders.index._store import VERSION
-from twinfeed.loaders.index.labels import (
-    FromFolder,
-    FromJson,
-    FromTable,
-    LabelSource,
-    RecordLabel,
-)
+from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource, RecordLabel
 from twinfeed.loaders.index.options import IndexOptions, Reading, describe_label
 
 Fields = Mapping[str, str] | Iterable[str]

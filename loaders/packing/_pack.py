@@ -24,13 +24,7 @@ from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.options import Missing, Reading
 from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
-from twinfeed.loaders.packing._samples import (
-    ImageFolder,
-    LooseFiles,
-    Sample,
-    Samples,
-    samples_of,
-)
+from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles, Sample, Samples, samples_of
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     Kinds,
