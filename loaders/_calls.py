@@ -52,7 +52,11 @@ class Calls:
             made = []
             for place in places:
                 try:
-                    made.append(_mapping(function(*rows[place])))
+                    one = function(*rows[place])
+                    if not isinstance(one, (dict, Mapping)):
+                        kind = type(one).__name__
+                        raise TypeError(f"it must return a dict of fields, got a {kind}")
+                    made.append(one)
                 except LoaderError as error:
                     where = self.index.describe(records[place])
                     problem = f"{where}: {error.problem}"
@@ -115,10 +119,3 @@ class Calls:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-
-
-def _mapping(made: Any) -> Made:
-    """What a callable returned, which must be a dict of fields."""
-    if not isinstance(made, (dict, Mapping)):
-        raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
-    return made

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def verify(
     """
     if bad_list is not None:
         bad_list = to_write(bad_list)
-    if _is_index(source):
+    if isinstance(source, (str, os.PathLike)) and Path(source, MANIFEST).exists():
         source = load_index(source, root)
         _check_root(source)
     check: _Check
@@ -155,11 +155,6 @@ def _received(sent: bytes) -> _Check:
     """Return what was sent. Its index is opened once in each process for all groups."""
     check: _Check = pickle.loads(sent)
     return check
-
-
-def _is_index(source: Index | Shards) -> TypeGuard[PathLike]:
-    """Tell whether `source` is the folder of an index."""
-    return isinstance(source, (str, os.PathLike)) and Path(source, MANIFEST).exists()
 
 
 def _check_root(index: Index) -> None:

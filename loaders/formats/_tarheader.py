@@ -215,7 +215,10 @@ class _Walk:
                 raise self._unsupported(b"S", start)
             name = self._longer(name, extended.gnu.get(b"L"), pax.get(b"path"))
             link = self._longer(link, extended.gnu.get(b"K"), pax.get(b"linkpath"))
-            size = self._pax_size(pax[b"size"]) if pax.get(b"size") else size
+            if told := pax.get(b"size"):
+                if not told.isdigit() or len(told) > 19:
+                    raise self._error("PAX size that is no number", found=told)
+                size = int(told)
         if len(name) > LIMITS.name_bytes or len(link) > LIMITS.name_bytes:
             raise self._error(
                 f"name longer than {LIMITS.name_bytes} bytes",
@@ -232,12 +235,6 @@ class _Walk:
         if gnu is not None and pax and gnu != pax:
             raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
         return pax or gnu or short
-
-    def _pax_size(self, value: bytes) -> int:
-        """Return the size that a PAX record gives."""
-        if not value.isdigit() or len(value) > 19:
-            raise self._error("PAX size that is no number", found=value)
-        return int(value)
 
     def _check_end(self) -> int | None:
         """Return where another archive follows after the end of this one, as in what `cat a.tar

@@ -19,14 +19,7 @@ from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, local
 from twinfeed.loaders.index._store import file_digest
-from twinfeed.loaders.index.labels import (
-    Label,
-    RecordLabel,
-    at,
-    label_clash,
-    label_of,
-    refuse_mixed,
-)
+from twinfeed.loaders.index.labels import Label, at, label_clash, label_of, refuse_mixed
 from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
@@ -204,31 +197,27 @@ class _Collector:
             self.write()
 
     def add_label(self, record: Record) -> bool:
-        """Note the label of a record; False to leave the record out."""
-        if self.plan.label is None:
+        """Note the label of a record; False to leave the record out. The labels of a field are
+        remembered by its bytes.
+        """
+        source = self.plan.label
+        if source is None:
             return True
-        label = self.label_of(self.plan.label, record)
-        if label is None and self.plan.reading.background is None:
-            self.lacks("a label", record)
-            return False
+        piece = record.fields.get(source) if isinstance(source, str) else None
+        label = None if piece is None else self.memo.get(piece.data)
+        if label is None:
+            label = label_of(source, record, self.part.path)
+            if label is None and self.plan.reading.background is None:
+                self.lacks("a label", record)
+                return False
+            if piece is not None and label is not None and len(self.memo) < _MEMO:
+                self.memo[piece.data] = label
         kind = str if isinstance(label, str) else int
         if label is not None and kind not in self.first:
             self.first[kind] = f"record {record.number}, key {record.key!r}: {label!r}"
             refuse_mixed(self.first, self.part.path)
         self.labels.append(label)
         return True
-
-    def label_of(self, source: RecordLabel, record: Record) -> Label | None:
-        """Return the label of a record, if it has one; those of a field are remembered by its
-        bytes.
-        """
-        piece = record.fields.get(source) if isinstance(source, str) else None
-        if piece is not None and piece.data in self.memo:
-            return self.memo[piece.data]
-        label = label_of(source, record, self.part.path)
-        if piece is not None and label is not None and len(self.memo) < _MEMO:
-            self.memo[piece.data] = label
-        return label
 
     def key_of(self, record: Record) -> str:
         """Return the key that a feature holds."""

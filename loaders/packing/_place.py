@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from twinfeed.loaders._atomic import beside, locked, sync, writable
@@ -73,7 +74,8 @@ def workplace(folder: Path, /) -> Iterator[Path]:
 
 def _begin(folder: Path, work: Path) -> int:
     """Make and lock the folder `work`, after the work of packers that were killed."""
-    with writable(folder, _ELSEWHERE), locked(folder, make=_make):
+    make = partial(Path.mkdir, parents=True, exist_ok=True)
+    with writable(folder, _ELSEWHERE), locked(folder, make=make):
         _finish(folder)
         for left in folder.glob(f".{_WORK}-*"):
             if _OWN_WORK.fullmatch(left.name):
@@ -94,10 +96,6 @@ def _remove_unheld(work: Path) -> None:
             shutil.rmtree(work)
         finally:
             os.close(fd)
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def put_in_place(work: Path, folder: Path, /) -> None:
