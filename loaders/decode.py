@@ -59,6 +59,7 @@ class DecodeImage:
     ) -> None:
         self.field = field
         self.mode = _checks.choice("mode", mode, get_args(ImageMode))
+        self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = _checks.count("max_pixels", max_pixels)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
             raise ValueError(f"size must be (height, width), got {size!r}")
@@ -139,11 +140,6 @@ class DecodeImage:
                 f"the image has {height} x {width} pixels, more than {self.max_pixels}: decode it "
                 f"with DecodeImage(max_pixels=…) if images are meant to be so large"
             )
-
-    @property
-    def _colours(self) -> str:
-        """simplejpeg's name for the mode."""
-        return "GRAY" if self.mode == "L" else "RGB"
 
 
 def _is_jpeg(data: bytes) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders import _checks
 from twinfeed.loaders.decode import DecodeImage, ImageMode
@@ -69,7 +68,7 @@ class DecodeExtensions:
             if not isinstance(value, bytes):
                 decoded[field] = value
             elif extension == "npz":
-                arrays = self._arrays(field, value)
+                arrays = self._load(field, value)
                 decoded |= {f"{field}.{name}": array for name, array in arrays.items()}
             else:
                 decoded[field] = self._decode(field, extension, value)
@@ -81,7 +80,7 @@ class DecodeExtensions:
         if extension in PLAIN:
             return PLAIN[extension](data)
         if extension == "npy":
-            return self._load(field, io.BytesIO(data))
+            return self._load(field, data)
         if extension in PICKLES:
             if not self.allow_pickle:
                 raise _unsafe(field)
@@ -93,23 +92,18 @@ class DecodeExtensions:
             )
         return data
 
-    def _arrays(self, field: str, data: bytes) -> dict[str, npt.NDArray[Any]]:
-        archive = self._load(field, io.BytesIO(data))
-        with archive:
-            try:
-                return {name: archive[name] for name in archive.files}
-            except ValueError as error:
-                raise self._reason(field, error) from error
-
-    def _load(self, field: str, file: io.BytesIO) -> Any:
+    def _load(self, field: str, data: bytes) -> Any:
+        """Return the array of a .npy file, or a dict of the arrays of a .npz file."""
         try:
-            return np.load(file, allow_pickle=self.allow_pickle)
+            loaded = np.load(io.BytesIO(data), allow_pickle=self.allow_pickle)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                return loaded
+            with loaded:
+                return {name: loaded[name] for name in loaded.files}
         except ValueError as error:
-            raise self._reason(field, error) from error
-
-    def _reason(self, field: str, error: ValueError) -> Exception:
-        """Tell an array that holds Python objects from one that is broken."""
-        return _unsafe(field) if "allow_pickle" in str(error) else error
+            if "allow_pickle" in str(error):
+                raise _unsafe(field) from error
+            raise
 
 
 PLAIN: Mapping[str, Callable[[bytes], Any]] = {

@@ -99,8 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> Any:
-    """Add one command, with its examples, and return its parser."""
+def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
+    """Add one command, which a function of _commands.py runs, and return its parser."""
     lines = "\n".join(f"  twinfeed {example}" for example in examples)
     parser = commands.add_parser(
         name,
@@ -109,7 +109,7 @@ def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> A
         epilog=f"examples:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=getattr(_commands, f"run_{name}"))
     return parser
 
 
@@ -117,7 +117,6 @@ def _add_pack(commands: Any) -> None:
     add = _command(
         commands,
         "pack",
-        _commands.run_pack,
         "Write a folder of images, or the records of an index, to shards and index them. Pairs of "
         "image and annotation, and other samples, are packed in Python: see LooseFiles, and pack.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
@@ -143,7 +142,6 @@ def _add_index(commands: Any) -> None:
     parser = _command(
         commands,
         "index",
-        _commands.run_index,
         "Index shards, or a folder of images as it is.",
         "index 'data/train-*.tfrecord' --out data/train.index --label image/class/label",
         "index 'data/{000000..000099}.tar' --out data/x.index --label cls --field 'image=jpg;png'",
@@ -182,7 +180,6 @@ def _add_verify(commands: Any) -> None:
     add = _command(
         commands,
         "verify",
-        _commands.run_verify,
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
         "checksums of its headers only; its index has one of everything.",
         "verify data/train.index --jobs 4",
@@ -197,7 +194,7 @@ def _add_verify(commands: Any) -> None:
 def _add_info(commands: Any) -> None:
     text = "Say what an index holds."
     examples = "info data/train.index", "info data/train.index --json"
-    add = _command(commands, "info", _commands.run_info, text, *examples).add_argument
+    add = _command(commands, "info", text, *examples).add_argument
     _add_opened(add)
     add("--json", action="store_true", help="print JSON, for programs")
 
@@ -206,7 +203,6 @@ def _add_cat(commands: Any) -> None:
     add = _command(
         commands,
         "cat",
-        _commands.run_cat,
         "Show records, by number or key.",
         "cat data/train.index 0 17",
         "cat data/train.index cat/0001 000014",
@@ -225,7 +221,6 @@ def _add_compare(commands: Any) -> None:
     add = _command(
         commands,
         "compare",
-        _commands.run_compare,
         "Run the same batches through TensorFlow and PyTorch; compare what arrives, how fast.",
         "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
@@ -242,7 +237,6 @@ def _add_show(commands: Any) -> None:
     add = _command(
         commands,
         "show",
-        _commands.run_show,
         "Draw a batch of images: a row for each class of a P x K batch, captions below.",
         "show data/train.index --p 8 --k 4 --out batch.png",
         "show data/train.index --batch-size 30 --step 5 --out batch.svg",
@@ -257,7 +251,6 @@ def _add_mixing(commands: Any) -> None:
     add = _command(
         commands,
         "mixing",
-        _commands.run_mixing,
         "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer.",
         "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
