@@ -33,8 +33,10 @@ class Ragged(NamedTuple):
 
 
 class FieldSpec(NamedTuple):
-    """Say what one sample holds in a field; `dtype` None means a byte string, None in `shape` a
-    length that may differ from batch to batch.
+    """Say what one sample holds in a field.
+
+    A `dtype` of None means a byte string. None in `shape` is a length that may differ from batch to
+    batch.
 
     >>> spec_of({"image": np.zeros((8, 8), np.uint8), "name": b"cat"})["image"]
     FieldSpec(shape=(8, 8), dtype=dtype('uint8'))

@@ -1,7 +1,7 @@
 """Run one feed through several frameworks: what differs, how fast each is, what it costs.
 
 Each backend runs in a process of its own, so that times and memory are its own. What they
-received is compared batch by batch through checksums; only where these differ are the arrays
+received is compared batch by batch through checksums. Only where checksums differ are the arrays
 themselves fetched, to tell by how much.
 """
 

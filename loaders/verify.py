@@ -87,7 +87,8 @@ def verify(
     What is bad or missing is reported, not raised.
 
     - `source`: an index (open, or its folder), or shards as `build_index` takes them. Shards are
-      named relative to the root; those without an index or a `root` by their full paths.
+      named relative to the root. Shards without an index and a `root` are named by their full
+      paths.
     - `bad_list`: the file to write the bad records to, for `build_index(exclude=…)`. Where a scan
       cannot go on after a bad record, the record says so (`rest`). Leaving out such a record leaves
       out all that follow. Where an index has no more of such a shard, all is well with it.

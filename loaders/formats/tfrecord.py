@@ -41,10 +41,12 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
 
-    Memory is bounded by the longest record. With `example` the fields are the features of a
-    tf.train.Example; without, one field "data" is the record's bytes. A record longer than
-    `max_record_bytes` is refused before it is read. Given `on_bad`, a record whose data is bad goes
-    there as the error it is, and the scan goes on after it; broken framing is raised in any case.
+    - Memory is bounded by the longest record.
+    - With `example` the fields are the features of a tf.train.Example. Without, the one field
+      "data" is the record's bytes.
+    - A record longer than `max_record_bytes` is refused before it is read.
+    - `on_bad` is called with the error of a record whose data are bad, and the scan goes on. Broken
+      framing is raised in any case.
 
     Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
     TruncatedShardError.

@@ -1,9 +1,9 @@
 """The arrays of an open index: small ones read, large ones mapped, each compared with its digest.
 
 A small array is read and checked when the index is opened. A large one is mapped, so that opening
-costs the same for a thousand and ten million records and all processes share one copy; it is
-checked when somebody first asks for that. A mapping keeps a file descriptor, which small arrays
-therefore do without.
+costs the same for a thousand and ten million records and all processes share one copy. A large
+array is checked when somebody first asks for that. A mapping keeps a file descriptor. So small
+arrays are not mapped.
 """
 
 from __future__ import annotations
@@ -51,18 +51,14 @@ class Arrays:
         return self._arrays[name]
 
     def check(self, name: str) -> Array:
-        """Return an array whose bytes are those that were written; raise IndexFormatError if they
-        are not.
-        """
+        """Return an array; raise IndexFormatError if its bytes have changed."""
         if name in self._maps and name not in self.checked:
             self._compare(name, _mapped_digest(self._maps[name].base))
             self.checked.add(name)
         return self._arrays[name]
 
     def mapped(self, name: str) -> Array:
-        """Return an array that was checked, as numpy's memmap if it is mapped: such an array tells
-        where it lies.
-        """
+        """Return a checked array, as numpy's memmap if it is mapped: a memmap tells its file."""
         array = self.check(name)
         mapped: Array = self._maps.get(name, array)
         return mapped

@@ -16,8 +16,10 @@ from twinfeed.loaders.index._sources import Job, PathLike, Source
 
 
 class BadRecord(NamedTuple):
-    """Name one bad record: its shard, its number there (-1 where leaving a record out does not
-    help), where it lies and what is wrong; with `rest`, all records after it are lost too.
+    """Name one bad record: its shard, its number there, where it lies and what is wrong.
+
+    The number is -1 where leaving a record out does not help. With `rest`, all records after this
+    one are lost too.
 
     >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
     7
@@ -35,9 +37,7 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError, *, rest: bool = False) -> BadRecord:
-    """Return the entry for an error; a shard that is bad as a whole has record -1, and cannot be
-    helped by leaving one out.
-    """
+    """Return the entry for an error; a shard that is bad as a whole has record -1."""
     if error.record is None:
         return BadRecord(shard, -1, error.offset, error.key, error.problem)
     return BadRecord(shard, error.record, error.offset, error.key, error.problem, rest)
@@ -68,8 +68,10 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
-    """Read a list that `write_bad_records` wrote, or somebody by hand: a line needs a `shard` and a
-    `record`, and an empty line is passed over. Raise ValueError for a line that is none.
+    """Read a list that `write_bad_records` wrote, or somebody by hand.
+
+    A line needs a `shard` and a `record`. An empty line is passed over. Raises ValueError for any
+    other line.
 
     >>> read_bad_records("/dev/null")
     []

@@ -27,8 +27,10 @@ _FUNCTION = "mend the function, or let it return None for a record without a lab
 
 @dataclass(frozen=True)
 class FromJson:
-    """Take the label from a key of a JSON field; dots lead into nested objects. Without a key it is
-    the whole field: a number then is a number, even where `classes` has a name that looks like it.
+    """Take the label from a key of a JSON field; dots lead into nested objects.
+
+    Without a key, the whole field is the label. A number then stays a number, also where `classes`
+    has a name of the same digits.
 
     >>> FromJson("json", "object.class")
     FromJson(field='json', key='object.class')
@@ -51,11 +53,13 @@ class FromTable:
     """Take the labels from a table of keys and labels: a mapping, or a CSV or TSV file of two
     columns.
 
-    A file may begin with a line of names; then the columns `key` and `label` are meant, wherever
-    they stand. What reads there as a number with a fraction, as nan or inf, is no label, since
-    other programs write missing values so: classes of such names need a mapping. The table must
-    have exactly the records' keys: a key too many, too few or twice is refused. Records that it
-    lacks may have a `background`, or be left out with `missing="skip"`.
+    - A file may begin with a line of names. Then the labels are in the column `label`, and the keys
+      in the column `key`.
+    - In a file, a number with a fraction, nan or inf is no label, since other programs write
+      missing values so. Classes of these names need a mapping.
+    - The table must have exactly the records' keys. A key too many, too few or twice is refused.
+    - Records that are not in the table may have a `background`, or are left out with
+      `missing="skip"`.
 
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
