@@ -5,7 +5,7 @@ _shard_writer.py writes, _place.py puts in place.
 """
 
 from twinfeed.loaders.packing._pack import Source, pack
-from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles, Sample, Samples
+from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles, Sample
 from twinfeed.loaders.packing._shard_writer import SHARD_BYTES, ShardContainer
 from twinfeed.loaders.packing._split import Split
 
@@ -14,7 +14,6 @@ __all__ = [
     "ImageFolder",
     "LooseFiles",
     "Sample",
-    "Samples",
     "ShardContainer",
     "Source",
     "Split",
