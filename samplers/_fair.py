@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64
-from twinfeed.samplers._table_cache import TableCache
+from twinfeed.samplers._memo import TableCache
 
 
 class FairGroups:

@@ -26,7 +26,7 @@ from twinfeed.samplers import (
 from twinfeed.samplers._bits import derive, root_key, words
 from twinfeed.samplers._fair import FairGroups
 from twinfeed.samplers._lanes import Lanes
-from twinfeed.samplers._table_cache import TableCache
+from twinfeed.samplers._memo import TableCache
 from twinfeed.samplers._waits import log
 
 

@@ -16,7 +16,6 @@ from twinfeed.loaders.formats._sniff import image_extension
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index.labels import Label
 from twinfeed.loaders.packing._check import checked, kind_of, told_of
 from twinfeed.loaders.packing._samples import Sample
 
@@ -56,6 +55,23 @@ class Written:
         """Whether some records lack a field that others have."""
         return any(count < self.records for count in self.counts.values())
 
+    def note(self, key: str | None, values: dict[str, Any]) -> None:
+        """Note what a sample has. Its label must be of the same kind as the labels before."""
+        self.keyed += key is not None
+        for name in values:
+            self.counts[name] = self.counts.get(name, 0) + 1
+        if "label" not in values:
+            return
+        label, named = values["label"], isinstance(values["label"], str)
+        if self.labelled and named != bool(self.named):
+            kinds = ("names", "integers") if self.named else ("integers", "names")
+            raise ValueError(
+                f"label {label!r} is among the {kinds[1]}, the labels before it are {kinds[0]}"
+            )
+        self.labelled += 1
+        if named:
+            self.named.add(label)
+
 
 def write_shards(
     written: Written,
@@ -87,7 +103,7 @@ def write_shards(
                 in_shard, keys = 0, {}
             with told_of(number, sample):
                 key, values = checked(sample)
-                _note(key, values, written)
+                written.note(key, values)
                 if isinstance(writer, TarWriter):
                     if key is None:
                         key = f"{written.records:09d}"
@@ -111,15 +127,6 @@ def _close(writer: TFRecordWriter | TarWriter, path: Path) -> None:
     """Close a shard and bring it to the disk."""
     writer.close()
     sync(path)
-
-
-def _note(key: str | None, values: dict[str, Any], written: Written) -> None:
-    """Note what a sample has."""
-    if "label" in values:
-        _note_label(values["label"], written)
-    for name in values:
-        written.counts[name] = written.counts.get(name, 0) + 1
-    written.keyed += key is not None
 
 
 def _example(key: str | None, values: dict[str, Any]) -> bytes:
@@ -178,17 +185,6 @@ def _members(
         if name != "label":
             written.fields.setdefault(name, {})[extension] = None
     return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
-
-
-def _note_label(label: Label, written: Written) -> None:
-    """Note a label, which must be of the same kind as the labels before."""
-    named = isinstance(label, str)
-    if written.labelled and named != bool(written.named):
-        kinds = ("names", "integers") if written.named else ("integers", "names")
-        raise ValueError(f"label {label!r} is among the {kinds[1]}, those before it are {kinds[0]}")
-    written.labelled += 1
-    if isinstance(label, str):
-        written.named.add(label)
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
