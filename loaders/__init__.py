@@ -45,6 +45,7 @@ from twinfeed.loaders.numpy_loader import NumpyLoader
 from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.report import write_report
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.seeded import HasRandomSeed, Seeded
@@ -64,6 +65,7 @@ __all__ = [
     "DecodeExample",
     "DecodeExtensions",
     "DecodeImage",
+    "DiskCache",
     "Entry",
     "Feed",
     "Field",

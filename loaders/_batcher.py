@@ -18,6 +18,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._ahead import Planner
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request, requests
+from twinfeed.samplers import BatchStream
 
 if TYPE_CHECKING:
     from twinfeed.loaders.feed import Feed
@@ -51,9 +52,13 @@ class Batcher(Closing):
         self._collate = feed.collate
         self._masked = feed.sampler.padded
         self._planner: Planner | None = None
+        self._stream: BatchStream | None = None
+        self._stored: list[str] = []
 
     def __call__(self, request: Request, /) -> Batch:
         """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
+        if self._stream is not None:
+            self._reader.follow(self._stream, self._stored, request.epoch, request.step)
         if self._planner is not None:
             self._planner.reached(request.step)
         held = request.ids >= 0
@@ -97,6 +102,7 @@ class Batcher(Closing):
 
         The next batch must be the one of step `start`, and so on to the end of the epoch.
         """
+        self._stream, self._stored = feed.sampler, _stored(feed)
         self._planner = planner_for(feed, self._reader, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
@@ -121,10 +127,15 @@ class Batcher(Closing):
 
 def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planner | None:
     """Return what plans the reading of a pass, where the feed reads anything ahead."""
-    stored = [name for name in feed.fields if name not in feed.index.columns]
+    stored = _stored(feed)
     if feed.readahead == 0 or not stored:
         return None
     return Planner(reader, stored, feed.sampler, epoch, start, limit=feed.readahead)
+
+
+def _stored(feed: Feed) -> list[str]:
+    """Return the fields that are read of the shards."""
+    return [name for name in feed.fields if name not in feed.index.columns]
 
 
 def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinishe
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.remote._store import store_of
+from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
 from twinfeed.samplers import ClassOrder
 from twinfeed.samplers._explain import html_table
 
@@ -59,6 +60,7 @@ class Index:
     record, a label or a class changes. `digests` has a SHA-256 of what each bytes field and each
     column holds, by name: the same in every container. `options` tells how the index was built.
     `digest` is a SHA-256 of the whole manifest, for `open_index(digest=…)`.
+    `cache` is what keeps on a disk here what is read of remote shards, or None.
     An index pickles as its path.
 
     The index's own bytes are checked too: small arrays and the list of shards at opening, a large
@@ -73,9 +75,16 @@ class Index:
     (2, array([0, 1]), ['word'], array([2]))
     """
 
-    def __init__(self, path: Path, root: str, manifest: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        root: str,
+        manifest: Mapping[str, Any],
+        cache: DiskCache | None = None,
+    ) -> None:
         self.path = path
         self.root = root
+        self.cache = cache
         self.manifest = manifest
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
@@ -215,7 +224,8 @@ class Index:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self.root, self.fingerprint, self._arrays.checked)
+        checked = self._arrays.checked
+        return _reopen, (str(self.path), self.root, self.fingerprint, checked, self.cache)
 
     @property
     def has_keys(self) -> bool:
@@ -308,6 +318,7 @@ def open_index(
     *,
     root: str | os.PathLike[str] | None = None,
     digest: str | None = None,
+    cache: DiskCache | None = None,
 ) -> Index:
     """Open the index folder at `path`, and check that its shards are there and of the size they
     were indexed with.
@@ -316,6 +327,9 @@ def open_index(
     or else the folder that holds the index folder. Of more than a thousand shards, sixteen
     spread over all are looked at. The others, those at a URL and loose files are checked when they
     are first read.
+
+    Of shards at a URL, a `cache` keeps on a disk of this machine what is read, for later epochs and
+    other processes. By default that is what the environment names; see `DiskCache`.
 
     A checksum is no signature: whoever can write the index can write checksums that fit. Where the
     index comes from somebody else, give the `digest` (`Index.digest`) that you got by a way you
@@ -333,7 +347,9 @@ def open_index(
     >>> open_index(f"{folder}/data.index", digest=index.digest).fingerprint == index.fingerprint
     True
     """
-    index = load_index(path, root)
+    if not isinstance(cache, DiskCache | None):
+        raise TypeError(f"cache must be a DiskCache, got {cache!r}")
+    index = load_index(path, root, cache or cache_of_environment())
     if is_url(index.root):
         store_of(index.root).forget()
     if digest is not None and index.digest != digest:
@@ -349,7 +365,12 @@ def open_index(
     return index
 
 
-def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None, /) -> Index:
+def load_index(
+    path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    cache: DiskCache | None = None,
+    /,
+) -> Index:
     """Open the index folder at `path`, and leave its shards unlooked at."""
     if is_url(os.fspath(path)):
         raise ValueError(
@@ -360,7 +381,7 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     refuse_unfinished(path.parent, path.name)
     manifest = read_manifest(path)
     try:
-        return _index(path, root, manifest)
+        return _index(path, root, manifest, cache)
     except FileNotFoundError:
         again = read_manifest(path)  # was it replaced by a new build meanwhile?
         if again == manifest:
@@ -369,14 +390,19 @@ def load_index(path: str | os.PathLike[str], root: str | os.PathLike[str] | None
                 path=path,
                 advice=REBUILD,
             ) from None
-        return _index(path, root, again)
+        return _index(path, root, again, cache)
 
 
-def _index(path: Path, root: str | os.PathLike[str] | None, manifest: Mapping[str, Any]) -> Index:
+def _index(
+    path: Path,
+    root: str | os.PathLike[str] | None,
+    manifest: Mapping[str, Any],
+    cache: DiskCache | None,
+) -> Index:
     """Return the index that a manifest tells of, whatever the manifest holds."""
     try:
         where = remembered_root(manifest["options"].get("root"), str(path.parent))
-        return Index(path, where if root is None else os.fspath(root), manifest)
+        return Index(path, where if root is None else os.fspath(root), manifest, cache)
     except IndexFormatError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -396,11 +422,13 @@ def check_index(index: Index) -> None:
         )
 
 
-def _reopen(path: str, root: str, fingerprint: str, checked: set[str]) -> Index:
+def _reopen(
+    path: str, root: str, fingerprint: str, checked: set[str], cache: DiskCache | None
+) -> Index:
     """Open a pickled index in another process, where it must still be the same; what was checked
     is not checked again.
     """
-    index = load_index(path, root)
+    index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:
         raise StaleIndexError(
             "the index was built anew while it was in use",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -28,6 +28,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._columns import StringColumn
 from twinfeed.loaders.index._paths import below, is_url, join, stale_file
 from twinfeed.loaders.reading._handles import Handles
+from twinfeed.samplers import BatchStream
 
 Rows = npt.NDArray[Any]
 Extents = npt.NDArray[Any]
@@ -78,6 +79,10 @@ class Fetcher(ABC):
     def waits(self, extents: Extents, /) -> bool:
         """Whether reading some of these `EXTENT`s would wait for a disk or a network."""
         return True
+
+    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
+        """Know which batch of a stream is read now, and so what is read when; never wait."""
+        return
 
     def close(self) -> None:
         """Close what is open, if anything stays open."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
+from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import join, stale_file
@@ -20,8 +22,11 @@ from twinfeed.loaders.reading._fetch import (
     pieces_of,
 )
 from twinfeed.loaders.reading._held import Ahead, Range
+from twinfeed.loaders.remote._chunks import Chunks, chunk_bytes
 from twinfeed.loaders.remote._download import describe
 from twinfeed.loaders.remote._store import Facts, store_of
+from twinfeed.loaders.remote._uses import NextUses
+from twinfeed.samplers import BatchStream
 
 _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
@@ -37,9 +42,32 @@ class RemoteShards(Fetcher):
         super().__init__(index, verify)
         self.store = store_of(index.root)
         self.gap = _gap(index)
+        self.chunks = _chunks(index)
+        self._uses: NextUses | None = None
+        self._followed: tuple[BatchStream | None, tuple[str, ...]] = None, ()
         self._known: set[int] = set()
         self._lock = threading.Lock()
         self._ahead = Ahead(self._read)
+
+    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
+        """Know which batch is read, and so which chunks of the cache are needed last."""
+        if self.chunks is None:
+            return
+        if self._uses is None or self._followed != (sampler, tuple(fields)):
+            self._followed = sampler, tuple(fields)
+            self._uses = NextUses(sampler, int(self.chunks.stops[-1]), self._chunks_of)
+        self.chunks.follow(self._uses, epoch, step)
+
+    def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the first and the last chunk of each record's fields."""
+        assert self.chunks is not None
+        fields = self._followed[1]
+        rows = self.index.rows(fields, records)
+        rows = rows[rows["length"] > 0]
+        size, starts = self.chunks.size, np.concatenate([[0], self.chunks.stops])[rows["file"]]
+        return starts + rows["offset"] // size, starts + (
+            rows["offset"] + rows["length"] - 1
+        ) // size
 
     def ahead(self, extents: Extents, /) -> None:
         """Begin to fetch ranges, in this order, as far as there is room for them."""
@@ -121,7 +149,13 @@ class RemoteShards(Fetcher):
         return Facts(int(self.index.shards["bytes"][number]), self.index.tag(number))
 
     def _read(self, file: int, start: int, stop: int) -> memoryview:
-        """Return a range of a file, which must be as it was indexed."""
+        """Return a range of a file, from the cache if there is one."""
+        if self.chunks is None:
+            return self._fetch(file, start, stop)
+        return self.chunks.read(file, start, stop, self._fetch)
+
+    def _fetch(self, file: int, start: int, stop: int) -> memoryview:
+        """Return a range of a file from its store, where it must be as it was indexed."""
         piece = self.store.read(self._path(file), start, stop)
         if self.store.tells:
             self._compare(file, piece.facts)
@@ -145,6 +179,21 @@ class RemoteShards(Fetcher):
         for file, found in zip(new, facts, strict=True):
             self._compare(file, found)
         self._known.update(new)
+
+
+def _chunks(index: Index) -> Chunks | None:
+    """Return the shards through the cache of the index, if there is one."""
+    if index.cache is None or index.container == "files":
+        return None
+    sizes = index.shards["bytes"].astype(np.int64)
+    told = [
+        f"{join(index.root, path)} {size} {index.tag(number)}"
+        for number, (path, size) in enumerate(
+            zip(index.shard_paths.tolist(), sizes.tolist(), strict=True)
+        )
+    ]
+    size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), index.cache)
+    return Chunks(index.cache, told, sizes, size)
 
 
 def _gap(index: Index) -> int:

@@ -28,6 +28,7 @@ from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.reading._fetch import WrongBytes, extents_of, fetcher, many_near
 from twinfeed.loaders.reading._handles import default_limit
+from twinfeed.samplers import BatchStream
 
 Value = Any
 _MUCH = 1 << 26
@@ -131,6 +132,19 @@ class Reader(Closing):
         if self._pid != os.getpid():
             self._renew()
         self._fetcher.ahead(extents)
+
+    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
+        """Know which batch of a stream is read now: a cache keeps what the stream needs soonest.
+
+        >>> from tempfile import mkdtemp
+        >>> from twinfeed.loaders import pack
+        >>> from twinfeed.samplers import ExactOnceBatchSampler
+        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
+        ...     reader.follow(ExactOnceBatchSampler(1, batch_size=1), ["word"], 0, 0)
+        """
+        if self._pid != os.getpid():
+            self._renew()
+        self._fetcher.follow(sampler, fields, epoch, step)
 
     def _renew(self) -> None:
         """Start without open files, as a forked child must: a thread may have held the lock."""

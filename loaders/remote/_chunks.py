@@ -1,0 +1,235 @@
+"""Remote shards through a disk cache: aligned chunks, and which of them make room."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.remote._disk import ENTRY, Disk
+from twinfeed.loaders.remote._uses import NextUses
+from twinfeed.loaders.remote.cache import DiskCache
+
+Fetch = Callable[[int, int, int], memoryview]
+"""Return a range of a shard from its store: (shard, start, stop)."""
+
+_LEAST, _MOST = 1 << 16, 1 << 22
+_RECORDS = 4
+"""A chunk has about so many records, within its limits."""
+
+_ENTRIES = 1 << 18
+"""A full cache has at most about so many entries."""
+
+_OTHERS, _AGAIN = 3600.0, 10.0
+"""Seconds after which the entries of data that nobody reads go first, and between two looks for
+them.
+"""
+
+
+def chunk_bytes(record: float, cache: DiskCache, /) -> int:
+    """Return how long chunks are, for records of so many bytes: a power of two.
+
+    >>> chunk_bytes(10_000, DiskCache("cache", bytes=10**9))
+    65536
+    """
+    wanted = max(_LEAST, min(_MOST, _RECORDS * record), cache.bytes / _ENTRIES)
+    return 1 << int(np.ceil(np.log2(wanted)))
+
+
+class Chunks:
+    """Read shards in chunks, from the cache or through it.
+
+    `told` says of each shard what its entries depend on: its URL, its bytes and its tag. `size` is
+    that of a chunk.
+
+    Entries that make room: those of other data that nobody has read for an hour; then, where the
+    uses to come are known (`follow`), those of this data that are needed furthest in the future,
+    and otherwise those used longest ago.
+    """
+
+    def __init__(
+        self, cache: DiskCache, told: Sequence[str], sizes: npt.NDArray[np.int64], size: int, /
+    ) -> None:
+        self._disk = Disk(cache)
+        self._sizes = sizes
+        self.size = size
+        self.stops = np.cumsum(-(-sizes // size))
+        self._digests = [
+            hashlib.sha256(f"{size} {one}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
+            for one in told
+        ]
+        self._oldest = _Oldest(self._disk, frozenset(), 0.0)
+        self._oldest_others = _Oldest(self._disk, frozenset(self._digests), _OTHERS)
+        self._lock = threading.Lock()
+        self._claimed: dict[int, threading.Event] = {}
+        self._uses: NextUses | None = None
+        self._heap: list[tuple[int, int]] = []
+        self._present: set[int] = set()
+
+    def follow(self, uses: NextUses, epoch: int, step: int, /) -> None:
+        """Know when each chunk is used next, the present being a batch of a stream."""
+        with self._lock:
+            if uses is not self._uses:
+                self._uses = uses
+                numbers = {digest: n for n, digest in enumerate(self._digests)}
+                self._present = set(self._own(numbers))
+            if uses.reach(epoch, step):
+                self._heap = [self._far(chunk) for chunk in self._present]
+                heapq.heapify(self._heap)
+
+    def read(self, shard: int, start: int, stop: int, fetch: Fetch, /) -> memoryview:
+        """Return a range of a shard."""
+        first = start // self.size
+        base = int(self.stops[shard - 1]) if shard else 0
+        numbers = list(range(base + first, base + -(-stop // self.size)))
+        found: dict[int, bytes] = {}
+        while len(found) < len(numbers):
+            waits, mine = self._claim([n for n in numbers if n not in found])
+            try:
+                for number in mine:
+                    data = self._disk.get(*self._entry(shard, number - base))
+                    if data is not None:
+                        found[number] = data
+                        self._used(number, present=True)
+                self._fetch(shard, base, [n for n in mine if n not in found], found, fetch)
+            finally:
+                with self._lock:
+                    for number in mine:
+                        self._claimed.pop(number).set()
+            for event in waits:
+                event.wait()
+        whole = found[numbers[0]] if len(numbers) == 1 else b"".join(map(found.get, numbers))  # type: ignore[arg-type]
+        return memoryview(whole)[start - first * self.size : stop - first * self.size]
+
+    def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
+        """Take chunks that no other thread reads now; return what to wait for, and those taken."""
+        with self._lock:
+            waits = [self._claimed[n] for n in numbers if n in self._claimed]
+            mine = [n for n in numbers if n not in self._claimed]
+            for number in mine:
+                self._claimed[number] = threading.Event()
+            return waits, mine
+
+    def _fetch(
+        self, shard: int, base: int, missing: list[int], found: dict[int, bytes], fetch: Fetch
+    ) -> None:
+        """Fetch chunks, neighbours in one piece, and put them into the cache."""
+        breaks = [n for n in range(1, len(missing)) if missing[n] != missing[n - 1] + 1]
+        for first, last in zip([0, *breaks], [*breaks, len(missing)], strict=True):
+            run = missing[first:last]
+            if not run:
+                continue
+            start = (run[0] - base) * self.size
+            stop = min((run[-1] - base + 1) * self.size, int(self._sizes[shard]))
+            data = fetch(shard, start, stop)
+            for place, number in enumerate(run):
+                name, length = self._entry(shard, number - base)
+                piece = bytes(data[place * self.size : place * self.size + length])
+                found[number] = piece
+                if len(piece) == length:
+                    with self._lock:
+                        next_use = self._used_locked(number)
+                    put = self._disk.put(name, piece, self._victims(next_use))
+                    if put:
+                        self._used(number, present=True)
+
+    def _entry(self, shard: int, number: int) -> tuple[str, int]:
+        """Return the name and the length of a chunk."""
+        length = min(self.size, int(self._sizes[shard]) - number * self.size)
+        return f"{self._digests[shard]}-{number}", length
+
+    def _used(self, chunk: int, *, present: bool) -> None:
+        """Note that a chunk was read, and is in the cache."""
+        with self._lock:
+            self._used_locked(chunk)
+            if present and self._uses is not None:
+                self._present.add(chunk)
+                heapq.heappush(self._heap, self._far(chunk))
+
+    def _used_locked(self, chunk: int) -> int | None:
+        return None if self._uses is None else self._uses.used(chunk)
+
+    def _far(self, chunk: int) -> tuple[int, int]:
+        """Return what sorts a chunk: the one needed last comes first."""
+        assert self._uses is not None
+        return -int(self._uses.next[chunk]), -chunk
+
+    def _victims(self, next_use: int | None) -> Iterator[str]:
+        """Yield the entries that make room for a chunk, as long as that is worth it."""
+        if next_use is None:
+            yield from self._oldest.victims()
+            return
+        yield from self._oldest_others.victims()
+        while True:
+            with self._lock:
+                chunk = self._furthest(next_use)
+            if chunk is None:
+                break
+            shard = int(np.searchsorted(self.stops, chunk, side="right"))
+            yield self._entry(shard, chunk - (int(self.stops[shard - 1]) if shard else 0))[0]
+
+    def _furthest(self, next_use: int) -> int | None:
+        """Take the chunk that is needed last, if that is after `next_use`; the lock is held."""
+        assert self._uses is not None
+        while self._heap:
+            negative, chunk = -self._heap[0][0], -self._heap[0][1]
+            if chunk not in self._present or int(self._uses.next[chunk]) != negative:
+                heapq.heappop(self._heap)
+                continue
+            if negative <= next_use:
+                return None
+            heapq.heappop(self._heap)
+            self._present.discard(chunk)
+            return chunk
+        return None
+
+    def _own(self, numbers: dict[str, int]) -> Iterator[int]:
+        """Yield the chunks of these shards that are in the cache."""
+        for name, _ in self._disk.entries():
+            match = ENTRY.fullmatch(f"{name}.chunk")
+            if match and match[1] in numbers:
+                shard = numbers[match[1]]
+                yield int(match[2]) + (int(self.stops[shard - 1]) if shard else 0)
+
+
+class _Oldest:
+    """Give entries, those used longest ago first: none of these digests, and none used lately.
+
+    The folder is looked through when all that was found there is gone, and not again at once where
+    that was nothing.
+    """
+
+    def __init__(self, disk: Disk, digests: frozenset[str], seconds: float) -> None:
+        self._disk = disk
+        self._digests = digests
+        self._seconds = seconds
+        self._found: deque[tuple[float, str]] = deque()
+        self._nothing = -math.inf
+
+    def victims(self) -> Iterator[str]:
+        """Yield entries that may be deleted."""
+        while self._found or time.time() > self._nothing + _AGAIN:
+            if not self._found:
+                self._look()
+                if not self._found:
+                    self._nothing = time.time()
+                    return
+            when, name = self._found.popleft()
+            if self._disk.last_use(name) == when:
+                yield name
+
+    def _look(self) -> None:
+        before = time.time() - self._seconds
+        found = [
+            (when, name)
+            for name, when in self._disk.entries()
+            if when <= before and name[:24] not in self._digests
+        ]
+        self._found.extend(sorted(found))

@@ -1,0 +1,199 @@
+"""The entries of a disk cache: files that are there whole or not at all, within a bound."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import struct
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.remote.cache import DiskCache
+
+ENTRY = re.compile(r"([0-9a-f]{24})-(\d{1,12})\.chunk")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
+_PART = re.compile(r"[0-9a-f]{2}")
+_USED = struct.Struct("<8sq")
+_MAGIC = b"twincach"
+_TRAILER = struct.Struct("<qI")
+"""After the bytes of an entry come how many they are, and their CRC-32C."""
+
+
+class Disk:
+    """Read and write entries; one object for each process.
+
+    How many bytes all entries have stands in a file of the folder, and is changed under a lock:
+    room is taken there before an entry is written, and given back after one is deleted. So a
+    process that is killed leaves too high a number and never too low a one. Who opens the folder
+    alone counts anew, and deletes what killed processes were writing.
+    """
+
+    def __init__(self, cache: DiskCache, /) -> None:
+        self.cache = cache
+        self._lock = threading.Lock()
+        _make(cache.path)
+        self._state = os.open(
+            cache.path / "used", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        self._users = os.open(
+            cache.path / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        with self._locked(), suppress(BlockingIOError):
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._count_anew()
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+        self._warned = False
+
+    def __del__(self) -> None:
+        for name in ("_state", "_users"):
+            if name in vars(self):
+                os.close(getattr(self, name))
+
+    def get(self, name: str, length: int, /) -> bytes | None:
+        """Return an entry, or None where there is none; a damaged one is deleted."""
+        file = self._file(name)
+        try:
+            with file.open("rb") as opened:
+                data = opened.read(length + _TRAILER.size + 1)
+        except FileNotFoundError:
+            return None
+        body = data[:length]
+        if data[length:] != _TRAILER.pack(length, crc32c(body)):
+            with self._locked():
+                if self._delete(name):
+                    self._set(self._used() - length - _TRAILER.size)
+            return None
+        with suppress(FileNotFoundError):
+            os.utime(file)
+        return body
+
+    def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
+        """Write an entry, after deleting as many `victims` as room needs; tell whether it is there.
+
+        An entry for which there is no room, or which cannot be written, is left out.
+        """
+        file, size = self._file(name), len(data) + _TRAILER.size
+        if not self._take(size, victims):
+            return False
+        temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+        try:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            with temporary.open("xb") as out:
+                out.write(data)
+                out.write(_TRAILER.pack(len(data), crc32c(data)))
+            with self._locked():
+                if file.exists():  # another process was first
+                    temporary.unlink()
+                    self._set(self._used() - size)
+                else:
+                    os.replace(temporary, file)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            with self._locked():
+                self._set(self._used() - size)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"{file}: nothing is cached: {error}", RuntimeWarning, stacklevel=2)
+            return False
+        return True
+
+    def entries(self) -> Iterator[tuple[str, float]]:
+        """Yield the name of each entry and when it was used last, in seconds."""
+        for file in self._files():
+            if ENTRY.fullmatch(file.name):
+                with suppress(FileNotFoundError):
+                    yield file.name[: -len(".chunk")], file.stat().st_mtime
+
+    def last_use(self, name: str, /) -> float | None:
+        """Return when an entry was used last; None where it is gone."""
+        with suppress(FileNotFoundError):
+            return self._file(name).stat().st_mtime
+        return None
+
+    def _take(self, size: int, victims: Iterator[str]) -> bool:
+        """Take room, before anything is written."""
+        with self._locked():
+            used = self._used()
+            while used + size > self.cache.bytes:
+                victim = next(victims, None)
+                if victim is None:
+                    break
+                used -= self._delete(victim)
+            fits = used + size <= self.cache.bytes
+            self._set(used + size if fits else used)
+            return fits
+
+    def _file(self, name: str) -> Path:
+        return self.cache.path / name[:2] / f"{name}.chunk"
+
+    def _delete(self, name: str) -> int:
+        """Delete an entry, and return its bytes."""
+        file = self._file(name)
+        try:
+            size = file.stat().st_size
+            file.unlink()
+        except FileNotFoundError:
+            return 0
+        return size
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Change how much is used, one thread of one process at a time."""
+        with self._lock:
+            fcntl.flock(self._state, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._state, fcntl.LOCK_UN)
+
+    def _used(self) -> int:
+        """Return how many bytes are used; the lock is held."""
+        data = os.pread(self._state, _USED.size, 0)
+        if len(data) == _USED.size:
+            magic, used = _USED.unpack(data)
+            if magic == _MAGIC and used >= 0:
+                return int(used)
+        return self._count_anew()
+
+    def _set(self, used: int) -> None:
+        os.pwrite(self._state, _USED.pack(_MAGIC, max(0, used)), 0)
+
+    def _count_anew(self) -> int:
+        """Count the bytes of all entries, and delete what nobody writes any more."""
+        used = 0
+        for file in self._files():
+            with suppress(FileNotFoundError):
+                if _TEMPORARY.fullmatch(file.name):
+                    file.unlink()
+                elif ENTRY.fullmatch(file.name):
+                    used += file.stat().st_size
+        self._set(used)
+        return used
+
+    def _files(self) -> Iterator[Path]:
+        """Yield the files of the folders of entries."""
+        for part in self.cache.path.iterdir():
+            if _PART.fullmatch(part.name) and part.is_dir() and not part.is_symlink():
+                yield from part.iterdir()
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a cache, which must be its owner's alone."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise UnsafeContentError(
+            "the folder of a cache must be its owner's alone: others could put bytes there",
+            path=folder,
+            expected=f"user {os.geteuid()}, mode 0700",
+            found=f"user {found.st_uid}, mode {found.st_mode & 0o7777:04o}",
+            advice=f"chmod 700 {folder}, or name a folder of your own",
+        )

@@ -1,0 +1,63 @@
+"""A cache on a disk of this machine for what is read from stores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinfeed.loaders._checks import count
+
+FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
+"""The variables of the environment that name a cache for every index at a URL."""
+
+
+@dataclass(frozen=True)
+class DiskCache:
+    """Keep what is read of remote shards in `folder`, at most `bytes` bytes of it.
+
+    Every process of this user on this machine may use the folder at the same time, for any number
+    of data sets. The folder is made if need be, for its owner alone. It may be deleted whenever
+    nobody uses it.
+
+    A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
+    TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES name a cache for every index at a URL that
+    is opened without one.
+
+    Raises TypeError and ValueError for `bytes` that is no positive integer.
+
+    >>> DiskCache("/mnt/ssd/twinfeed", bytes=200 * 10**9).bytes
+    200000000000
+    """
+
+    folder: str
+    bytes: int
+
+    def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int) -> None:  # noqa: A002
+        object.__setattr__(self, "folder", os.path.abspath(folder))
+        object.__setattr__(self, "bytes", count("bytes", bytes))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self.folder, self.bytes)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.folder)
+
+
+def _again(folder: str, size: int) -> DiskCache:
+    return DiskCache(folder, bytes=size)
+
+
+def cache_of_environment() -> DiskCache | None:
+    """Return the cache that the environment names."""
+    folder, size = os.environ.get(FOLDER), os.environ.get(BYTES)
+    if not folder and not size:
+        return None
+    if not folder or not size or not size.isdecimal():
+        raise ValueError(
+            f"{FOLDER} must be a folder and {BYTES} a number of bytes, both or neither, "
+            f"got {folder!r} and {size!r}"
+        )
+    return DiskCache(folder, bytes=int(size))

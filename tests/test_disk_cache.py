@@ -1,0 +1,292 @@
+"""The disk cache of remote shards: hits, the bound, kills, damage, several processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from range_server import RangeServer
+
+from twinfeed.loaders import DiskCache, Feed, Reading, build_index, open_index
+from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.remote import _chunks, _disk
+from twinfeed.loaders.remote._disk import Disk
+from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
+
+CHUNK = 1 << 16
+ENTRY = CHUNK + 12
+"""The bytes of a chunk, and of its file in the cache."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    (tmp_path / "shards").mkdir()
+    with RangeServer(tmp_path / "shards") as serving:
+        yield serving
+
+
+@pytest.fixture(autouse=True)
+def one_record_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chunks, "_RECORDS", 1)
+
+
+def raw_tfrecord(path: Path, records: Sequence[bytes]) -> None:
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def chunk_records(folder: Path, *, shards: int, each: int) -> Path:
+    """Index shards whose every record is one chunk of the cache; give the path of the index."""
+    data = np.random.default_rng(1)
+    for shard in range(shards):
+        records = [data.bytes(CHUNK - 16) for _ in range(each)]
+        raw_tfrecord(folder / "shards" / f"d-{shard}.tfrecord", records)
+    reading = Reading(example=False)
+    pattern = folder / "shards" / "*.tfrecord"
+    return build_index(pattern, folder / "x.index", root=folder / "shards", reading=reading).path
+
+
+def cached(path: Path, server: RangeServer, folder: Path, entries: int) -> Index:
+    return open_index(path, root=server.url, cache=DiskCache(folder, bytes=max(1, entries * ENTRY)))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*.chunk"))
+
+
+def fewest_misses(accesses: Sequence[int], room: int) -> int:
+    """Return the misses of the best cache there can be, over every choice of what it keeps."""
+
+    @cache
+    def best(place: int, held: frozenset[int]) -> int:
+        if place == len(accesses):
+            return 0
+        one = accesses[place]
+        if one in held:
+            return best(place + 1, held)
+        choices = [held]
+        if len(held) < room:
+            choices.append(held | {one})
+        choices += [held - {other} | {one} for other in held if room]
+        return 1 + min(best(place + 1, each) for each in choices)
+
+    return best(0, frozenset())
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("kind", ["random", "weighted", "shards"])
+def test_hits_are_as_many_as_can_be(
+    tmp_path: Path, server: RangeServer, room: int, kind: str
+) -> None:
+    """Equal to the optimum by brute force, over four epochs: the next one is known too."""
+    path = chunk_records(tmp_path, shards=2, each=4)
+    order: Any = {
+        "random": RandomSampler(8, seed=3),
+        "weighted": WeightedSampler([9, 1, 1, 5, 1, 3, 1, 1], seed=3, num_samples=8),
+        "shards": ShardShuffleSampler([4, 4], block=2, window=2, seed=3),
+    }[kind]
+    index = cached(path, server, tmp_path / "cache", room)
+    feed = Feed(index, BatchSampler(order, batch_size=1), readahead=0)
+    accesses = [int(one) for epoch in range(4) for one in order.ids(epoch, range(8))]
+    server.clear()
+    with Reader(index) as reader:
+        for epoch in range(4):
+            for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8]):
+                reader.follow(feed.sampler, feed.fields, epoch, step)
+                reader.read([record])
+    assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
+    assert len(files(tmp_path / "cache")) <= room
+
+
+def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer) -> None:
+    path = chunk_records(tmp_path, shards=3, each=4)
+    index = cached(path, server, tmp_path / "cache", 12)
+    local = open_index(path, root=tmp_path / "shards")
+    sampler = BatchSampler(RandomSampler(12, seed=0), batch_size=4)
+    server.clear()
+    for epoch in range(3):
+        pairs = zip(
+            Feed(index, sampler).batches(epoch=epoch),
+            Feed(local, sampler).batches(epoch=epoch),
+            strict=True,
+        )
+        for one, other in pairs:
+            assert np.array_equal(one["id"], other["id"])
+            assert list(one["data"]) == list(other["data"])
+        assert sum(stop - start for _, start, stop in server.ranges) == 12 * CHUNK
+    assert len(files(tmp_path / "cache")) == 12
+
+
+def test_without_a_stream_what_was_used_longest_ago_makes_room(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    path = chunk_records(tmp_path, shards=1, each=4)
+    index = cached(path, server, tmp_path / "cache", 2)
+    with Reader(index) as reader:
+        for record in (0, 1, 0, 2):
+            reader.read([record])
+            time.sleep(0.01)
+        server.clear()
+        reader.read([0])
+        assert not server.asked
+        reader.read([1])
+        assert server.asked["GET"] == 1
+
+
+def test_a_damaged_entry_is_fetched_anew(tmp_path: Path, server: RangeServer) -> None:
+    path = chunk_records(tmp_path, shards=1, each=4)
+    index = cached(path, server, tmp_path / "cache", 4)
+    with Reader(index) as reader:
+        want = reader.read(range(4))
+        for number, file in enumerate(files(tmp_path / "cache")):
+            data = bytearray(file.read_bytes())
+            if number == 0:
+                data[100] ^= 1
+            else:
+                data = data[: number * 20_000] if number < 3 else data + b"x"
+            file.write_bytes(data)
+        server.clear()
+        assert reader.read(range(4)) == want
+        assert sum(stop - start for _, start, stop in server.ranges) == 4 * CHUNK
+        server.clear()
+        assert reader.read(range(4)) == want
+        assert not server.asked
+
+
+def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: RangeServer) -> None:
+    """The bytes of the old object, of the same size, are not served for the new one."""
+    chunk_records(tmp_path, shards=1, each=2)
+    shard = tmp_path / "shards" / "d-0.tfrecord"
+    for turn, letter in enumerate((b"a", b"b")):
+        raw_tfrecord(shard, [letter * (CHUNK - 16)] * 2)
+        server.tags[shard.name] = f'"{turn}"'
+        path = build_index(
+            f"{server.url}/d-0.tfrecord",
+            tmp_path / f"{turn}.index",
+            reading=Reading(example=False),
+        ).path
+        index = open_index(path, cache=DiskCache(tmp_path / "cache", bytes=9 * ENTRY))
+        with Reader(index) as reader:
+            assert reader.read([1])["data"] == [letter * (CHUNK - 16)]
+
+
+def test_the_environment_names_a_cache(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = chunk_records(tmp_path, shards=1, each=2)
+    monkeypatch.setenv("TWINFEED_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="TWINFEED_CACHE_BYTES a number of bytes"):
+        open_index(path, root=server.url)
+    monkeypatch.setenv("TWINFEED_CACHE_BYTES", str(10**6))
+    index = open_index(path, root=server.url)
+    assert index.cache == DiskCache(tmp_path / "cache", bytes=10**6)
+    assert pickle.loads(pickle.dumps(index)).cache == index.cache
+    with Reader(index) as reader:
+        reader.read([1])
+    assert len(files(tmp_path / "cache")) == 1
+
+
+def test_the_folder_of_a_cache_is_its_owners_alone(tmp_path: Path) -> None:
+    Disk(DiskCache(tmp_path / "new" / "cache", bytes=1000))
+    assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(UnsafeContentError, match="its owner's alone"):
+        Disk(DiskCache(tmp_path / "open", bytes=1000))
+
+
+def test_only_its_own_files_are_deleted(tmp_path: Path) -> None:
+    disk = Disk(DiskCache(tmp_path / "cache", bytes=1000))
+    name = f"{'a' * 24}-0"
+    disk.put(name, b"x" * 100, iter(()))
+    others = [tmp_path / "cache" / "aa" / "mine.chunk", tmp_path / "cache" / "notes.txt"]
+    for other in others:
+        other.write_text("mine")
+    assert [found for found, _ in disk.entries()] == [name]
+    disk.put(f"{'a' * 24}-1", b"x" * 950, (name for name, _ in disk.entries()))
+    assert disk.get(name, 100) is None
+    assert all(other.exists() for other in others)
+
+
+def test_a_full_disk_leaves_reading_as_it_is(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = chunk_records(tmp_path, shards=1, each=2)
+    index = cached(path, server, tmp_path / "cache", 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_disk.os, "replace", full)
+    with Reader(index) as reader:
+        with pytest.warns(RuntimeWarning, match="nothing is cached: .*No space"):
+            reader.read([0])
+        reader.read([1])
+    assert not list((tmp_path / "cache").glob("??/.*"))
+
+
+KILLED = """
+import sys, random
+from pathlib import Path
+from twinfeed.loaders.remote._disk import Disk
+from twinfeed.loaders.remote.cache import DiskCache
+disk = Disk(DiskCache(sys.argv[1], bytes=20 * 4108))
+draw = random.Random(int(sys.argv[2]))
+print("begins", flush=True)
+while True:
+    name = f"{draw.randrange(60):024x}-0"
+    if disk.get(name, 4096) is None:
+        found = sorted(disk.entries(), key=lambda one: one[1])
+        disk.put(name, (name.encode() * 200)[:4096], (one for one, _ in found))
+"""
+
+
+def test_kills_at_any_moment_leave_a_usable_cache_within_its_bound(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    for turn in range(6):
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", KILLED, folder, str(2 * turn + n)], stdout=subprocess.PIPE
+            )
+            for n in range(2)
+        ]
+        for process in both:
+            assert process.stdout is not None
+            process.stdout.readline()
+        time.sleep(random.Random(turn).uniform(0.02, 0.15))
+        assert _bytes(folder) <= 20 * 4108
+        for process in both:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        assert _bytes(folder) <= 20 * 4108
+    disk = Disk(DiskCache(folder, bytes=20 * 4108))
+    assert not list(folder.glob("??/.*"))
+    used = sum(file.stat().st_size for file in files(folder))
+    assert disk._used() == used
+    for file in files(folder):
+        want = (file.stem.encode() * 200)[:4096]
+        assert disk.get(file.stem, 4096) == want
+
+
+def _bytes(folder: Path) -> int:
+    """Count the bytes of all files, half-written ones too, while other processes change them."""
+    total = 0
+    for file in [*folder.glob("??/.*"), *folder.glob("??/*.chunk")]:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
