@@ -16,6 +16,7 @@ and pictures on a page. The command `twinfeed` is command_line/.
 import twinfeed.loaders._system  # noqa: F401 - first, since on Windows the message is there
 from twinfeed.loaders._batcher import Batch
 from twinfeed.loaders._loader import Loader
+from twinfeed.loaders._meter import PassReport
 from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import FieldSpec, Ragged
 from twinfeed.loaders.compare import Comparison, Run, compare
@@ -83,6 +84,7 @@ __all__ = [
     "LoaderError",
     "LooseFiles",
     "NumpyLoader",
+    "PassReport",
     "Ragged",
     "Reader",
     "Reading",

@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._closing import Closing
+from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._samples import Array, Sample, Samples
 from twinfeed.loaders.collate import MisfitError, collate
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._ahead import Planner
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request, requests
+from twinfeed.loaders.request import Request
 from twinfeed.samplers import BatchStream
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Batcher(Closing):
     """Make the batches of a feed, one for each request.
 
     `reader` may be shared with other passes; without one the batcher has its own. `threads` share
-    the decoding of a batch. A batcher pickles without the sampler, its threads and its cache.
+    the decoding of a batch. `meter` adds up where time goes. A batcher pickles without the sampler,
+    its threads and its cache.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -42,15 +44,27 @@ class Batcher(Closing):
     {'id': array([2]), 'word': [b'or']}
     """
 
-    def __init__(self, feed: Feed, /, *, reader: Reader | None = None, threads: int = 0) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        reader: Reader | None = None,
+        threads: int = 0,
+        meter: Meter | None = None,
+    ) -> None:
         self.spec = feed.spec  # before threads start: the callables are tried
         self._own_reader = reader is None
         self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
-        self.samples = Samples(feed, self._reader, threads=threads, spec=self.spec)
+        self.meter = Meter() if meter is None else meter
+        self.samples = Samples(
+            feed, self._reader, threads=threads, spec=self.spec, meter=self.meter
+        )
         self._index = feed.index
         self._side = feed.side
         self._collate = feed.collate
         self._masked = feed.sampler.padded
+        self._size = max(1, feed.sampler.batch_size)
         self._planner: Planner | None = None
         self._stream: BatchStream | None = None
         self._stored: list[str] = []
@@ -60,7 +74,7 @@ class Batcher(Closing):
         if self._stream is not None:
             self._reader.follow(self._stream, self._stored, request.epoch, request.step)
         if self._planner is not None:
-            self._planner.reached(request.step)
+            self.meter.timed("reading", self._planner.reached, request.step)
         held = request.ids >= 0
         kept = request.where(held)
         joined = joined_rows(self._index, self._side, kept)
@@ -71,6 +85,17 @@ class Batcher(Closing):
                 f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
                 f"fields of the first, or say with spec= which"
             )
+        batch = self.meter.timed("collating", self._collated, request, held, joined, values)
+        self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
+        return batch
+
+    def _collated(
+        self,
+        request: Request,
+        held: npt.NDArray[np.bool_],
+        joined: Mapping[str, Array],
+        values: Mapping[str, Sequence[Any]],
+    ) -> Batch:
         batch: Batch = {"id": request.ids}
         batch |= {name: _padded(rows, held) for name, rows in joined.items()}
         spread = {name: _spread(values.get(name, []), held) for name in self.spec}
@@ -106,8 +131,7 @@ class Batcher(Closing):
         self._planner = planner_for(feed, self._reader, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
-            coming = requests(feed.sampler, epoch, start)
-            self.samples.cache.look_ahead(coming, threads=threads)
+            self.samples.cache.look_ahead(feed.requests(epoch, start), threads=threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the files of a reader of its own."""

@@ -6,9 +6,12 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from twinfeed.loaders._closing import Closing
+from twinfeed.loaders._meter import Meter, PassReport
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import Cursor, StateMismatchError
@@ -24,6 +27,8 @@ OTHER_PASS = (
 
 # Frameworks begin passes in threads of their own. One lock for all loaders, as loaders are pickled.
 _LOCK = threading.Lock()
+
+_END = object()
 
 
 class Pass(Protocol):
@@ -70,6 +75,7 @@ class Loader(Closing):
         self.feed = feed
         self._cursor = Cursor(feed.sampler)
         self._reader = Reader(feed.index, verify=bool(feed.verify))
+        self.meter = Meter()
         self._running: Pass | None = None
         self._armed: tuple[int, int] | None = None  # while something counts what is received
         self._latest: tuple[int, int] | None = None  # where the latest lent pass began
@@ -87,6 +93,7 @@ class Loader(Closing):
     def __iter__(self) -> Iterator[Any]:
         self._stop()
         epoch, start = self._cursor.begin()
+        self.meter.begin(start)
         running = self._begin(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
@@ -100,7 +107,7 @@ class Loader(Closing):
         warn_unsharded(self.feed.sampler)
         self._running = running
         try:
-            for batch in running if batches is None else (next(running) for _ in range(batches)):
+            for batch in self._timed(running, batches):
                 last = received()
                 yield batch
                 if self._running is not running:
@@ -110,6 +117,27 @@ class Loader(Closing):
         finally:
             if self._running is running:  # else a later pass has taken over
                 self._end()
+
+    def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
+        """Yield the batches of a pass, and note how long each was waited for.
+
+        A pass of a known number of batches must have them: RuntimeError where one is not there.
+        """
+        for _ in count() if batches is None else range(batches):
+            asked = perf_counter_ns()
+            batch = next(running, _END) if batches is None else next(running)
+            if batch is _END:
+                return
+            self.meter.received(asked)
+            yield batch
+
+    def report(self) -> PassReport:
+        """Say where the time of the last pass went, so far: see `PassReport`.
+
+        A loop that waits at many steps is held back by its data. Print the report, or take
+        `as_dict()` for a log.
+        """
+        return self.meter.report()
 
     def _received(self) -> bool:
         """Count a batch; return whether its epoch ends."""
@@ -172,6 +200,8 @@ class Loader(Closing):
 
     def pass_begins(self) -> tuple[int, int, int]:
         """Return the epoch and the step at which a lent pass begins, and the turn it belongs to."""
+        if self._running is None:
+            self.meter.begin(0, counted=False)
         with _LOCK:
             evaluation = self.feed.sampler.evaluation
             if self._armed is not None:

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import Batch, Batcher
+from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._prefetch import in_order
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import requests
 
 T = TypeVar("T")
 
@@ -46,6 +46,7 @@ def making(
     /,
     *,
     threads: int,
+    meter: Meter,
     then: Callable[[Batch], T],
 ) -> Generator[T, None, None]:
     """Yield `then(batch)` of each batch of the rest of an epoch, in order.
@@ -54,11 +55,12 @@ def making(
     the threads share each batch.
     """
     in_turn = feed.sampler.live is not None
-    with Batcher(feed, reader=reader, threads=threads if in_turn else 0) as batcher:
+    shared = threads if in_turn else 0
+    with Batcher(feed, reader=reader, threads=shared, meter=meter) as batcher:
         batcher.look_ahead(feed, epoch, start)
         made = in_order(
             lambda request: then(batcher(request)),
-            requests(feed.sampler, epoch, start),
+            feed.requests(epoch, start),
             threads=0 if in_turn else threads,
         )
         with closing(made):

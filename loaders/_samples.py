@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders._cache import DecodedCache
 from twinfeed.loaders._calls import Calls
+from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._shared import SharedArrays
 from twinfeed.loaders.collate import FieldSpec, aligned, least, mode_of
 from twinfeed.loaders.errors import DecodeError
@@ -46,7 +47,9 @@ class Samples:
         *,
         threads: int = 0,
         spec: Mapping[str, FieldSpec] | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        self.meter = Meter() if meter is None else meter
         sampler = feed.sampler
         self.index = feed.index
         self.reader = reader
@@ -65,12 +68,13 @@ class Samples:
     ) -> dict[str, Sequence[Any]]:
         """Return each field's values, one for each sample; `joined` are their rows of columns."""
         if self.decode is None and self.transform is None:
-            return dict(self.reader.read(request.records, self.fields))
+            read = self.meter.timed("reading", self.reader.read, request.records, self.fields)
+            return dict(read)
         if self._slots and _distinct(request.records):
             return self._in_place(request)
         samples: Sequence[Mapping[str, Any]] = self._decoded(request, cached=cached)
         if self.transform is not None:
-            samples = self._transformed(samples, request, joined)
+            samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
 
     def tried(self, request: Request, joined: Mapping[str, Array], /) -> dict[str, Sequence[Any]]:
@@ -137,7 +141,9 @@ class Samples:
         }
         slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         samples = self._read(request.records)
-        made = self.calls.each("decode", decode.into, request.records, samples, slots)
+        made = self.meter.timed(
+            "decoding", self.calls.each, "decode", decode.into, request.records, samples, slots
+        )
         values = self.calls.by_field("decode", request.records, made)
         for name, array in rows.items():
             if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
@@ -157,13 +163,15 @@ class Samples:
     def _decode(self, records: Sequence[int]) -> list[Mapping[str, Any]]:
         samples: list[Mapping[str, Any]] = list(self._read(np.array(records, np.int64)))
         if self.decode is not None:
-            samples = self.calls.each("decode", self.decode, records, samples)
+            samples = self.meter.timed(
+                "decoding", self.calls.each, "decode", self.decode, records, samples
+            )
         return samples if self._shared is None else [self._shared.lock(one) for one in samples]
 
     def _read(self, records: npt.NDArray[np.int64]) -> list[Sample]:
         if not self.fields:
             return [{} for _ in records]
-        fields = self.reader.read(records, self.fields)
+        fields = self.meter.timed("reading", self.reader.read, records, self.fields)
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
     def _transformed(
@@ -183,13 +191,14 @@ class Samples:
                     f"field {name!r} has a name that the loader itself gives to every sample: "
                     f"give it another name in decode"
                 )
+        seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
         rows: dict[str, Iterable[Any]] = {
             **joined,
             "id": request.ids.tolist(),
             "record": request.records.tolist(),
             "view": request.views.tolist(),
-            "seed": request.seeds.tolist(),
-            "seed32": (request.seeds & np.uint64(LOW_32_BITS)).tolist(),
+            "seed": seeds.tolist(),
+            "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
         told = [
             {**self._lent(sample), **dict(zip(rows, row, strict=True))}

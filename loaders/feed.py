@@ -143,7 +143,11 @@ class Feed:
         """
         with Batcher(self) as batcher:
             batcher.look_ahead(self, epoch, start)
-            yield from map(batcher, requests(self.sampler, epoch, start))
+            yield from map(batcher, self.requests(epoch, start))
+
+    def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
+        """Yield what the batches of an epoch are made of, from step `start` on."""
+        return requests(self.sampler, epoch, start, seeds=self.seeded)
 
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return the feed of one rank: the sampler's `shard`, all else the same."""
@@ -157,6 +161,11 @@ class Feed:
         sampler = self.sampler
         views = sampler.num_ids != sampler.num_records
         return sampler.live is not None or views or sampler.repeats
+
+    @property
+    def seeded(self) -> bool:
+        """Whether something draws from the samples' seeds: without a transform, nothing does."""
+        return self.transform is not None
 
     @property
     def alone(self) -> bool:

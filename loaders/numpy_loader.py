@@ -37,5 +37,13 @@ class NumpyLoader(Loader):
         self.prefetch, self.threads = ahead(feed, prefetch, threads)
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        batches = making(self.feed, self._reader, epoch, start, threads=self.threads, then=dict)
+        batches = making(
+            self.feed,
+            self._reader,
+            epoch,
+            start,
+            threads=self.threads,
+            meter=self.meter,
+            then=dict,
+        )
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches

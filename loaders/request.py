@@ -15,7 +15,8 @@ from twinfeed.samplers import BatchStream
 class Request(NamedTuple):
     """Name the samples of one batch: what a worker needs to know, and no more.
 
-    `ids`, `records` and `views` are int64[batch], -1 for padding. `seeds` is uint64[batch].
+    `ids`, `records` and `views` are int64[batch], -1 for padding. `seeds` is uint64[batch], or None
+    where nothing draws.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
@@ -27,11 +28,18 @@ class Request(NamedTuple):
     ids: Int64s
     records: Int64s
     views: Int64s
-    seeds: npt.NDArray[np.uint64]
+    seeds: npt.NDArray[np.uint64] | None
 
     @classmethod
     def of(
-        cls, sampler: BatchStream, epoch: int, step: int, ids: Int64s | None = None, /
+        cls,
+        sampler: BatchStream,
+        epoch: int,
+        step: int,
+        ids: Int64s | None = None,
+        /,
+        *,
+        seeds: bool = True,
     ) -> Request:
         """Make the request of one step; `ids`, where the caller has drawn the batch already.
 
@@ -41,8 +49,8 @@ class Request(NamedTuple):
         """
         if ids is None:
             ids = sampler.batch(epoch, step)
-        seeds = sampler.seeds(epoch, step)
-        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), seeds)
+        drawn = sampler.seeds(epoch, step) if seeds else None
+        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), drawn)
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
@@ -63,11 +71,13 @@ class Request(NamedTuple):
             ids=self.ids[kept],
             records=self.records[kept],
             views=self.views[kept],
-            seeds=self.seeds[kept],
+            seeds=None if self.seeds is None else self.seeds[kept],
         )
 
 
-def requests(sampler: BatchStream, epoch: int, start: int = 0, /) -> Iterator[Request]:
+def requests(
+    sampler: BatchStream, epoch: int, start: int = 0, /, *, seeds: bool = True
+) -> Iterator[Request]:
     """Yield the requests of an epoch from step `start` on, whatever the sampler's own place.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
@@ -78,6 +88,12 @@ def requests(sampler: BatchStream, epoch: int, start: int = 0, /) -> Iterator[Re
     chunk = 1
     while start < len(sampler):
         stop = min(start + chunk, len(sampler))
-        for step, ids in enumerate(sampler.batches(epoch, start, stop), start):
-            yield Request.of(sampler, epoch, step, ids)
+        batches = sampler.batches(epoch, start, stop)
+        together = np.concatenate(batches)
+        records, views = sampler.records(together), sampler.views(together)
+        end = 0
+        for step, ids in enumerate(batches, start):
+            begin, end = end, end + len(ids)
+            drawn = sampler.seeds(epoch, step) if seeds else None
+            yield Request(epoch, step, ids, records[begin:end], views[begin:end], drawn)
         start, chunk = stop, min(2 * chunk, 32)

@@ -499,3 +499,15 @@ def test_batches_take_memory_that_others_have_left() -> None:
             pass
         faults.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / len(one))
     assert min(faults) < 350  # of 390 pages a batch; other threads of this process have theirs
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_report_knows_what_the_graph_calls(engine: str) -> None:
+    one = loader(packed(RECORDS), sampler(), engine=engine)
+    list(one)
+    report = one.report()
+    assert report.batches == 8
+    assert min(report.reading, report.collating, report.ready, report.waiting) > 0
+    list(one.dataset)
+    assert one.report().batches >= 8
+    assert one.report().waiting is None

@@ -574,3 +574,12 @@ def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
     assert batch["caption"].tolist() == [0, 10, 20, 30, 40, 50]
     assert sorted(decoded) == [0, 1]
     assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
+def test_the_report_knows_threads_and_workers(index: Index, options: dict[str, Any]) -> None:
+    with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
+        steps = len(list(loader))
+        report = loader.report()
+        assert report.batches == steps
+        assert min(report.reading, report.collating, report.ready, report.waiting) > 0

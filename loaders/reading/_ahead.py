@@ -18,8 +18,11 @@ from twinfeed.samplers import BatchStream
 LIMIT = 1 << 26
 """Bytes that are asked for ahead of their batches, unless a feed says how many."""
 
-# Most ids that are drawn in one go, and for how many steps a planner sleeps.
-_IDS, _ASLEEP = 1 << 13, 32
+# Most ids that are drawn in one go.
+_IDS = 1 << 13
+
+# For how many steps a planner sleeps, twice as long each time, and at most.
+_NAP, _LONGEST = 32, 256
 
 # Looks in a row that find all pages in memory, after which a planner sleeps.
 _WARM = 4
@@ -69,6 +72,7 @@ class Planner:
         self._limit = limit or LIMIT
         self._asks = limit is None  # whether pages are cold
         self._asleep = self._asks and not large(reader.index)
+        self._nap = _NAP
         self._warm = 0  # looks in a row that found every page in memory
         self._once = sampler.in_blocks or sampler.live is not None
         self._recent: set[int] = set()  # the spans in use, by their first record
@@ -104,12 +108,13 @@ class Planner:
         while self._waiting and self._waiting[0][0] <= step:
             self._bytes -= self._waiting.popleft()[1]
         if self._asleep:
-            self._wake = step + _ASLEEP
+            self._wake, self._nap = step + self._nap, min(2 * self._nap, _LONGEST)
             self._next = max(self._next, step)
             records = np.unique(self._records(self._next, self._next + 1))
             self._asleep = not self._reader.waits(self._reader.extents(records, self._fields))
             if self._asleep:
                 return
+            self._nap = _NAP
         self._wake = step + 1
         for _ in range(2):  # not all at once: the batch of this step waits
             if self._next >= len(self._sampler):

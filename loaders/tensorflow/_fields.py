@@ -100,8 +100,7 @@ class ParsedFields:
         drawn = sampler.batches(epoch, int(first), last)
         ids = np.concatenate(drawn)
         records = sampler.records(ids)
-        none = np.zeros(len(ids), np.uint64)
-        batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), none))
+        batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), None))
         sizes = np.array([len(one) for one in drawn])
         held = np.arange(int(width)) < sizes[:, None]
         lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)

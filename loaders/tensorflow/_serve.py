@@ -16,6 +16,7 @@ from twinfeed.loaders import _system
 from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._making import most_threads
+from twinfeed.loaders._meter import Meter
 from twinfeed.loaders.collate import mode_of
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
@@ -68,6 +69,7 @@ class Place(Protocol):
     feed: Feed
     prefetch: int
     threads: int | None
+    meter: Meter
 
     def pass_begins(self) -> tuple[int, int, int]:
         """Return the epoch and the step at which a pass begins, and the turn it belongs to."""
@@ -131,7 +133,10 @@ class Server:
         """
         epoch, start, turn = self.loader.pass_begins()
         number = next(self._numbers)
-        batchers = [Batcher(one, reader=self.reader, threads=self._shared) for one in self.feeds]
+        batchers = [
+            Batcher(one, reader=self.reader, threads=self._shared, meter=self.loader.meter)
+            for one in self.feeds
+        ]
         self._passes[number] = batchers
         try:
             for one, batcher in zip(self.feeds, batchers, strict=True):
@@ -188,7 +193,7 @@ class Server:
         step, rank = divmod(place, len(self.ranks))
         drawn, epoch = self.ranks[rank], int(begun[1])
         ids = drawn.batch(epoch, step) if ids is None else ids
-        return Request.of(drawn.sampler, epoch, step, ids)
+        return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed.seeded)
 
     def read(
         self, begun: Int64s, place: np.int64, ids: Int64s | None = None
@@ -228,8 +233,7 @@ class Server:
         """Read batches by one request, and lay each out in a row."""
         sampler, epoch = self.feed.sampler, int(begun[1])
         ids = np.concatenate(drawn)
-        seeds = np.zeros(len(ids), np.uint64)  # nothing here draws
-        request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), seeds)
+        request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), None)
         flat = self.layout.flatten(self.batcher(begun, first)(request))
         sizes = np.array([len(one) for one in drawn])
         if self.layout.batch is not None:

@@ -134,7 +134,9 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         over the loader itself.
         """
         self._stop()
-        self._arm(*self._cursor.begin())
+        epoch, start = self._cursor.begin()
+        self._arm(epoch, start)
+        self.meter.begin(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders._batcher import Batch
+from twinfeed.loaders._meter import Meter, Spent
 from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.request import Request
@@ -28,6 +29,13 @@ class _Failed(NamedTuple):
     trace: str
 
 
+class _Made(NamedTuple):
+    """What a worker sends: a batch, and where its time went."""
+
+    batch: Batch
+    spent: Spent
+
+
 class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raised
     """Show, as the cause of an error, where in the worker it was raised."""
 
@@ -41,7 +49,8 @@ class CatchingDataset(RecordDataset):
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request."""
         try:
-            return as_parts(super().__getitems__(wanted))
+            batch = as_parts(super().__getitems__(wanted))
+            return _Made(batch, self._batcher.meter.take())
         except Exception as error:
             trace = traceback.format_exc()
             try:
@@ -69,8 +78,9 @@ class WorkerBatches(Iterator[Batch]):
     is of no use then.
     """
 
-    def __init__(self, dataloader: DataLoader[Any], /) -> None:
+    def __init__(self, dataloader: DataLoader[Any], meter: Meter, start: int, /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
+        self.meter, self._step = meter, start
         self._iterator: Any = None
         self.ended = False
 
@@ -92,7 +102,10 @@ class WorkerBatches(Iterator[Batch]):
                 raise batch.error from _WorkerTraceback(batch.trace)
             finally:
                 del batch
-        return batch  # type: ignore[no-any-return]
+        made: _Made = batch
+        self.meter.add(self._step, made.spent)
+        self._step += 1
+        return made.batch
 
     def close(self) -> None:
         """End the workers, unless somebody else keeps the DataLoader and with it the workers."""

@@ -134,13 +134,14 @@ class RequestSampler:
 
     def __init__(self, feed: Feed, /) -> None:
         self._stream = copy.copy(feed.sampler)  # with a place of its own
+        self._seeded = feed.seeded
 
     def __len__(self) -> int:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Request]:
         for epoch, step, ids in self._stream.steps():
-            yield Request.of(self._stream, epoch, step, ids)
+            yield Request.of(self._stream, epoch, step, ids, seeds=self._seeded)
 
     def set_epoch(self, epoch: int, /) -> None:
         """Begin `epoch` with the next pass; a state that was loaded in that epoch stays."""

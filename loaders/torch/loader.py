@@ -19,7 +19,7 @@ from twinfeed.loaders._making import ahead, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.request import Request, requests
+from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch._device import Copier, Sent, copier_for, default_device
 from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
@@ -146,6 +146,7 @@ class TorchLoader(Loader):
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
         epoch, start, turn = self.pass_begins()
+        self.meter.begin(start)
         running, left = self._begin(epoch, start), count(len(self) - start - 1, -1)
 
         def received() -> bool:
@@ -205,7 +206,7 @@ class _Place:
         # The workers share this process's page cache: here every range is told once.
         loader = self._loader
         planner = planner_for(loader.feed, loader._reader, *self.begins)
-        for request in requests(loader.feed.sampler, *self.begins):
+        for request in loader.feed.requests(*self.begins):
             if planner is not None:
                 planner.reached(request.step)
             yield request
@@ -225,7 +226,8 @@ class _Pass(Iterator[Batch]):
         self._sent: Generator[Sent, None, None] | Prefetcher[Sent]
         if loader.num_workers:
             loader._place.begins = epoch, start
-            workers = self._workers = WorkerBatches(loader._workers)
+            workers = WorkerBatches(loader._workers, loader.meter, start)
+            self._workers = workers
             sent = _sent(in_order(self._copier.prepare, workers, threads=0), self._copier)
             self._sent = Prefetcher(
                 sent,
@@ -240,6 +242,7 @@ class _Pass(Iterator[Batch]):
             epoch,
             start,
             threads=loader.threads,
+            meter=loader.meter,
             then=lambda batch: self._copier.prepare(as_parts(batch)),
         )
         self._sent = _sent(made, self._copier)

@@ -1,0 +1,153 @@
+"""Where the time of a pass went: a few clock readings a batch, always on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from time import perf_counter_ns
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+Stage = Literal["reading", "decoding", "transforming", "collating"]
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of the stages of a batch, as a worker process sends them with the batch."""
+
+    stages: dict[Stage, int]
+    made: int  # when the batch was ready
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """Say where the time of a pass went, in seconds.
+
+    - `reading`, `decoding`, `transforming`, `collating`: sums over all batches. Several batches are
+      made at once, so that these may exceed `seconds`.
+    - `waiting`: how long the loop waited for batches.
+    - `ready`: the sum of how long each batch stood ready before the loop took it.
+    - `waited`: the fraction of steps of which waiting took more than a tenth.
+
+    The last three are None where the loop is not the loader's own, as in `fit`.
+
+    >>> PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4, waiting=1.5, waited=0.75)
+    PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4, ...)
+    """
+
+    batches: int = 0
+    seconds: float = 0.0
+    reading: float = 0.0
+    decoding: float = 0.0
+    transforming: float = 0.0
+    collating: float = 0.0
+    waiting: float | None = None
+    ready: float | None = None
+    waited: float | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the figures by name.
+
+        >>> PassReport(batches=4).as_dict()["batches"]
+        4
+        """
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Draw the report, with what it means."""
+        lines = [f"{self.batches} batches in {self.seconds:.1f} s"]
+        if self.waiting is None or self.ready is None or self.waited is None:
+            lines.append("  how long the loop waited is not known here")
+        elif self.batches:
+            lines += [
+                f"  the loop waited {self.waiting:.1f} s, at {self.waited:.0%} of the steps: "
+                f"{'data hold it back' if self.waited > 0.1 else 'data do not hold it back'}",
+                f"  a batch stood ready for {1000 * self.ready / self.batches:.1f} ms",
+            ]
+        lines.append(
+            f"  making them: reading {self.reading:.1f} s, decoding {self.decoding:.1f} s, "
+            f"transform {self.transforming:.1f} s, collation {self.collating:.1f} s"
+        )
+        return "\n".join(lines)
+
+
+class Meter:
+    """Add up what the threads of a pass spend, and what the loop waits.
+
+    >>> meter = Meter()
+    >>> meter.timed("reading", len, "abc")
+    3
+    >>> meter.report().decoding
+    0.0
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin(0)
+
+    def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
+        """Pickle without what was measured."""
+        return Meter, ()
+
+    def begin(self, step: int, *, counted: bool = True) -> None:
+        """Begin a pass; `counted` says that `received` will be called for each batch."""
+        with self._lock:
+            self._spent: dict[Stage, int] = {}
+            self._made: dict[int, int] = {}  # when the batch of a step was ready
+            self._step, self._counted = step, counted
+            self._batches = self._waiting = self._ready = self._waited = 0
+            self._begun = self._last = perf_counter_ns()
+
+    def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
+        """Call a function, and add what it takes to a stage."""
+        begin = perf_counter_ns()
+        try:
+            return function(*arguments)
+        finally:
+            taken = perf_counter_ns() - begin
+            with self._lock:
+                self._spent[stage] = self._spent.get(stage, 0) + taken
+
+    def made(self, step: int, steps: int = 1) -> None:
+        """Note that the batches of some steps are ready."""
+        now = perf_counter_ns()
+        with self._lock:
+            if self._counted:
+                self._made.update(dict.fromkeys(range(step, step + steps), now))
+            else:
+                self._batches, self._last = self._batches + steps, now
+
+    def take(self) -> Spent:
+        """Return what was spent since the last call, for another process's meter."""
+        with self._lock:
+            spent, self._spent = self._spent, {}
+            self._made.clear()
+            return Spent(spent, perf_counter_ns())
+
+    def add(self, step: int, spent: Spent) -> None:
+        """Add what another process has spent on the batch of a step."""
+        with self._lock:
+            for stage, taken in spent.stages.items():
+                self._spent[stage] = self._spent.get(stage, 0) + taken
+            self._made[step] = spent.made
+
+    def received(self, asked: int) -> None:
+        """Note that the loop, which asked for a batch at a time (ns), has received it."""
+        now = perf_counter_ns()
+        with self._lock:
+            self._ready += now - self._made.pop(self._step, now)
+            self._waiting += now - asked
+            self._waited += 10 * (now - asked) > now - self._last
+            self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
+
+    def report(self) -> PassReport:
+        """Return the sums of the last pass so far."""
+        with self._lock:
+            spent = {stage: taken / 1e9 for stage, taken in self._spent.items()}
+            loop: dict[str, float] = {}
+            if self._counted:
+                loop = {"waiting": self._waiting / 1e9, "ready": self._ready / 1e9}
+                loop["waited"] = self._waited / max(1, self._batches)
+            seconds = (self._last - self._begun) / 1e9
+            return PassReport(self._batches, seconds, **spent, **loop)
