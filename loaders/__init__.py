@@ -44,6 +44,7 @@ from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.limits import LIMITS, Limits
 from twinfeed.loaders.numpy_loader import NumpyLoader
 from twinfeed.loaders.packing import ImageFolder, LooseFiles, pack
+from twinfeed.loaders.planning import Plan, plan
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import SideTable
 from twinfeed.loaders.remote.cache import DiskCache
@@ -85,6 +86,7 @@ __all__ = [
     "LooseFiles",
     "NumpyLoader",
     "PassReport",
+    "Plan",
     "Ragged",
     "Reader",
     "Reading",
@@ -107,6 +109,7 @@ __all__ = [
     "merge_parts",
     "open_index",
     "pack",
+    "plan",
     "shuffled",
     "verify",
     "write_report",

@@ -102,6 +102,16 @@ class ShardShuffleSampler(Order):
         return self._n
 
     @property
+    def block(self) -> int:
+        """Records of a block; the last block of a shard may have fewer."""
+        return self._block
+
+    @property
+    def window(self) -> int:
+        """Blocks that are open at once."""
+        return self._window
+
+    @property
     def in_blocks(self) -> bool:
         """Whether blocks hold more than one record."""
         return self._block > 1

@@ -30,7 +30,7 @@ from twinfeed.loaders.packing import pack
 
 
 def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    names = "pack", "index", "verify", "info", "cat", "compare", "show", "mixing"
+    names = "pack", "index", "verify", "info", "cat", "compare", "show", "mixing", "plan"
     for command in ((), *((name,) for name in names)):
         with pytest.raises(SystemExit) as stop:
             main([*command, "--help"])
@@ -43,6 +43,19 @@ def test_every_option_says_what_it_does() -> None:
     for name, command in commands.choices.items():
         for action in command._actions:
             assert action.help, (name, action.dest)
+
+
+def test_a_plan_compares_blocks_with_a_uniform_shuffle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = pack([{"x": bytes(1000)} for _ in range(600)], tmp_path)["data"]
+    assert main(["plan", str(index.path), "--cache-bytes", "100k", "--batch-size", "10"]) == 0
+    said = capsys.readouterr().out
+    assert "blocks of 4, 128 at once: an epoch of 60 batches, 600 samples\n" in said
+    assert "\nuniform: an epoch of 60 batches" in said
+    assert said.count("  cache      100 kB would hold") == 2
+    assert main(["plan", str(index.path), "--block", "50", "--window", "3"]) == 0
+    assert "blocks of 50, 3 at once" in capsys.readouterr().out
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

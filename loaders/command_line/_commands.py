@@ -29,7 +29,9 @@ from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, Label
 from twinfeed.loaders.index.opened import load_index
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.packing import pack
+from twinfeed.loaders.planning import plan
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.shuffling import shuffled
 from twinfeed.loaders.verify import verify
 from twinfeed.samplers import (
     BatchSampler,
@@ -229,17 +231,36 @@ def run_show(options: argparse.Namespace) -> int:
 def run_mixing(options: argparse.Namespace) -> int:
     from twinfeed.loaders.pictures import plot_mixing
 
-    index = open_index(options.index, root=options.root)
-    size, seed = options.batch_size, options.seed
-    orders: dict[str, Order] = {
-        f"blocks of {options.block:,}, {options.window:,} at once": ShardShuffleSampler(
-            index.shard_lengths, block=options.block, window=options.window, seed=seed
-        ),
-        "uniform": RandomSampler(len(index), seed=seed),
-    }
-    streams = {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
+    index, streams = _shuffles(options)
     buffers = options.buffer or [max(1, len(index) // 10)]
     return _drawn(plot_mixing(streams, labels=index.labels, buffers=buffers), options.out)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    index, streams = _shuffles(options)
+    for name, stream in streams.items():
+        found = plan(Feed(index, stream), cache_bytes=options.cache_bytes)
+        for line in f"{name}: {found}".splitlines():
+            say(line)
+    return 0
+
+
+def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
+    """Return the index, and the batches of the shard-aware shuffle and of the uniform one."""
+    index = open_index(options.index, root=options.root)
+    if len(index) == 0:
+        raise ValueError("the index holds no records")
+    blocks = shuffled(index, seed=options.seed)
+    if options.block or options.window:
+        block, window = options.block or blocks.block, options.window or blocks.window
+        lengths, seed = index.shard_lengths, options.seed
+        blocks = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
+    orders: dict[str, Order] = {
+        f"blocks of {blocks.block:,}, {blocks.window:,} at once": blocks,
+        "uniform": RandomSampler(len(index), seed=options.seed),
+    }
+    size = options.batch_size
+    return index, {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
 
 
 def _drawn(figure: Any, path: str) -> int:

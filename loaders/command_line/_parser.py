@@ -1,4 +1,4 @@
-"""The command line: pack, index, verify, info, cat, compare, show and mixing."""
+"""The command line: pack, index, verify, info, cat, compare, show, mixing and plan."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_show(commands)
     _add_mixing(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -255,14 +256,35 @@ def _add_mixing(commands: Any) -> None:
         "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
     ).add_argument
-    _add_opened(add)
-    add("--block", type=int, default=1024, help="records of a block; default 1024")
-    add("--window", type=int, default=64, help="blocks that are open at once; default 64")
+    _add_shuffled(add)
     buffer = "a size of shuffle(buffer) to simulate; default a tenth of all; may be repeated"
     add("--buffer", action="append", type=int, metavar="RECORDS", help=buffer)
+    add("--out", default="mixing.png", help="the picture, .png or .svg; default mixing.png")
+
+
+def _add_plan(commands: Any) -> None:
+    add = _command(
+        commands,
+        "plan",
+        _commands.run_plan,
+        "Say what an epoch asks of the store of its shards: the shard-aware shuffle, and a uniform "
+        "one.",
+        "plan data/train.index",
+        "plan data/train.index --root s3://bucket/train --cache-bytes 200G",
+        "plan data/train.index --block 256 --window 32 --batch-size 512",
+    ).add_argument
+    _add_shuffled(add)
+    cache = "how much of a second epoch a cache of this size holds"
+    add("--cache-bytes", **_BYTES, default=0, help=cache)
+
+
+def _add_shuffled(add: Any) -> None:
+    """Add what the commands share that look at shuffles."""
+    _add_opened(add)
+    add("--block", type=int, help="records of a block; default: about 4 MB")
+    add("--window", type=int, help="blocks that are open at once; default: up to 128, 512 MB")
     add("--batch-size", type=int, default=128, help="records a batch; default 128")
     add("--seed", type=int, default=0, help="of the orders; default 0")
-    add("--out", default="mixing.png", help="the picture, .png or .svg; default mixing.png")
 
 
 def _add_fed(add: Any) -> None:

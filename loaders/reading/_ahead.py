@@ -38,8 +38,8 @@ class Planner:
     """Tell a reader what the batches of one pass will read, in their order, ahead of them.
 
     Each span of the stream (a block, or a single record) is told once, when its first record
-    comes, and again only after a long time without any. What is told for batches that nobody has
-    asked for yet is about `limit` bytes: one span of each batch may lie beyond.
+    comes, and again only after a long time without any, when its pages may be gone. About `limit`
+    bytes are told of batches that nobody has asked for yet: the last batch told may go beyond.
 
     Without a limit the planner sleeps while reading waits for nothing: now and then it looks
     whether a few pages of a coming batch are in memory.
@@ -77,7 +77,8 @@ class Planner:
         self._once = sampler.in_blocks or sampler.live is not None
         self._recent: set[int] = set()  # the spans in use, by their first record
         self._older: set[int] = set()
-        self._samples = 0  # since the last generation began
+        self._samples = self._fresh = 0  # samples and bytes since the last generation began
+        self._kept = _system.memory() // 4  # bytes told so lately are in memory still
         self._next, self._chunk = start, 1  # steps: the next to tell, and how many at once
         self._waiting: deque[tuple[int, int]] = deque()  # last step and bytes of what was told
         self._bytes = 0  # of these
@@ -135,6 +136,7 @@ class Planner:
         told = int((extents["stop"] - extents["start"]).sum())
         self._waiting.append((stop - 1, told))
         self._bytes += told
+        self._fresh += told
         self._next = stop
         if 4 * told > self._limit:
             self._chunk = max(1, self._chunk // 2)
@@ -163,8 +165,9 @@ class Planner:
         new = [first for first in spans if first not in self._recent | self._older]
         self._recent.update(spans)
         self._samples += len(records)
-        if self._samples >= max(_GENERATION, 4 * len(self._recent)):
-            self._recent, self._older, self._samples = set(), self._recent, 0
+        lately = max(_GENERATION, 4 * len(self._recent))
+        if self._samples >= lately and self._fresh >= self._kept:
+            self._recent, self._older, self._samples, self._fresh = set(), self._recent, 0, 0
         parts = [np.arange(first, spans[first]) for first in new]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -183,8 +186,10 @@ def large(index: Index, /) -> bool:
     return 2 * stored > _system.memory()
 
 
-def record_bytes(index: Index, /) -> float:
-    """Return the bytes of all fields of a record: the mean over some records, evenly spread.
+def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
+    """Return the bytes of fields, by default of all, of a record: the mean over some records.
+
+    The records are spread evenly over the index.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -192,5 +197,5 @@ def record_bytes(index: Index, /) -> float:
     3.0
     """
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
-    lengths = index.rows(list(index.fields), ids)["length"]
+    lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
     return float(lengths.clip(0).sum() / max(1, len(ids)))

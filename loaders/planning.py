@@ -1,0 +1,275 @@
+"""What a feed will ask of the store of its shards, known before anything is read."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders import _checks, _system
+from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.index._paths import is_url
+from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
+from twinfeed.loaders.reading.reader import Reader
+
+# Samples of an epoch that are looked at. A longer epoch is reckoned from the second half of them.
+_MOST = 1 << 19
+
+# A request of fewer bytes takes longer to begin than to carry: on a disk, and in a bucket.
+_SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
+
+# A span that is not met for so many times its usual pause is open no longer.
+_PAUSES = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what an epoch of a feed asks of its store; `plan` makes it.
+
+    - `batches` of an epoch, and `samples`: their ids, padding not counted.
+    - `requests`: ranges that are asked for in an epoch; `read_bytes`: the bytes of these ranges.
+    - `used_bytes`: the bytes of the fields that batches take.
+    - `held_bytes`: what must be in memory at once, so that nothing is read twice: the open blocks
+      and what is read ahead.
+    - `cache_bytes`: the size of a cache, and `cache_hits`: the fraction of a second epoch's bytes
+      that is found there, where what is needed last is dropped first.
+    - `exact`: whether whole epochs were looked at. Otherwise requests and bytes are reckoned from
+      a part, and `cache_hits` is what is found at least.
+    - `advice`: what to do where the store can never be fast.
+
+    >>> Plan(1, 10, 2, 500, 400, 100).amplification
+    1.25
+    """
+
+    batches: int
+    samples: int
+    requests: int
+    read_bytes: int
+    used_bytes: int
+    held_bytes: int
+    cache_bytes: int = 0
+    cache_hits: float = 0.0
+    exact: bool = True
+    advice: tuple[str, ...] = ()
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte used."""
+        return self.read_bytes / max(1, self.used_bytes)
+
+    def __str__(self) -> str:
+        """Say it in lines."""
+        about, least = ("", "") if self.exact else ("about ", "at least ")
+        size = self.read_bytes / max(1, self.requests)
+        lines = [
+            f"an epoch of {self.batches:,} batches, {self.samples:,} samples",
+            f"  requests   {about}{self.requests:,}, {_bytes(size)} each",
+            f"  read       {about}{_bytes(self.read_bytes)}, {self.amplification:.2f} times what "
+            f"is used",
+            f"  held       {_bytes(self.held_bytes)} at once",
+        ]
+        if self.cache_bytes:
+            lines.append(
+                f"  cache      {_bytes(self.cache_bytes)} would hold {least}{self.cache_hits:.0%} "
+                f"of a second epoch"
+            )
+        return "\n".join([*lines, *(f"  advice     {one}" for one in self.advice)])
+
+
+def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
+    """Say what an epoch of `feed` will ask of the store of its shards. Nothing is read.
+
+    `cache_bytes` is the size of a cache, on a disk or in memory, of which the plan says how much of
+    a second epoch is found there.
+
+    Up to half a million samples of the stream are drawn. A longer epoch is reckoned from these, and
+    the plan says so.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    >>> index = pack([{"x": bytes(1000)} for _ in range(90)], mkdtemp())["data"]
+    >>> print(plan(Feed(index, BatchSampler(SequentialSampler(90), batch_size=30))))
+    an epoch of 3 batches, 90 samples
+      requests   2, 46 kB each
+      read       93 kB, 1.03 times what is used
+      held       67 MB at once
+    """
+    cache_bytes = _checks.count("cache_bytes", cache_bytes, minimum=0)
+    sampler, index = feed.sampler, feed.index
+    steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))
+    exact = steps == len(sampler)
+    fields = [name for name in feed.fields if name not in index.columns]
+    each = record_bytes(index, fields)
+    first = _Epoch.of(feed, 0, steps, each)
+    share = 1.0 if exact else len(sampler) / max(1, steps)
+    requests, read = _asked(feed, fields, steps)
+    used = int(share * each * first.samples / sampler.reuse)
+    held = first.most_open() + (LIMIT if feed.readahead is None else feed.readahead)
+    hits = 0.0
+    if cache_bytes and exact:
+        second = first if sampler.evaluation else _Epoch.of(feed, 1, steps, each)
+        hits = found_again(first.units, second.units, second.sizes, cache_bytes)
+    elif cache_bytes:
+        hits = min(1.0, cache_bytes / max(1, len(index) * each))
+    facts = Plan(
+        batches=len(sampler),
+        samples=int(share * first.samples),
+        requests=requests,
+        read_bytes=read,
+        used_bytes=used,
+        held_bytes=held,
+        cache_bytes=cache_bytes,
+        cache_hits=hits,
+        exact=exact,
+    )
+    return Plan(**{**vars(facts), "advice": tuple(_advice(feed, facts))})
+
+
+class _Epoch(NamedTuple):
+    """The spans of an epoch in the order they are opened: their first records and bytes."""
+
+    samples: int
+    units: Int64s
+    sizes: npt.NDArray[Any]
+    opened: Int64s  # at which sample
+    closed: Int64s
+
+    @classmethod
+    def of(cls, feed: Feed, epoch: int, steps: int, each: float) -> _Epoch:
+        """Draw the samples of some steps."""
+        sampler = feed.sampler
+        ids = np.concatenate([np.zeros(0, np.int64), *sampler.batches(epoch, 0, steps)])
+        ids = ids[ids >= 0]
+        first, stop = sampler.spans(sampler.records(ids))
+        order = np.lexsort((np.arange(len(ids)), first))
+        same = first[order][1:] == first[order][:-1]
+        pause = np.diff(order)
+        usual = np.median(pause[same]) if same.any() else 0.0
+        # Whatever is not read in blocks is read anew each time, but for images that are kept.
+        again = same & (pause <= _PAUSES * usual) & (sampler.in_blocks or sampler.live is not None)
+        begins = np.flatnonzero(np.concatenate([[True], ~again])[: len(ids)])
+        ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
+        opened, closed, where = order[begins], order[ends], order[begins]
+        turn = np.argsort(opened)
+        sizes = each * (stop - first)[where]
+        return cls(len(ids), first[where][turn], sizes[turn], opened[turn], closed[turn])
+
+    def most_open(self) -> int:
+        """Return the most bytes of spans that are open at once."""
+        places = np.concatenate([self.opened, self.closed + 1])
+        changes = np.concatenate([self.sizes, -self.sizes])
+        open_bytes = np.cumsum(changes[np.lexsort((changes, places))])
+        return int(open_bytes.max(initial=0))
+
+
+def _asked(feed: Feed, fields: list[str], steps: int) -> tuple[int, int]:
+    """Return how many ranges an epoch asks for, and their bytes."""
+    if not fields:
+        return 0, 0
+    ledger, total = _Ledger(feed.index), len(feed.sampler)
+    limit = feed.readahead or LIMIT
+    planner = Planner(ledger, fields, feed.sampler, 0, 0, limit=limit)
+    middle = (0, 0, 0)
+    for step in range(steps):
+        planner.reached(step)
+        if 2 * step < steps < total:
+            middle = (planner.told, ledger.requests, ledger.bytes)
+    told, requests, read = middle
+    share = (total - told) / max(1, planner.told - told)
+    # As many more as the second half of what was looked at has, for all that is still to come.
+    return (
+        round(requests + share * (ledger.requests - requests)),
+        round(read + share * (ledger.bytes - read)),
+    )
+
+
+class _Ledger(Reader):
+    """Count what a planner asks for."""
+
+    requests = bytes = 0
+
+    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+        self.requests += len(extents)
+        self.bytes += int((extents["stop"] - extents["start"]).sum())
+
+
+def found_again(first: Int64s, second: Int64s, sizes: npt.NDArray[Any], room: float, /) -> float:
+    """Return the fraction of the bytes of `second` that a cache of `room` bytes holds when asked.
+
+    Both are sequences of units, asked for one after the other. Of all caches it is the best one:
+    it drops what is needed last. Units are taken to be as long as they are on average.
+
+    >>> found_again(np.array([1, 2, 3]), np.array([3, 1, 2]), np.ones(3), 1)
+    0.3333333333333333
+    """
+    units = np.concatenate([first, second])
+    places = max(0, int(room / max(1.0, float(sizes.mean()) if len(sizes) else 1.0)))
+    upcoming = _next_uses(units).tolist()
+    held: dict[int, int] = {}  # unit -> when it is needed next
+    furthest: list[tuple[int, int]] = []  # the same, as a heap; some are out of date
+    hits = 0.0
+    for place, (unit, coming) in enumerate(zip(units.tolist(), upcoming, strict=True)):
+        if held.pop(unit, None) is not None and place >= len(first):
+            hits += float(sizes[place - len(first)])
+        if coming < len(units):
+            held[unit] = coming
+            heapq.heappush(furthest, (-coming, unit))
+        while len(held) > places:
+            when, other = heapq.heappop(furthest)
+            if held.get(other) == -when:
+                del held[other]
+    return hits / max(1e-9, float(sizes.sum()))
+
+
+def _next_uses(units: Int64s) -> Int64s:
+    """Return when each unit comes again; the length where it does not."""
+    order = np.argsort(units, kind="stable")
+    upcoming = np.full(len(units), len(units))
+    again = units[order][1:] == units[order][:-1]
+    upcoming[order[:-1][again]] = order[1:][again]
+    return upcoming
+
+
+def _advice(feed: Feed, facts: Plan) -> list[str]:
+    """Say what to do where the store can never be fast."""
+    index, sampler = feed.index, feed.sampler
+    remote, memory = is_url(index.root), _system.memory()
+    size = facts.read_bytes / max(1, facts.requests)
+    advice = []
+    small = facts.requests > 1 and size < (_SMALL_REMOTE if remote else _SMALL)
+    if small and (remote or large(index)):
+        instead = "take shuffled(index, seed=…), which asks for about 4 MB at a time"
+        if sampler.in_blocks:
+            instead = "take blocks of about 4 MB, and shards of many blocks"
+        advice.append(
+            f"requests of {_bytes(size)} at random places take longer to begin than to carry, "
+            f"however many are under way: {instead}"
+        )
+    if sampler.world_size > 1 and facts.amplification > 1.5:
+        advice.append(
+            f"each of {sampler.world_size} ranks reads every block: take sections= that "
+            f"{sampler.world_size} divides"
+        )
+    if 2 * facts.held_bytes > memory:
+        advice.append(
+            f"{_bytes(facts.held_bytes)} are open at once, and this process may use "
+            f"{_bytes(memory)}: take a smaller window"
+        )
+    return advice
+
+
+def _bytes(number: float) -> str:
+    """Write a number of bytes for people.
+
+    >>> _bytes(4_200_000), _bytes(950)
+    ('4.2 MB', '950 bytes')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"
+    return f"{number:.0f} bytes"
