@@ -266,7 +266,6 @@ def _add_plan(commands: Any) -> None:
     add = _command(
         commands,
         "plan",
-        _commands.run_plan,
         "Say what an epoch asks of the store of its shards: the shard-aware shuffle, and a uniform "
         "one.",
         "plan data/train.index",
