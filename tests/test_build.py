@@ -1046,7 +1046,6 @@ def test_nothing_is_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for url in ("s3://bucket/x", "memory://x", Path("s3://bucket/x")):
         for write in (
             lambda url=url: pack([{"a": 1}], url),
-            lambda url=url: build_index(shards, url),
             lambda url=url: build_parts(shards, url, root=tmp_path),
             lambda url=url: merge_parts([], url),
             lambda url=url: verify(shards, bad_list=url, root=tmp_path),

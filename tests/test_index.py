@@ -259,11 +259,6 @@ def test_an_index_with_another_digest_is_refused(tmp_path: Path) -> None:
     assert caught.value.expected == f"digest {digest}"
 
 
-def test_an_index_at_a_url_is_refused_with_the_way_to_open_it() -> None:
-    with pytest.raises(ValueError, match="path must be a local folder, got memory://x"):
-        open_index("memory://x.index")
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -31,7 +31,7 @@ from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.limits import LIMITS
 
 VERSION = 2
-_FOLDER = re.compile(r"columns-[0-9a-f]{16}")
+COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
 _WRITTEN = re.compile(r"\.?columns-[0-9a-f]{16}")
 _HIDDEN = re.compile(r"\..*", re.DOTALL)
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
@@ -197,7 +197,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if checksum != found:
         problem = f"damaged index: the checksum of {MANIFEST} does not match"
         raise error(problem, expected=checksum, found=found)
-    if not _FOLDER.fullmatch(str(manifest.get("folder"))):
+    if not COLUMNS.fullmatch(str(manifest.get("folder"))):
         raise error("damaged index: bad folder name")
     return manifest
 

@@ -6,11 +6,12 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, as_completed
-from contextlib import contextmanager, suppress
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from twinfeed.loaders._atomic import locked
 from twinfeed.loaders._progress import bar
@@ -21,6 +22,7 @@ from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._plan import Fields, Plan
+from twinfeed.loaders.index._remote_index import send_index
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
 from twinfeed.loaders.index._survey import Survey
@@ -31,6 +33,10 @@ from twinfeed.loaders.index.options import DEFAULT, Reading
 
 KEEP_FROM = 1 << 20
 """A build that fails keeps the parts of shards of at least so many bytes, to go on from them."""
+
+_COPIES = 4
+"""So many remote shards are copied here at once to be indexed; some are scanned while others come.
+"""
 
 
 def build_index(
@@ -56,7 +62,7 @@ def build_index(
 
     - `shards`: a path, a pattern (globs, braces) or a list of these; a folder of images, its
       classes the folders below it; or a list of `Entry`.
-    - `path`: the folder of the index.
+    - `path`: the folder of the index, or a URL of a folder in a store that can be written.
     - `label`: a field (an Example's feature, a tar member such as "cls"), `FromJson`,
       `FromFolder`, `FromTable`, or a function. The function is given a record's dict (its fields
       by name, `__key__`, `__shard__`, `__number__`) and returns an int, a str or None. An empty
@@ -69,7 +75,8 @@ def build_index(
     - `exclude`: the bad records to leave out: the list that `verify` writes, with the rest of a
       shard that breaks off, or (shard, number) pairs.
     - `root`: the folder that holds all shards, by default the folder that holds the index.
-    - `executor`: any executor of concurrent.futures' kind; the parts are built side by side.
+    - `executor`: any executor of concurrent.futures' kind; the parts are built side by side. By
+      default remote shards are copied here some at once, on threads.
     - `progress`: whether to show a progress bar.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
@@ -86,6 +93,26 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
+    if is_url(os.fspath(path)):
+        source = find_source(
+            shards, None, container=reading.container, root=root, complete=reading.complete
+        )
+        with TemporaryDirectory(prefix="twinfeed-") as temporary:
+            here = Path(temporary, os.fspath(path).rstrip("/").rpartition("/")[2])
+            build_index(
+                shards,
+                here,
+                label=label,
+                classes=classes,
+                fields=fields,
+                reading=reading,
+                exclude=exclude,
+                root=source.root,
+                executor=executor,
+                progress=progress,
+            )
+            send_index(here, os.fspath(path))
+        return open_index(path, root=source.root)
     path = own_folder(to_write(path))
     check_classes(classes)
     source = find_source(
@@ -257,9 +284,15 @@ def _parts(
         for job, file in zip(jobs, files, strict=True)
         if ShardPart.load(file) is None
     ]
-    done = starmap(build_part, todo) if executor is None else _run(executor, todo)
-    for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
-        pass
+    side_by_side = is_url(plan.root) and not callable(plan.label)
+    with (
+        ThreadPoolExecutor(_COPIES)
+        if side_by_side and executor is None
+        else nullcontext(executor) as pool
+    ):
+        done = starmap(build_part, todo) if pool is None else _run(pool, todo)
+        for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
+            pass
     for job, file in zip(jobs, files, strict=True):
         part = load_part(file)
         if part.excluded < len(job.exclude):

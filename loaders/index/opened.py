@@ -23,6 +23,7 @@ from twinfeed.loaders.formats._features import WIRES
 from twinfeed.loaders.index._arrays import Arrays, Columns
 from twinfeed.loaders.index._columns import ROW, StringColumn, row_types
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
+from twinfeed.loaders.index._remote_index import bring_index, remove_with
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.remote._store import store_of
@@ -320,8 +321,11 @@ def open_index(
     digest: str | None = None,
     cache: DiskCache | None = None,
 ) -> Index:
-    """Open the index folder at `path`, and check that its shards are there and of the size they
-    were indexed with.
+    """Open the index folder at `path`, a path or a URL, and check that its shards are there and of
+    the size they were indexed with.
+
+    An index at a URL is copied here: to the `cache`, if there is one, where the copy stays, and
+    otherwise to a temporary folder.
 
     Shard paths are relative to `root`. By default that is the URL that the index was built with,
     or else the folder that holds the index folder. Of more than a thousand shards, sixteen
@@ -338,7 +342,7 @@ def open_index(
     Raises FileNotFoundError (no index; shards missing: the first five are named), IndexFormatError
     (an incomplete or damaged index, or another version), StaleIndexError (a shard has another
     size, or the index another digest), UnsafeContentError (a path that leaves the root) and
-    ValueError (a URL for `path`).
+    LoaderError (a store that cannot be reached, or refuses).
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -373,10 +377,7 @@ def load_index(
 ) -> Index:
     """Open the index folder at `path`, and leave its shards unlooked at."""
     if is_url(os.fspath(path)):
-        raise ValueError(
-            f"path must be a local folder, got {path}: copy the index here, which is small beside "
-            "its shards, and give root= the URL of the folder that holds the shards"
-        )
+        return _load_remote(os.fspath(path), root, cache)
     path = Path(os.path.abspath(path))
     refuse_unfinished(path.parent, path.name)
     manifest = read_manifest(path)
@@ -412,6 +413,18 @@ def _index(
             found=f"{type(error).__name__}: {error}",
             advice=REBUILD,
         ) from None
+
+
+def _load_remote(url: str, root: str | os.PathLike[str] | None, cache: DiskCache | None) -> Index:
+    """Open the index at a URL, brought here; by default its shards lie where it lies."""
+    folder, temporary = bring_index(url, cache)
+    manifest = read_manifest(folder)
+    if root is None:
+        root = remembered_root(manifest["options"].get("root"), url.rstrip("/").rpartition("/")[0])
+    index = _index(folder, root, manifest, cache)
+    if temporary:
+        remove_with(index, folder)
+    return index
 
 
 def check_index(index: Index) -> None:

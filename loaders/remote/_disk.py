@@ -38,7 +38,7 @@ class Disk:
     def __init__(self, cache: DiskCache, /) -> None:
         self.cache = cache
         self._lock = threading.Lock()
-        _make(cache.path)
+        make_folder_of_cache(cache.path)
         self._state = os.open(
             cache.path / "used", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
@@ -185,7 +185,7 @@ class Disk:
                 yield from part.iterdir()
 
 
-def _make(folder: Path) -> None:
+def make_folder_of_cache(folder: Path) -> None:
     """Make the folder of a cache, which must be its owner's alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Objects(Backend):
         super().__init__(root)
         network = _network.NETWORK
         waits: ClientConfig = {"connect_timeout": timedelta(seconds=network.connect_seconds)}
-        if root.startswith("http://"):
+        if root.startswith("http://") or _told_of_http():
             waits["allow_http"] = True
         self._web = root.startswith(("http://", "https://"))
         request = timedelta(seconds=network.request_seconds)
@@ -128,6 +129,14 @@ class Objects(Backend):
             obstore.delete(self._ranges, self._at(path))
 
 
+def _told_of_http() -> bool:
+    """Whether the environment lets a store be used without encryption; obstore asks the environment
+    only where it is given no time-outs.
+    """
+    names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+    return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in names)
+
+
 def _facts(meta: ObjectMeta) -> Facts:
     return Facts(meta["size"], meta["e_tag"])
 
@@ -160,12 +169,13 @@ def _told(url: str) -> Iterator[None]:
                 "AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true for a public bucket)",
             ) from None
         final = status is not None and 300 <= status < 500 and status not in _PASSING
-        if final or not isinstance(error, exceptions.GenericError):
+        if final or "builder error" in reason or not isinstance(error, exceptions.GenericError):
             raise LoaderError(
                 "the server of this shard refuses the request",
                 path=url,
                 found=reason,
-                advice="check the URL and the options of the store",
+                advice="check the URL and the store's variables in the environment (an endpoint at "
+                "http:// needs AWS_ALLOW_HTTP=true)",
             ) from None
         raise PassingError(reason) from None
 

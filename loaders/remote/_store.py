@@ -156,19 +156,19 @@ class Store:
         name.
         """
         parts = pattern.split("/")
-        found = patiently(self.root, "a listing", lambda: list(self.backend.walk("")))
-        return sorted(path for path in found if _matches(path.split("/"), parts))
+        return sorted(path for path in self.list() if _matches(path.split("/"), parts))
 
     def write(self, path: str, file: Path, /) -> None:
         """Write a local file to `path`."""
         patiently(self.url(path), "to write there", lambda: self.backend.write(path, file))
 
-    def delete(self, folder: str, /) -> None:
-        """Delete the files of a folder."""
-        for path in patiently(
-            self.url(folder), "a listing", lambda: list(self.backend.walk(folder))
-        ):
-            patiently(self.url(path), "to delete", partial(self.backend.delete, path))
+    def list(self) -> list[str]:
+        """Return the paths of all files."""
+        return patiently(self.root, "a listing", lambda: [*self.backend.walk("")])
+
+    def delete(self, path: str, /) -> None:
+        """Delete a file."""
+        patiently(self.url(path), "to delete", lambda: self.backend.delete(path))
 
 
 def too_long(url: str, most: int, found: str, /) -> LoaderError:

@@ -1,0 +1,151 @@
+"""An index at a URL: brought here once, and written there so that nobody sees half of it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index._store import ARRAY_NAME, COLUMNS, read_manifest
+from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.remote._disk import make_folder_of_cache
+from twinfeed.loaders.remote._download import bring
+from twinfeed.loaders.remote._store import store_of
+from twinfeed.loaders.remote._wire import wire
+from twinfeed.loaders.remote.cache import DiskCache
+
+
+def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
+    """Return a local folder with the index at `url`, and whether the folder is a temporary one.
+
+    In a cache a copy stays, in a folder that is named after the URL and the manifest.
+    """
+    url = url.rstrip("/")
+    base = Path(tempfile.mkdtemp(prefix="twinfeed-")) if cache is None else _indexes(cache, url)
+    fresh = base / f".{secrets.token_hex(8)}"
+    fresh.mkdir()
+    try:
+        manifest = _manifest(url, fresh)
+        name = url.rpartition("/")[2] or "x.index"
+        final = base / f"{hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]}" / name
+        if _is_whole(final, manifest):
+            return final, False
+        try:
+            _bring_arrays(url, manifest, fresh)
+        except FileNotFoundError:  # was it replaced by a new build meanwhile?
+            if _manifest(url, fresh) == manifest:
+                raise
+            shutil.rmtree(base if cache is None else fresh)
+            return bring_index(url, cache)
+        final.parent.mkdir(exist_ok=True)
+        try:
+            os.rename(fresh, final)
+        except OSError:  # another process was first, or a copy was damaged
+            if not _is_whole(final, manifest):
+                shutil.rmtree(final)
+                os.rename(fresh, final)
+        return final, cache is None
+    except BaseException:
+        if cache is None:
+            shutil.rmtree(base, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def remove_with(owner: object, folder: Path, /) -> None:
+    """Remove a temporary copy of an index when `owner` goes, in this process alone."""
+    weakref.finalize(owner, _remove, folder.parent.parent, os.getpid())
+
+
+def send_index(path: Path, url: str, /) -> None:
+    """Write the index in a local folder to `url`: its arrays, then the manifest that names them."""
+    url = url.rstrip("/")
+    store, manifest = store_of(url), read_manifest(path)
+    folder = manifest["folder"]
+    arrays = [f"{folder}/{name}.npy" for name in manifest["arrays"]]
+    sent = [
+        wire().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
+        for name in arrays
+    ]
+    wait(sent)
+    for one in sent:
+        one.result()
+    store.write(MANIFEST, path / MANIFEST)  # now the new state is the index
+    for old in store.list():
+        first, _, name = old.partition("/")
+        if COLUMNS.fullmatch(first) and first != folder and _is_array(name):
+            store.delete(old)
+
+
+def _manifest(url: str, folder: Path) -> dict[str, Any]:
+    """Bring the manifest of an index, and return what it holds."""
+    try:
+        bring(f"{url}/{MANIFEST}", folder / MANIFEST, LIMITS.manifest_bytes)
+    except FileNotFoundError:
+        missing = f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {url}"
+        raise FileNotFoundError(errno.ENOENT, missing, url) from None
+    try:
+        manifest = read_manifest(folder)
+    except LoaderError as error:
+        error.path = url
+        raise
+    names = manifest["arrays"]
+    if not isinstance(names, dict) or not all(ARRAY_NAME.fullmatch(name) for name in names):
+        raise IndexFormatError("damaged index: bad array name", path=url)
+    size = sum(int(entry["bytes"]) for entry in names.values())
+    if size > LIMITS.download_bytes:
+        raise LoaderError(
+            "an index of too many bytes",
+            path=url,
+            expected=f"at most {LIMITS.download_bytes} bytes",
+            found=f"{size} bytes",
+            advice="copy the index here if it is meant to be this large, and open the copy",
+        )
+    return manifest
+
+
+def _bring_arrays(url: str, manifest: Mapping[str, Any], folder: Path) -> None:
+    (folder / manifest["folder"]).mkdir()
+    for name, entry in manifest["arrays"].items():
+        file = f"{manifest['folder']}/{name}.npy"
+        bring(f"{url}/{file}", folder / file, int(entry["bytes"]))
+
+
+def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether a copy has all arrays of a manifest, as long as they must be."""
+    try:
+        return (path / MANIFEST).exists() and all(
+            (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]
+            for name, entry in manifest["arrays"].items()
+        )
+    except FileNotFoundError:
+        return False
+
+
+def _is_array(name: str) -> bool:
+    return name.endswith(".npy") and bool(ARRAY_NAME.fullmatch(name[: -len(".npy")]))
+
+
+def _indexes(cache: DiskCache, url: str) -> Path:
+    """Return the folder of a cache for the index at a URL."""
+    make_folder_of_cache(cache.path)
+    folder = cache.path / "indexes" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,219 @@
+"""Indexes at URLs, and shards in a store that speaks S3."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import obstore
+import pytest
+from making_shards import tars, tfrecords
+from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
+from range_server import RangeServer
+
+from twinfeed.loaders import DiskCache, Feed, Reader, build_index, open_index, verify
+from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.index import Index, _remote_index
+from twinfeed.loaders.index._store import digest_of
+from twinfeed.loaders.limits import Limits
+from twinfeed.samplers import BatchSampler, RandomSampler
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A store that speaks S3, and its URL; made-up credentials lead there."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    told = {
+        "AWS_ACCESS_KEY_ID": "made-up",
+        "AWS_SECRET_ACCESS_KEY": "made-up",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        create = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+        urllib.request.urlopen(create).close()
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(tmp_path) as serving:
+        yield serving
+
+
+def upload(url: str, paths: list[Path]) -> None:
+    store = S3Store.from_url(url)
+    for path in paths:
+        obstore.put(store, path.name, path)
+
+
+def same_batches(one: Index, other: Index) -> None:
+    sampler = BatchSampler(RandomSampler(len(one), seed=0), batch_size=16)
+    pairs = zip(
+        Feed(one, sampler).batches(epoch=0), Feed(other, sampler).batches(epoch=0), strict=True
+    )
+    for first, second in pairs:
+        assert first.keys() == second.keys()
+        for name in first:
+            assert np.array_equal(first[name], second[name])
+
+
+def test_a_url_is_all_that_a_user_gives(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards in a bucket, named by a pattern; the index beside them; batches as from a disk."""
+    shards = tfrecords(tmp_path, shards=5, each=20)
+    upload(f"{s3}/plain", shards)
+    local = build_index(tmp_path / "*.tfrecord", tmp_path / "l.index")
+    built = build_index(f"{s3}/plain/*.tfrecord", f"{s3}/plain/x.index")
+    assert built.fingerprint == local.fingerprint
+    assert None not in built.options.tags
+    opened = open_index(f"{s3}/plain/x.index")
+    assert opened.root == f"{s3}/plain"
+    same_batches(opened, local)
+    assert verify(opened).ok
+    same_batches(open_index(local.path, root=f"{s3}/plain"), local)
+
+
+def test_braces_name_shards_of_a_bucket(tmp_path: Path, s3: str) -> None:
+    upload(f"{s3}/tars", tars(tmp_path, shards=3))
+    built = build_index(f"{s3}/tars/d-00000{{0,2}}.t*r", tmp_path / "x.index")
+    assert built.keys([0, 19]) == ["k0", "k29"]
+    with pytest.raises(FileNotFoundError, match="no shard matches"):
+        build_index(f"{s3}/tars/e*.tar", tmp_path / "x.index")
+
+
+def test_credentials_that_are_refused_are_told(
+    tmp_path: Path, s3: str, server: RangeServer
+) -> None:
+    tars(tmp_path, shards=1)
+    server.fail = lambda _path, _start: 403
+    with pytest.raises(LoaderError, match="AWS_SECRET_ACCESS_KEY") as caught:
+        build_index(f"{server.url}/d-000000.tar", tmp_path / "x.index")
+    assert caught.value.path == f"{server.url}/d-000000.tar"
+
+
+def test_a_new_index_replaces_an_old_one_at_a_url(tmp_path: Path, s3: str) -> None:
+    upload(f"{s3}/again", tars(tmp_path, shards=2))
+    first = build_index(f"{s3}/again/d-000000.tar", f"{s3}/again/x.index")
+    second = build_index(f"{s3}/again/*.tar", f"{s3}/again/x.index")
+    assert len(open_index(f"{s3}/again/x.index")) == len(second) == 2 * len(first)
+    held = {
+        each["path"] for each in obstore.list(S3Store.from_url(f"{s3}/again/x.index")).collect()
+    }
+    folder = second.manifest["folder"]
+    assert held == {"manifest.json", *(f"{folder}/{n}.npy" for n in second.manifest["arrays"])}
+    assert len(first.keys(range(len(first)))) == len(first), "an open index stays what it was"
+
+
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that breaks off leaves the old index."""
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(memory, "store", {})
+    shards = tars(tmp_path, shards=2)
+    old = build_index(shards[:1], "memory://b/x.index")
+    put = type(memory).put_file
+
+    def breaks(self: Any, local: str, remote: str, **options: Any) -> None:
+        if remote.endswith("shards.npy"):
+            raise PermissionError("no more")
+        put(self, local, remote, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", breaks)
+    with pytest.raises(LoaderError, match="no more"):
+        build_index(shards, "memory://b/x.index")
+    assert open_index("memory://b/x.index", root=tmp_path).digest == old.digest
+
+
+def test_an_index_at_a_url_is_brought_once(tmp_path: Path, server: RangeServer) -> None:
+    tars(tmp_path, shards=2)
+    local = build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    cache = DiskCache(tmp_path / "cache", bytes=10**6)
+    opened = open_index(f"{server.url}/x.index", cache=cache)
+    assert opened.fingerprint == local.fingerprint
+    assert opened.root == server.url
+    server.clear()
+    again = open_index(f"{server.url}/x.index", cache=cache)
+    assert again.path == opened.path
+    assert [name for name, _, _ in server.ranges] == ["x.index/manifest.json"]
+    array = next(again.path.glob("columns-*/shards.npy"))
+    array.write_bytes(array.read_bytes()[:-1])
+    assert len(open_index(f"{server.url}/x.index", cache=cache)) == len(local)
+
+
+def test_a_copy_without_a_cache_goes_with_the_index(tmp_path: Path, server: RangeServer) -> None:
+    tars(tmp_path, shards=1)
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    opened = open_index(f"{server.url}/x.index")
+    folder = opened.path
+    with Reader(opened) as reader:
+        assert len(reader.read([0])) == 3
+    assert folder.exists()
+    child = multiprocessing.get_context("fork").Process(target=os.listdir, args=(folder,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert folder.exists(), "a child that ends takes nothing with it"
+    del opened, reader
+    gc.collect()
+    assert not folder.parent.parent.exists()
+
+
+def test_an_index_that_is_not_there_is_told_with_its_url(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no index here .*twinfeed index SHARDS --out"):
+        open_index(f"{server.url}/x.index")
+
+
+@pytest.mark.parametrize("damage", ["name", "bytes", "json"])
+def test_a_hostile_manifest_writes_nothing_elsewhere(
+    tmp_path: Path, server: RangeServer, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars(tmp_path, shards=1)
+    index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    manifest: Any = json.loads((index.path / "manifest.json").read_text())
+    if damage == "name":
+        manifest["arrays"]["../../x"] = manifest["arrays"]["shards"]
+    elif damage == "bytes":
+        monkeypatch.setattr(_remote_index, "LIMITS", Limits(download_bytes=1000))
+    del manifest["checksum"]
+    manifest["checksum"] = digest_of(manifest) if damage != "json" else "x"
+    (index.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises((IndexFormatError, LoaderError)) as caught:
+        open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "cache", bytes=10**6))
+    assert caught.value.path == f"{server.url}/x.index"
+    left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not left
+
+
+def test_an_index_that_is_replaced_while_it_is_brought(tmp_path: Path, server: RangeServer) -> None:
+    tars(tmp_path, shards=2)
+    build_index(tmp_path / "d-000000.tar", tmp_path / "x.index")
+    (tmp_path / "new").mkdir()
+    new = build_index(tmp_path / "*.tar", tmp_path / "new" / "x.index", root=tmp_path)
+
+    def replaced(path: str, _start: int) -> None:
+        if path != "manifest.json" and new.path.exists():
+            shutil.rmtree(tmp_path / "x.index")
+            new.path.rename(tmp_path / "x.index")
+
+    server.fail = replaced
+    opened = open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "c", bytes=10**6))
+    assert opened.fingerprint == new.fingerprint
