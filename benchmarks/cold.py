@@ -81,14 +81,13 @@ def compared(index: Index, backend: str, pairs: int, only: str) -> None:
     ways: dict[str, tuple[Order, dict[str, Any]]] = {
         "shuffled(index)": (shuffled(index, seed=seed), {}),
         "shuffled(index), not told": (shuffled(index, seed=seed), {"readahead": 0}),
-        "block 64, window 16": (
-            ShardShuffleSampler(index.shard_lengths, seed=seed, block=64, window=16),
-            {},
-        ),
-        "block 256, window 16": (
-            ShardShuffleSampler(index.shard_lengths, seed=seed, block=256, window=16),
-            {},
-        ),
+        **{
+            f"block {block}, window {window}": (
+                ShardShuffleSampler(index.shard_lengths, seed=seed, block=block, window=window),
+                {},
+            )
+            for block, window in ((64, 16), (256, 16), (64, 512), (1024, 64))
+        },
         "random": (random, {}),
         "random, 16 MiB": (random, {"readahead": 1 << 24}),
         "random, 256 MiB": (random, {"readahead": 1 << 28}),
