@@ -1,4 +1,4 @@
-"""Open a local shard for one sequential pass, and read from it what must be there."""
+"""Open a local shard for one sequential pass, and read ranges of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 from typing import BinaryIO
 
-from twinfeed.loaders.errors import LoaderError, TruncatedShardError, UnsafeContentError
+from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 
 BUFFER = 1 << 20
 """Bytes read, or written, at a time."""
@@ -74,23 +74,3 @@ def refuse_command(path: str, /) -> None:
             path=path,
             advice="run the command yourself, and give the file it makes",
         )
-
-
-def read_exactly(file: BinaryIO, size: int, path: str, offset: int, /) -> bytes:
-    """Read `size` bytes of the record at `offset`; raise TruncatedShardError for fewer bytes.
-
-    >>> import io
-    >>> read_exactly(io.BytesIO(b"abc"), 2, "a.tar", 0)
-    b'ab'
-    """
-    data = file.read(size)
-    if len(data) < size:
-        raise TruncatedShardError(
-            f"truncated record at offset {offset}",
-            path=path,
-            offset=offset,
-            expected=f"{size} bytes",
-            found=f"{len(data)} bytes",
-            advice=CLOSED,
-        )
-    return data

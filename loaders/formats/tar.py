@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from twinfeed.loaders._closing import Closing
-from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.formats._opening import BUFFER, open_shard, read_exactly
+from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard
 from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
 from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, repeated, split_name
@@ -178,7 +178,16 @@ class _Sample:
             self.fail(member, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
         elif self.bad is None:
             file.seek(offset)
-            data = read_exactly(file, size, self.path, member.start)
+            data = file.read(size)
+            if len(data) < size:  # the file was whole when its size was taken
+                raise TruncatedShardError(
+                    f"truncated record at offset {member.start}",
+                    path=self.path,
+                    offset=member.start,
+                    expected=f"{size} bytes",
+                    found=f"{len(data)} bytes",
+                    advice=CLOSED,
+                )
             self.headers.append(crc32c(data).to_bytes(4, "little"))
             self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
 
