@@ -7,7 +7,7 @@ import glob
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from twinfeed.loaders.errors import (
@@ -119,15 +119,10 @@ def relative_to(root: str, path: str) -> str:
     return inside(relative)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise UnsafeContentError if any path leaves its root."""
-    for name in names:
-        inside(name)
-
-
 def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Compare the size of every local shard with the one it was indexed with."""
-    check_names(names)
+    for name in names:
+        inside(name)
     if is_url(root):
         return
     missing, changed = [], []
