@@ -127,7 +127,7 @@ class Batcher(Closing):
 
         The next batch must be the one of step `start`, and so on to the end of the epoch.
         """
-        self._stream, self._stored = feed.sampler, _stored(feed)
+        self._stream, self._stored = feed.sampler, stored_fields(feed)
         self._planner = planner_for(feed, self._reader, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
@@ -149,15 +149,20 @@ class Batcher(Closing):
             raise DecodeError(f"{where}: {error}") from error
 
 
-def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planner | None:
-    """Return what plans the reading of a pass, where the feed reads anything ahead."""
-    stored = _stored(feed)
+def planner_for(
+    feed: Feed, reader: Reader, epoch: int, start: int, /, *, elsewhere: bool = False
+) -> Planner | None:
+    """Return what plans the reading of a pass, where the feed reads anything ahead; `elsewhere`
+    where other processes read.
+    """
+    stored = stored_fields(feed)
     if feed.readahead == 0 or not stored:
         return None
-    return Planner(reader, stored, feed.sampler, epoch, start, limit=feed.readahead)
+    limit = feed.readahead
+    return Planner(reader, stored, feed.sampler, epoch, start, limit=limit, elsewhere=elsewhere)
 
 
-def _stored(feed: Feed) -> list[str]:
+def stored_fields(feed: Feed) -> list[str]:
     """Return the fields that are read of the shards."""
     return [name for name in feed.fields if name not in feed.index.columns]
 

@@ -16,13 +16,21 @@ import pytest
 from making_shards import tfrecords
 from range_server import RangeServer
 
-from twinfeed.loaders import Feed, build_index, open_index, pack
+from twinfeed.loaders import Feed, NumpyLoader, build_index, open_index, pack
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._fetch import EXTENT
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote import _network, _store, _wire
-from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    WeightedSampler,
+)
 
 MIB = 1 << 20
 
@@ -299,3 +307,61 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
         thread.join(10)
     assert not any(thread.is_alive() for thread in mine)
     assert _wire.wire()._threads == 0
+
+
+def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 4 MiB of a shuffle, 50 ms a request: the planner fills the wire by itself."""
+    network(monkeypatch, requests=8)
+    index = large(tmp_path, shards=4, records=16, size=MIB)
+    server.delay = 0.05
+    order = ShardShuffleSampler(index.shard_lengths, block=4, window=4, seed=0)
+    sampler = BatchSampler(order, batch_size=4)
+    with NumpyLoader(Feed(at(server, index), sampler), prefetch=1) as loader:
+        server.clear()
+        assert sum(len(batch["id"]) for batch in loader) == 64
+    assert server.most == 8
+    assert server.asked["GET"] <= 24, "a block is one request, and a few are cut"
+
+
+@pytest.mark.parametrize("readahead", [0, None])
+@pytest.mark.parametrize("kind", ["random", "weighted", "shards", "once", "pk", "stored"])
+def test_every_kind_of_stream_is_the_local_one(
+    tmp_path: Path, server: RangeServer, kind: str, readahead: int | None
+) -> None:
+    samples = ({"x": b"%d" % n, "label": n % 7} for n in range(70))
+    index = pack(samples, tmp_path, shards=3)["data"]
+    orders: dict[str, Any] = {
+        "random": RandomSampler(70, seed=1),
+        "weighted": WeightedSampler(np.arange(1, 71), seed=1),
+        "shards": ShardShuffleSampler(index.shard_lengths, block=5, window=3, seed=1),
+        "stored": SequentialSampler(70),
+    }
+    sampler: Any = {
+        "once": ExactOnceBatchSampler(70, batch_size=16, final="pad"),
+        "pk": PKBatchSampler(index.class_order, p=4, k=2, seed=1),
+    }.get(kind) or BatchSampler(orders[kind], batch_size=16)
+    for rank in range(2):
+        feeds = [
+            Feed(one, sampler, readahead=readahead).shard(rank, 2)
+            for one in (index, at(server, index))
+        ]
+        for epoch in range(2):
+            pairs = zip(*(feed.batches(epoch=epoch) for feed in feeds), strict=True)
+            for one, other in pairs:
+                assert one.keys() == other.keys()
+                for name in one:
+                    assert np.array_equal(one[name], other[name])
+
+
+def test_an_epoch_in_random_order_asks_for_little_more_than_its_bytes(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    """Ranges are merged over a gap of a record at most."""
+    index = at(server, large(tmp_path, shards=2, records=48, size=10_000))
+    feed = Feed(index, BatchSampler(RandomSampler(96, seed=0), batch_size=16))
+    server.clear()
+    with NumpyLoader(feed, prefetch=2) as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 96
+    assert server.sent <= 1.1 * 96 * 10_000

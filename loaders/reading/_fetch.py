@@ -60,6 +60,9 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
 class Fetcher(ABC):
     """Give the bytes of rows."""
 
+    gap = REMOTE_GAP
+    """So many bytes between two ranges that are told ahead are read along."""
+
     def __init__(self, index: Index, verify: bool) -> None:
         self.index = index
         self.verify = verify
@@ -73,7 +76,10 @@ class Fetcher(ABC):
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
     def ahead(self, extents: Extents, /) -> None:
-        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait."""
+        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait.
+
+        Of a range with no uses, other processes take the rows.
+        """
         return
 
     def waits(self, extents: Extents, /) -> bool:
@@ -281,7 +287,7 @@ class WholeFiles(Fetcher):
         return False
 
 
-def extents_of(rows: Rows, uses: Int64s, /) -> Extents:
+def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
     """Return the `EXTENT`s of rows, by file and offset: neighbours in one, of some bytes at most.
 
     >>> rows = np.array([(0, 50, 0, 0), (40, 9, 0, 0)], [(n, "<i8") for n in ("offset", "length")]
@@ -293,7 +299,7 @@ def extents_of(rows: Rows, uses: Int64s, /) -> Extents:
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop, uses = start + rows["length"][order], uses[order]
     apart = np.ones(len(order), bool)
-    apart[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > REMOTE_GAP)
+    apart[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap)
     begin = start[np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
     piece = (start - begin) // MOST_AT_ONCE
     apart[1:] |= piece[1:] != piece[:-1]

@@ -116,7 +116,7 @@ class Reader(Closing):
         uses = np.repeat(np.ones_like(ids) if uses is None else uses, len(names))
         held = rows["length"] > 0
         held[self._outside(rows)] = False
-        return extents_of(rows[held], uses[held])
+        return extents_of(rows[held], uses[held], self._fetcher.gap)
 
     def waits(self, extents: npt.NDArray[Any], /) -> bool:
         """Whether reading would wait for a disk or a network; a few of the ranges are looked at."""

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._batcher import Batch, planner_for
+from twinfeed.loaders._batcher import Batch, planner_for, stored_fields
 from twinfeed.loaders._loader import Loader
 from twinfeed.loaders._making import ahead, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
@@ -203,10 +203,13 @@ class _Place:
         self.begins = (0, 0)
 
     def __iter__(self) -> Iterator[Request]:
-        # The workers share this process's page cache: here every range is told once.
-        loader = self._loader
-        planner = planner_for(loader.feed, loader._reader, *self.begins)
-        for request in loader.feed.requests(*self.begins):
+        # The workers share this process's page cache and its disk cache: what they will read is
+        # told here, once.
+        feed, reader = self._loader.feed, self._loader._reader
+        planner = planner_for(feed, reader, *self.begins, elsewhere=True)
+        stored = stored_fields(feed)
+        for request in feed.requests(*self.begins):
+            reader.follow(feed.sampler, stored, request.epoch, request.step)
             if planner is not None:
                 planner.reached(request.step)
             yield request
