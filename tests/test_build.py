@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -332,6 +334,30 @@ def test_an_executor_builds_the_same_bytes(tmp_path: Path, kind: str) -> None:
     with pool as executor:
         build_index(shards, tmp_path / "b.index", label="label", executor=executor)
     assert tree(tmp_path / "a.index") == tree(tmp_path / "b.index")
+
+
+def test_the_error_of_one_shard_is_told_while_others_are_still_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another worker writes may get its final name while the build removes what it made."""
+    failed = threading.Event()
+
+    def label(record: dict[str, Any]) -> int:
+        if record["__shard__"].endswith("0.tar"):
+            raise RuntimeError("no label")
+        assert failed.wait(60)
+        return 1
+
+    def finish(file: Path) -> bool:
+        failed.set()
+        while file.exists():
+            time.sleep(0.01)
+        return True
+
+    monkeypatch.setattr(build, "_is_small", finish)
+    shards = [write_tar(tmp_path / f"{n}.tar", [("a", {"txt": b"."})]) for n in range(2)]
+    with ThreadPoolExecutor(2) as executor, pytest.raises(DecodeError, match="no label"):
+        build_index(shards, tmp_path / "x.index", label=label, executor=executor)
 
 
 def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: Path) -> None:

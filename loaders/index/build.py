@@ -247,7 +247,7 @@ def _alone(folder: Path) -> Iterator[None]:
             finally:
                 for file in filter(is_part, folder.iterdir()):
                     if finished or _is_small(file):
-                        file.unlink()
+                        file.unlink(missing_ok=True)  # a worker that still runs may name the file
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
             folder.rmdir()
