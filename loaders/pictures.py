@@ -20,6 +20,7 @@ from twinfeed.loaders.feed import Feed
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 
 try:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 except ImportError as error:
     raise ImportError("pictures need matplotlib: pip install 'twinfeed[report]'") from error
@@ -80,7 +81,7 @@ def plot_mixing(
     }
     records = found[next(iter(found))].records
     for buffer in buffers:
-        name = f"shuffle({buffer:,})"
+        name = f"shuffle({buffer:,}), simulated"
         drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
         found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
     classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
@@ -103,8 +104,13 @@ def plot_mixing(
         below = [f"moves records {found[name].displacement.ratio:.0%} as far as uniform"]
         for what, one in found[name].distinct.items():
             below.append(f"{one.value:.1f} {what} a batch, uniform {one.uniform:.1f}")
-        if isinstance(streams.get(name), BatchStream):
-            below += [f"reads about {_together(ids):.0f} records in a row", "holds no record"]
+        stream = streams.get(name)
+        if isinstance(stream, BatchStream):
+            held = "no record" if stream.live is None else f"{stream.live:,} decoded images"
+            below += [
+                f"reads about {_together(ids, records):.0f} records in a row",
+                f"holds {held}",
+            ]
         elif column >= len(streams):
             below += ["reads in stored order", f"holds {buffers[column - len(streams)]:,} records"]
         grid[-1, column].set_xlabel("\n".join(["place in the epoch", "", *below]))
@@ -121,17 +127,19 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
     return ids[ids >= 0]
 
 
-def _together(ids: Int64s) -> float:
+def _together(ids: Int64s, records: int) -> float:
     """Return in how long a stretch of stored order the average record is read.
 
-    Two neighbours count as read together if a stream meets both within a quarter of an epoch.
+    Two neighbours count as read together if a stream meets both within so many samples as a quarter
+    of all records.
     """
-    squares = 0
-    for some in np.array_split(ids, 4):
-        met = np.unique(some)
-        ends = np.append(np.flatnonzero(np.diff(met) > 1), len(met) - 1)
+    squares = met = 0
+    for some in np.array_split(ids, max(4, 4 * len(ids) // max(1, records))):
+        near = np.unique(some)
+        ends = np.append(np.flatnonzero(np.diff(near) > 1), len(near) - 1)
         squares += int((np.diff(ends, prepend=-1) ** 2).sum())
-    return squares / len(ids)
+        met += len(near)
+    return squares / max(1, met)
 
 
 def plot_ranks(
@@ -167,10 +175,9 @@ def plot_ranks(
         for step, ids in enumerate(own):
             records = np.where(ids < 0, -1, sampler.records(ids))
             for place, record in enumerate(records.tolist()):
-                colour = (
-                    "none" if record < 0 else f"C{0 if classes is None else classes[record] % 10}"
-                )
-                axes.barh(step, 0.94, left=place, height=0.9, color=colour, alpha=0.6)
+                number = 0 if classes is None else classes[record] % 20
+                colour = "none" if record < 0 else colormaps["tab20"](number)
+                axes.barh(step, 0.94, left=place, height=0.9, color=colour, alpha=0.7)
                 text = "-" if record < 0 else str(record)
                 axes.text(place + 0.47, step, text, ha="center", va="center", fontsize=8)
         axes.set_title(f"rank {rank}")

@@ -16,6 +16,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    ReuseSampler,
     SequentialSampler,
     ShardShuffleSampler,
     diagnose,
@@ -48,7 +49,7 @@ def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
     assert "holds 50 records" in buffer
     places, records = figure.axes[3].collections[0].get_offsets().T
     assert (records - places).max() < 50  # the wedge: no record leaves earlier
-    assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50)"]
+    assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50), simulated"]
 
 
 def test_reading_is_told_from_the_stream() -> None:
@@ -58,6 +59,13 @@ def test_reading_is_told_from_the_stream() -> None:
     at_random, in_blocks = (int(one.split("about ")[1].split()[0]) for one in told)
     assert at_random <= 2
     assert 35 <= in_blocks <= 60
+    labels = np.repeat(np.arange(10), 100)
+    often = PKBatchSampler(labels, p=5, k=4, batches_per_epoch=500, seed=0)  # each record ten times
+    live = BatchSampler(ReuseSampler(100, reuse=4, live=16, seed=0), batch_size=8)
+    drawn, reused = below(plot_mixing({"o": often})) + below(plot_mixing({"l": live}))
+    assert int(drawn.split("about ")[1].split()[0]) <= 2
+    assert "holds no record" in drawn
+    assert "holds 16 decoded images" in reused
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
