@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -58,8 +59,21 @@ class Cursor:
         return self._epoch, self._step
 
     def advance(self) -> None:
-        """Count one batch as received."""
-        self._loaded = None
+        """Count one batch as received.
+
+        Warns where the batch is of another epoch than a state that was loaded in mid-epoch: the
+        rest of the loaded epoch will not come.
+        """
+        if self._loaded is not None:
+            epoch, step = self._loaded
+            if step and epoch != self._epoch and not self._stream.evaluation:
+                warnings.warn(
+                    f"the rest of epoch {epoch} does not come: a state of its step {step} was "
+                    f"loaded, and then epoch {self._epoch} was named; name the state's epoch, and "
+                    f"let Lightning save while fit runs, by ModelCheckpoint",
+                    stacklevel=2,
+                )
+            self._loaded = None
         self._epoch, self._step = self._stream._settled(self._epoch, self._step + 1)
 
     def end(self) -> None:

@@ -434,3 +434,23 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert np.array_equal(stream.views(ids)[2:], [0, 0])
     assert stream.padded
     assert stream.constant_size == 4
+
+
+def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
+    """A trainer may name two epochs before the first batch; what counts is where that batch is."""
+    given_up = loaded(training(), 1, 3)
+    given_up.set_epoch(2)
+    with pytest.warns(
+        UserWarning, match="the rest of epoch 1 does not come: a state of its step 3"
+    ):
+        given_up.advance()
+    given_up.advance()  # told once
+    kept = loaded(training(), 1, 3)
+    for epoch in (2, 1):
+        kept.set_epoch(epoch)
+    at_an_end, whole = loaded(training(), 1, 0), loaded(evaluation(), 1, 3)
+    for cursor in (at_an_end, whole):
+        cursor.set_epoch(2)
+    for cursor in (kept, at_an_end, whole):
+        cursor.advance()
+    assert where(kept) == (1, 4)
