@@ -4,7 +4,7 @@ An image is stored once, and each of its captions is a view: an epoch shows ever
 its captions, and five epochs show all. Features that another model computed lie in a file of a
 gigabyte. The file is mapped, and a batch reads its own rows only:
 
-    python examples/captions.py
+    python captions.py
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Train on many crops of very large images, and decode each image once for all of its crops.
 
-Decoding a large photograph takes a hundred times as long as cutting a crop out of it, and the
-decoded images of an epoch do not fit in memory. A reuse sampler keeps some images live, mixes their
-crops with each other's, and replaces them steadily:
+You train on microscope slides, satellite scenes or photographs that take a hundred times as long
+to decode as to crop, and whose decoded images do not fit in memory. Known ways decode far too
+often, or use some images far more than others. A reuse sampler bounds the memory, and uses every
+image equally often:
 
-    python examples/crops.py
+    python crops.py
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import argparse
 import io
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from twinfeed.loaders import DecodeImage, Feed, Index, NumpyLoader, open_index, pack
+from twinfeed.loaders import DecodeImage, Feed, Index, NumpyLoader, Reader, open_index, pack
 from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler, ReuseSampler, ViewSampler
 
 IMAGES, CROPS, LIVE, BATCH, SIDE = 24, 16, 8, 8, 224
 HEIGHT, WIDTH = 1500, 2000
+decode_image = DecodeImage()
 
 
 def open_photographs(folder: Path) -> Index:
@@ -50,39 +54,69 @@ class Counting:
     """Decode images, and count how many."""
 
     def __init__(self) -> None:
-        self._decode = DecodeImage()
         self.decoded = 0
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode one image."""
         self.decoded += 1
-        return self._decode(sample)
+        return decode_image(sample)
 
 
-def measure(name: str, index: Index, sampler: BatchStream) -> None:
-    """Run through an epoch, and print what it took."""
+def with_sampler(index: Index, sampler: BatchStream) -> tuple[list[int], int]:
+    """Run through an epoch; return which image each crop is of, and how many were decoded."""
     decode = Counting()
     feed = Feed(index, sampler, decode=decode, transform=crop)
     tried = feed.spec and decode.decoded  # a feed tries decode and transform before the first pass
-    began = time.perf_counter()
-    crops = sum(len(batch["crop"]) for batch in NumpyLoader(feed))
-    seconds = time.perf_counter() - began
-    print(f"{name}: {crops} crops, {decode.decoded - tried} images decoded, {seconds:.1f} s")
+    images = [int(n) for batch in NumpyLoader(feed) for n in sampler.records(batch["id"])]
+    return images, decode.decoded - tried
+
+
+def with_old_filter(index: Index) -> tuple[list[int], int]:
+    """Do as the old recipe: keep some images, give crops of any, and replace one now and then."""
+    random, decode = np.random.default_rng(0), Counting()
+
+    def stream() -> Iterator[tuple[int, dict[str, Any]]]:
+        with Reader(index) as reader:
+            while True:
+                for image in random.permutation(IMAGES).tolist():
+                    data = reader.read([image], ["image"])["image"][0]
+                    yield image, decode({"image": data})
+
+    source, images = stream(), []
+    kept = [next(source) for _ in range(LIVE)]
+    while len(images) < IMAGES * CROPS:
+        place = int(random.integers(LIVE))
+        image, decoded = kept[place]
+        crop({**decoded, "seed": len(images)})
+        images.append(image)
+        if random.random() < 1 / CROPS:
+            kept[place] = next(source)
+    return images, decode.decoded
 
 
 def main() -> None:
-    """Take 16 crops of each image in both ways."""
+    """Take as many crops in four ways, and print what each costs and gives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("crops-data"))
     index = open_photographs(parser.parse_args().out)
-    every = ViewSampler(
-        RandomSampler(IMAGES * CROPS, seed=0), [CROPS] * IMAGES, per_epoch="all", seed=0
-    )
-    measure("each crop decodes its image", index, BatchSampler(every, batch_size=BATCH))
+    pairs = RandomSampler(IMAGES * CROPS, seed=0)
+    every = ViewSampler(pairs, [CROPS] * IMAGES, per_epoch="all", seed=0)
     reuse = ReuseSampler(IMAGES, reuse=CROPS, live=LIVE, seed=0)
-    measure("live images are reused", index, BatchSampler(reuse, batch_size=BATCH))
+    ways = {
+        "decode for each crop": lambda: with_sampler(index, BatchSampler(every, batch_size=BATCH)),
+        "random caching filter": lambda: with_old_filter(index),
+        "reuse sampler": lambda: with_sampler(index, BatchSampler(reuse, batch_size=BATCH)),
+    }
+    print(f"{'':23}{'crops':>6}{'decoded':>9}{'uses of an image':>18}{'time':>8}")
+    for name, way in ways.items():
+        began = time.perf_counter()
+        images, decoded = way()
+        seconds = time.perf_counter() - began
+        uses = Counter(images)
+        spread = f"{min(uses[n] for n in range(IMAGES))} to {max(uses.values())}"
+        print(f"{name:23}{len(images):6}{decoded:9}{spread:>18}{seconds:6.1f} s")
     megabytes = LIVE * HEIGHT * WIDTH * 3 / 2**20
-    print(f"at most {LIVE} images are live at once: {megabytes:.0f} MB, whatever their number")
+    print(f"filter and sampler hold {LIVE} images: {megabytes:.0f} MB, whatever their number")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The data of the examples: scikit-learn's 1,797 handwritten digits, packed once in a folder."""
+"""The data of the stories: scikit-learn's 1,797 handwritten digits, packed or as images."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from twinfeed.loaders import Index, open_index, pack
@@ -19,7 +21,7 @@ def open_digits(folder: Path) -> tuple[Index, Index]:
     A record has the 64 pixels of a digit as bytes, from 0 to 16, and its label.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():  # examples load the checkpoints that lie there
+    if folder.stat().st_uid != os.getuid():  # stories load the checkpoints that lie there
         raise SystemExit(f"{folder} belongs to another user: name a folder of your own by --out")
     if not (folder / "eval.index").exists():
         data = load_digits()
@@ -32,3 +34,12 @@ def open_digits(folder: Path) -> tuple[Index, Index]:
 def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
     """Turn 64 bytes into 64 numbers between 0 and 1."""
     return {"pixels": np.frombuffer(sample["pixels"], np.uint8).astype(np.float32) / 16}
+
+
+def write_images(folder: Path, numbers: Iterable[int] = range(1797)) -> None:
+    """Write digits as `folder/<digit>/<number>.png`, a folder for each class."""
+    data = load_digits()
+    for number in numbers:
+        path = folder / str(data.target[number]) / f"{number:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((data.images[number] * 255 / 16).astype("uint8")).save(path)

@@ -3,7 +3,7 @@
 Run it, stop it (Ctrl-C, or `--stop-after 25` batches), and run it again: it goes on with the very
 next batch, and ends with the same weights as a run that was never stopped.
 
-    python examples/keras_fit.py
+    python keras_fit.py
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def main() -> None:
             initial_epoch=loader.epoch,
             epochs=EPOCHS,
             shuffle=False,
+            verbose=0,
             callbacks=[resume, StopAfter(options.stop_after)],
         )
     except KeyboardInterrupt:
@@ -84,7 +85,7 @@ def main() -> None:
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
     evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
-    accuracy = model.evaluate(batches(evaluator))[1]
+    accuracy = model.evaluate(batches(evaluator), verbose=0)[1]
     print(f"evaluated {len(evaluation)} images, each once: accuracy {accuracy:.1%}")
 
 

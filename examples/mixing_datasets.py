@@ -4,7 +4,7 @@ Each data set was indexed by itself. The parts that the builds left are merged o
 index of both. In every four samples three are of the small data set and one of the large one, which
 `sample_from_datasets` gives on average only:
 
-    python examples/mixing_datasets.py
+    python mixing_datasets.py
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     stops = np.cumsum(index.shard_lengths)
     small = int(stops[sum("eval" in path for path in index.shard_paths.tolist()) - 1])
     sizes = (small, len(index) - small)
-    print(f"{index}: {sizes[0]} records of one set, {sizes[1]} of the other")
+    print(f"one index of {len(index)} records: {sizes[0]} of one set, {sizes[1]} of the other")
 
     mixture = MixtureSampler(
         [RandomSampler(size, seed=SEED) for size in sizes],

@@ -1,10 +1,10 @@
 """Show the bias of a shuffle buffer on sorted data, and its cure, as a picture.
 
-Data that are written class by class are common, and `shuffle(buffer_size)` with a buffer smaller
-than the data leaves them nearly sorted: batches hold a few classes only, and nothing tells. This
-draws real tf.data batches beside the shard-aware shuffle, which holds no records at all:
+Data that are written class by class are common. `shuffle(buffer_size)` with a buffer smaller than
+the data leaves them nearly sorted: batches hold a few classes only, and nothing tells. This draws
+a real one of tf.data beside the shard-aware shuffle, which holds no records at all:
 
-    python examples/shuffle_bias.py
+    python shuffle_bias.py
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH, BUFFER = 32, 200
 
 
 def main() -> None:
-    """Draw four ways to shuffle 1,036 digits that lie sorted by class."""
+    """Draw five ways to shuffle 1,036 digits that lie sorted by class."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("shuffle-data"))
     folder: Path = parser.parse_args().out
@@ -31,17 +31,20 @@ def main() -> None:
     records = len(labels)
 
     buffered = tf.data.Dataset.range(records).shuffle(BUFFER, seed=SEED)
-    blocks = ShardShuffleSampler([records], block=8, window=32, seed=SEED)
-    streams = {
-        f"tf.data: shuffle({BUFFER})": np.fromiter(buffered.as_numpy_iterator(), np.int64),
-        "blocks of 8, 32 at once": BatchSampler(blocks, batch_size=BATCH),
-        "uniform": BatchSampler(RandomSampler(records, seed=SEED), batch_size=BATCH),
+    orders = {
+        f"blocks of {block}, {window} at once": ShardShuffleSampler(
+            [records], block=block, window=window, seed=SEED
+        )
+        for block, window in ((64, 4), (8, 32))
     }
+    orders["uniform"] = RandomSampler(records, seed=SEED)
+    streams = {f"tf.data: shuffle({BUFFER})": np.fromiter(buffered.as_numpy_iterator(), np.int64)}
+    streams |= {name: BatchSampler(order, batch_size=BATCH) for name, order in orders.items()}
     for name, stream in streams.items():
         found = diagnose(stream, batch_size=BATCH, labels=labels)
         classes = found.distinct["classes"]
         print(f"{name}: {classes.value:.1f} classes in a batch, {classes.uniform:.1f} if uniform")
-    plot_mixing(streams, labels=labels).savefig(folder / "mixing.png", dpi=90)
+    plot_mixing(streams, labels=labels, buffers=[BUFFER]).savefig(folder / "mixing.png", dpi=90)
     print(f"picture: {folder / 'mixing.png'}")
 
 

@@ -4,7 +4,7 @@ Run it, stop it (`--stop-after 25` batches), and run it again: the model, the op
 place in the data come back from one `tf.train.Checkpoint`, and the next batch is the one that the
 run had not yet received.
 
-    python examples/tensorflow_loop.py
+    python tensorflow_loop.py
 """
 
 from __future__ import annotations

@@ -8,20 +8,16 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ADDRESS = "127.0.0.1"
-
-
-def run_example(name: str, data: Path, *options: str, ranks: int | None = None) -> str:
-    """What the example prints."""
-    return run(EXAMPLES / name, "--out", str(data), *options, ranks=ranks)
+# A machine whose own name cannot be looked up has no address for gloo but the loopback's.
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 def run(script: Path, *options: str, ranks: int | None = None) -> str:
     """What a script prints; `ranks` processes are started by torchrun."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     launcher += ["--local-addr", ADDRESS, "--master-addr", ADDRESS, "--master-port", free_port()]
-    # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
+    environment["PYTHONPATH"] = str(EXAMPLES)  # for the data of the stories
     done = subprocess.run(
         [sys.executable, *(launcher if ranks else []), str(script), *options],
         capture_output=True,

@@ -29,7 +29,7 @@ def test_every_law_that_a_test_cites_is_in_the_design() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for path in documents:
         targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text())
         assert [target for target in targets if not (path.parent / target).exists()] == [], path

@@ -1,6 +1,5 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from batches import expected, noted, received
-from launching import run_example
+from launching import run
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler
@@ -20,6 +19,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+HERE = Path(__file__).parent
 
 # Lightning warns of workers, of checkpoints that it overwrites, and calls what torch retired.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -246,29 +247,28 @@ def test_accelerate_goes_on_after_a_state_where_it_is_told_the_epoch(index: Inde
     assert got == expected(index, even(), epochs=(2, 3), **OPTIONS)[state["step"] :]
 
 
-def test_the_lightning_example_on_two_ranks(tmp_path: Path) -> None:
-    out = run_example("lightning_training.py", tmp_path)  # the second run finds the data there
-    assert "rank 0 of 1: resumed at step 27 with its stream" in out
-    out = run_example("lightning_training.py", tmp_path, "--devices", "2")
+def test_lightning_resumes_on_two_ranks(tmp_path: Path) -> None:
+    """Each in a process of its own, which Lightning starts."""
+    out = run(HERE / "lightning_ranks.py", "--out", str(tmp_path), "--devices", "2")
     assert "of 761 right, each met once" in out
     assert out.count("of 2: resumed at step 27 with its stream") == 2
 
 
-def test_the_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
-    out = run_example("accelerate_training.py", tmp_path)  # the second run finds the data there
-    assert "rank 0 of 1: resumed at step 27 with its stream" in out
-    out = run_example("accelerate_training.py", tmp_path, ranks=2)
+def test_accelerate_resumes_on_two_ranks(tmp_path: Path) -> None:
+    """Nothing that is pickled is in the checkpoint."""
+    out = run(HERE / "accelerate_ranks.py", "--out", str(tmp_path), ranks=2)
     assert out.count("of 2: resumed at step 27 with its stream") == 2
     assert len(list(tmp_path.rglob("loader.json"))) == 1
     assert list(tmp_path.rglob("custom_checkpoint*")) == []  # which Accelerate would unpickle
 
 
-@pytest.mark.parametrize("name", ["lightning_training.py", "accelerate_training.py"])
-def test_an_example_loads_no_checkpoint_of_another_user(name: str, tmp_path: Path) -> None:
-    theirs = Path("/usr")
-    if os.getuid() == 0:
-        theirs = tmp_path / "theirs"
-        theirs.mkdir()
-        os.chown(theirs, 65534, -1)
-    with pytest.raises(AssertionError, match="another user: name a folder of your own by --out"):
-        run_example(name, theirs)
+def test_lightning_that_names_another_epoch_than_the_state_is_told(
+    index: Index, tmp_path: Path
+) -> None:
+    """What is saved after `max_steps` ended a fit in mid-epoch says that the epoch is over."""
+    first = trainer(tmp_path, max_steps=7, enable_checkpointing=False)
+    first.fit(Notes(), whole(index, random()))
+    first.save_checkpoint(tmp_path / "state.ckpt")
+    again = trainer(tmp_path, max_steps=9, enable_checkpointing=False)
+    with pytest.warns(UserWarning, match="the rest of epoch 1 does not come"):
+        again.fit(Notes(), whole(index, random()), ckpt_path=tmp_path / "state.ckpt")

@@ -1,11 +1,10 @@
-"""Train on any number of ranks, then evaluate every record exactly once: the numbers are the same.
+"""Train with DDP on any number of ranks, and evaluate exactly once: the numbers are the same.
 
-The images are scikit-learn's handwritten digits; 761 of them, a prime number, are for evaluation,
-so that no number of ranks divides them. A batch is shared out to the ranks, and some get one image
-more than others. So losses are summed, and divided by the number of images in the global batch:
+A batch is shared out to the ranks, and some get one image more than others. So losses are summed,
+and divided by the number of images in the global batch:
 
-    python examples/ddp_evaluation.py
-    torchrun --nproc-per-node 2 examples/ddp_evaluation.py
+    python ddp_training.py
+    torchrun --nproc-per-node 3 ddp_training.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""Each story, copied from its page alone into an empty folder, works as the page prints it."""
+
+import os
+import re
+import subprocess
+import sys
+from math import isclose, log10
+from pathlib import Path
+
+import pytest
+from launching import ADDRESS, LOOPBACK, free_port
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES, STORIES = ROOT / "examples", ROOT / "docs" / "stories"
+PAGES = sorted(path.stem for path in STORIES.glob("*.md"))
+ELSEWHERE = {"quickstart.py"}  # of the README
+pytestmark = pytest.mark.frameworks
+
+RUN = re.compile(r"^```sh\n(.*?)^```\n+```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```\{literalinclude\} \.\./\.\./examples/(\S+)$", re.MULTILINE)
+MEASURED = re.compile(r"[\d.,]+(?= (s|ms|/s|batches/s)\b)")
+NUMBER = re.compile(r"\d+\.\d+|\d+e-\d+|\d+")
+
+
+def text(page: str) -> str:
+    return (STORIES / f"{page}.md").read_text()
+
+
+def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the commands of a page as a shell runs them in a folder."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    launcher = f"-m torch.distributed.run --local-addr {ADDRESS} --master-addr {ADDRESS}"
+    for name, options in {"python": "", "torchrun": f"{launcher} --master-port $PORT"}.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        (tools / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", "-c", commands],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=folder,
+        env=os.environ
+        | {"PATH": f"{tools}:{os.environ['PATH']}", "PORT": free_port()}
+        | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        | {"GLOO_SOCKET_IFNAME": LOOPBACK, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def alike(shown: str, printed: str) -> bool:
+    """Compare a line with the page's: all but times and rates, and the last digits of what a
+    framework's training or the system's memory makes.
+    """
+    lines = [MEASURED.sub("…", line) for line in (shown, printed)]
+    words, others = (NUMBER.sub("#", " ".join(line.split())) for line in lines)
+    return words == others and all(
+        near(*pair, factor=4 if " MB" in printed else 1.1)
+        for pair in zip(*(NUMBER.findall(line) for line in lines), strict=True)
+    )
+
+
+def near(shown: str, printed: str, factor: float) -> bool:
+    """Tell whether two numbers are equal, or near enough where they are no whole ones."""
+    if "e-" in printed:  # a difference of floating-point sums
+        return abs(log10(float(shown)) - log10(float(printed))) < 2
+    if "." in printed or factor > 2:
+        return isclose(float(shown), float(printed), rel_tol=1 - 1 / factor, abs_tol=0.02)
+    return shown == printed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
+    for name in SHOWN.findall(text(page)):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text())
+    found = RUN.findall(text(page))
+    assert found
+    for commands, printed in found:
+        done = run(commands, tmp_path)
+        shown, wanted = done.stdout.splitlines(), printed.splitlines()
+        same = len(shown) == len(wanted) and all(map(alike, shown, wanted))
+        assert same, f"{commands}{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_begins_with_three_sentences_on_whose_problem_it_is(page: str) -> None:
+    opening = text(page).split("\n\n")[1]
+    assert len(re.findall(r"[.?](?:\s|$)", opening)) == 3, opening
+
+
+def test_every_story_is_in_the_gallery_and_every_program_in_a_story() -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text()
+    assert [page for page in PAGES if f"stories/{page}" not in gallery] == []
+    programs = {path.name for path in EXAMPLES.glob("*.py")}
+    assert {name for page in PAGES for name in SHOWN.findall(text(page))} == programs - ELSEWHERE
+
+
+def test_the_quickstart_of_the_readme(tmp_path: Path) -> None:
+    done = run(f"python {EXAMPLES / 'quickstart.py'}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same record ids and bytes in 400 batches") == 4
+    assert (tmp_path / "quickstart-data" / "quickstart.png").stat().st_size > 10_000
+
+
+def test_a_story_loads_no_checkpoint_of_another_user(tmp_path: Path) -> None:
+    theirs = Path("/usr")
+    if os.getuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 65534, -1)
+    done = run(f"python {EXAMPLES / 'captions.py'} --out {theirs}", tmp_path)
+    assert done.returncode == 1
+    assert "another user: name a folder of your own by --out" in done.stderr
+
+
+def test_lines_that_differ_are_told_apart() -> None:
+    assert alike("recall 93.9% of 732, 12.5 s", "recall 94.2% of 732, 1.0 s")
+    assert not alike("recall 93.9% of 731, 12.5 s", "recall 94.2% of 732, 1.0 s")
+    assert not alike("recall 53.9% of 732", "recall 94.2% of 732")
+    assert alike("by 2e-07 at most", "by 5e-07 at most")
+    assert not alike("by 2e-03 at most", "by 5e-07 at most")
+    assert alike("held 70 MB", "held 51 MB")
+    assert not alike("held 970 MB", "held 51 MB")
