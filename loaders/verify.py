@@ -27,6 +27,7 @@ from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file, to_write
 from twinfeed.loaders.index._plan import Plan, add_header, scan_job
+from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, lost_file, write_bad_records
@@ -108,7 +109,9 @@ def verify(
     """
     if bad_list is not None:
         bad_list = to_write(bad_list)
-    if isinstance(source, (str, os.PathLike)) and Path(source, MANIFEST).exists():
+    if isinstance(source, (str, os.PathLike)) and (
+        Path(source, MANIFEST).exists() or index_at_url(source)
+    ):
         source = load_index(source, root)
         _check_root(source)
     check: _Check

@@ -22,6 +22,7 @@ from obstore.store import S3Store
 from range_server import RangeServer
 
 from twinfeed.loaders import DiskCache, Feed, Reader, build_index, open_index, verify
+from twinfeed.loaders.command_line import main
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.index import Index, _remote_index
 from twinfeed.loaders.index._store import digest_of
@@ -217,3 +218,18 @@ def test_an_index_that_is_replaced_while_it_is_brought(tmp_path: Path, server: R
     server.fail = replaced
     opened = open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "c", bytes=10**6))
     assert opened.fingerprint == new.fingerprint
+
+
+def test_the_command_takes_urls(
+    tmp_path: Path, s3: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upload(f"{s3}/command", tars(tmp_path, shards=2))
+    url = f"{s3}/command/x.index"
+    assert main(["index", f"{s3}/command/*.tar", "--out", url, "--label", "cls", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith(f"{url}: 20 records")
+    for command in (["info", url], ["verify", url], ["cat", url, "3"]):
+        assert main(command) == 0, command
+    assert main(["verify", f"{s3}/command/d-000000.tar"]) == 0
+    assert "no index here" not in capsys.readouterr().err
+    assert main(["info", f"{s3}/command/y.index"]) == 1
+    assert f"{s3}/command/y.index: no index here" in capsys.readouterr().err

@@ -23,6 +23,8 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index._paths import is_url
+from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
@@ -57,7 +59,7 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> int:
-    indexed = is_index(Path(options.source))
+    indexed = _holds_index(options.source)
     if options.root is not None and not indexed:
         raise ValueError("--root is the root of an index, and the source is not an index")
     packed = pack(
@@ -91,13 +93,13 @@ def run_index(options: argparse.Namespace) -> int:
             executor=executor,
             progress=not options.quiet,
         )
-    say(f"{index.path}: {_summary(index)}")
+    say(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
     return 0
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run `verify`: each index by itself, the shards together, all of them whatever is bad."""
-    indexes = [path for path in options.target if is_index(Path(path))]
+    indexes = [path for path in options.target if _holds_index(path)]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
@@ -329,11 +331,16 @@ def _label(options: argparse.Namespace) -> LabelSource | None:
     return FromFolder() if options.label_folder else label
 
 
+def _holds_index(path: str) -> bool:
+    """Whether a path or a URL leads to an index."""
+    return is_index(Path(path)) or index_at_url(path)
+
+
 def _classes(path: str | None) -> list[str] | None:
     """Return the class names that a file or an index has."""
     if path is None:
         return None
-    if is_index(Path(path)):
+    if _holds_index(path):
         return list(load_index(path, None).classes)
     return Path(path).read_text(encoding="utf-8").splitlines()
 

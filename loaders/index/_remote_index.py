@@ -17,6 +17,7 @@ from typing import Any
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats._sniff import MANIFEST
+from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._store import ARRAY_NAME, COLUMNS, read_manifest
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.remote._disk import make_folder_of_cache
@@ -149,3 +150,15 @@ def _indexes(cache: DiskCache, url: str) -> Path:
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def index_at_url(path: str | os.PathLike[str], /) -> bool:
+    """Tell whether a path is a URL that leads to an index."""
+    text = os.fspath(path)
+    if not is_url(text):
+        return False
+    try:
+        store_of(text.rstrip("/")).facts([MANIFEST], fresh=True)
+    except FileNotFoundError:
+        return False
+    return True

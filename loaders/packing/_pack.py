@@ -19,6 +19,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index._paths import to_write
+from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index._shards import refuse_compressed
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
@@ -156,8 +157,8 @@ def _opened(source: object) -> Source:
     """Return what may hold samples; a path leads to an index or to a folder of images."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        if is_index(path):
-            return open_index(path)
+        if is_index(path) or index_at_url(source):
+            return open_index(source)
         if path.exists() and not path.is_dir():
             refuse_compressed(str(path))
             raise LoaderError(
