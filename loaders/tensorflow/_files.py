@@ -175,13 +175,13 @@ class Offsets:
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self._firsts = index.shard_stops - index.shard_lengths
         self._starts: dict[int, Int64s] = {}
 
     def of(self, records: Int64s, /) -> tuple[Int64s, Int64s]:
         """Return the file and the byte offset of each record."""
-        stops = self.index.shard_stops
-        file = np.searchsorted(stops, records, side="right")
-        number = records - np.concatenate([[0], stops])[file]
+        file = np.searchsorted(self.index.shard_stops, records, side="right")
+        number = records - self._firsts[file]
         offsets = np.zeros(len(records), np.int64)
         for one in np.unique(file[number > 0]).tolist():
             if one not in self._starts:

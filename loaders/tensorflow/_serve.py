@@ -1,4 +1,4 @@
-"""From (epoch, step) to a batch of tensors: what both engines do at their end."""
+"""From (epoch, step) to arrays for the graph: what every engine asks for in the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from twinfeed.loaders import _system
 from twinfeed.loaders._batcher import Batcher
-from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._making import most_threads
-from twinfeed.loaders._meter import Meter
 from twinfeed.loaders.collate import mode_of
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
 from twinfeed.loaders.feed import Feed
@@ -26,18 +25,21 @@ from twinfeed.loaders.tensorflow._calls import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 
-# Steps drawn in one vectorised call, and such chunks kept: every parallel call may be in another.
+if TYPE_CHECKING:
+    from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
+
+# Steps that are drawn in one call, and how many such chunks are kept: each thread may be in one.
 _CHUNK, _KEPT = 32, 8
 
-# Batches that one call gives at most, a power of two, and about how many bytes.
+# The most batches of one call, a power of two, and about their bytes.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
 
-# Bytes of a record from which on two calls at once read faster than one.
+# With records of so many bytes, two calls at once read faster than one.
 _LONG = 1 << 15
 
 
 class Drawn:
-    """Remember the steps of a sampler drawn last: many at once cost hardly more than one.
+    """Remember the steps of a sampler that were drawn last: many cost hardly more than one.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Drawn(ExactOnceBatchSampler(5, batch_size=4)).batch(0, 1)
@@ -63,39 +65,25 @@ class Drawn:
         return chunk[place]
 
 
-class Place(Protocol):
-    """Know where the passes over a dataset begin, and hear when one was delivered."""
-
-    feed: Feed
-    prefetch: int
-    threads: int | None
-    meter: Meter
-
-    def pass_begins(self) -> tuple[int, int, int]:
-        """Return the epoch and the step at which a pass begins, and the turn it belongs to."""
-
-    def pass_delivered(self, epoch: int, turn: int, /) -> None:
-        """Note that the last batch of an epoch has reached the consumer."""
-
-
 class Server:
-    """Serve the batches of one feed, or of several ranks in turn, as tensors.
+    """Serve the batches of one feed, or of several ranks in turn.
 
-    A *place* is the number of a batch in its epoch, ranks counted: `step * ranks + rank`. Each
-    pass has a number, and batchers of its own, which end when the pass does.
+    A *place* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number,
+    and batchers of its own. The batchers end with the pass.
     """
 
-    def __init__(self, loader: Place, feeds: Sequence[Feed], reader: Reader) -> None:
+    def __init__(self, loader: TensorFlowLoader, feeds: Sequence[Feed], reader: Reader) -> None:
         self.loader = loader
         self.feeds = feeds
         self.feed = feeds[0]
         self.reader = reader
         self.ranks = [Drawn(feed.sampler) for feed in feeds]
         self.steps = len(self.feed)
+        self.places = self.steps * len(feeds)
         sizes = {feed.sampler.constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
         self.threads = loader.threads if loader.threads is not None else most_threads()
-        # A reuse sampler's cache takes the batches in their order: the threads share each one.
+        # A cache of decoded images takes batches in their order. So threads share each batch.
         self._shared = 0 if self.feed.sampler.live is None else self.threads
         alone = self._shared or (loader.threads is None and not _worth_threads(self.feed))
         self.parallel = 1 if alone else max(1, self.threads)
@@ -105,36 +93,30 @@ class Server:
         self._numbers = count()
 
     def _batches_a_call(self) -> int:
-        """Return how many batches a call into Python may give: more than one where it pays."""
-        feed, stored = self.feed, int(self.feed.index.shards["bytes"].sum())
+        """Return the most batches that one call into Python gives: several where they are short.
+
+        The batches of a call must fit into rows of one array for each field.
+        """
+        feed = self.feed
         if not self.loader.prefetch or feed.decode or feed.transform or self._shared:
-            return 1
-        if len(self.ranks) > 1:
             return 1
         shaped = [name for name, field in feed.spec.items() if field.shape]
         stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
-        if not stacked or any(0 in spec.shape for spec in self.layout.flat):
+        if len(self.ranks) > 1 or not stacked or any(0 in one.shape for one in self.layout.flat):
             return 1
-        batch = max(1, stored * feed.sampler.batch_size // len(feed.index))
-        fits = min(_MOST_TOGETHER, max(1, _TOGETHER // batch))
-        return 1 << fits.bit_length() - 1
-
-    @property
-    def places(self) -> int:
-        """The number of places of an epoch."""
-        return self.steps * len(self.ranks)
+        fits = int(_TOGETHER / max(1, _stored(feed) * feed.sampler.batch_size))
+        return 1 << max(1, min(_MOST_TOGETHER, fits)).bit_length() - 1
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass: yield its number, epoch, first step, turn and calls; end the pass after.
+        """Begin a pass: yield int64[5], its number, epoch, first step, turn and calls.
 
-        What is yielded is int64[5]; the calls are those of `read_together`.
-
-        The generator is closed when the iterator of the pass has ended or is given up.
+        The calls are those of `read_together`. TensorFlow closes the generator when the iterator of
+        the pass has ended or is given up, and this ends the pass.
         """
         epoch, start, turn = self.loader.pass_begins()
-        number = next(self._numbers)
+        number, meter = next(self._numbers), self.loader.meter
         batchers = [
-            Batcher(one, reader=self.reader, threads=self._shared, meter=self.loader.meter)
+            Batcher(one, reader=self.reader, threads=self._shared, meter=meter)
             for one in self.feeds
         ]
         self._passes[number] = batchers
@@ -166,14 +148,14 @@ class Server:
         return dataset.map(function, num_parallel_calls=parallel, deterministic=True)
 
     def whole(self, taken: tf.Tensor) -> tf.Tensor:
-        """Return what `choose_from_datasets` gave for a step, where it did not end before."""
+        """Return what `choose_from_datasets` gave for a step; raise where a source has ended."""
         ended = tf.equal(tf.size(taken), 0)
         fine = tf.cond(ended, lambda: called(self.ended_early, [], tf.bool), lambda: True)
         with tf.control_dependencies([fine]):
             return tf.identity(taken)
 
     def ended_early(self) -> None:
-        """Raise, where a source of `choose_from_datasets` has fewer records than were chosen."""
+        """Raise: a source of `choose_from_datasets` has fewer records than were chosen."""
         raise DataCorruptionError(
             "a shard ended before the records that the index says it holds",
             advice=f"copy the shard again, or {REBUILD}",
@@ -183,6 +165,11 @@ class Server:
         """Give the batch at a place of a pass, in the graph; `ids`, where they were drawn."""
         inputs = [begun, place] if ids is None else [begun, place, ids]
         return self.layout.restore(called(self.read, inputs, self.layout.dtypes))
+
+    def read(self, begun: Int64s, place: np.int64, ids: Int64s | None = None) -> list[Array]:
+        """Read the batch of a place."""
+        request = self.request(begun, int(place), ids)
+        return self.layout.flatten(self.batcher(begun, int(place))(request))
 
     def batcher(self, begun: Int64s, place: int) -> Batcher:
         """Return the batcher of a place's rank."""
@@ -195,45 +182,44 @@ class Server:
         ids = drawn.batch(epoch, step) if ids is None else ids
         return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed.seeded)
 
-    def read(
-        self, begun: Int64s, place: np.int64, ids: Int64s | None = None
-    ) -> list[npt.NDArray[Any]]:
-        """Read the batch of a place."""
-        batcher = self.batcher(begun, int(place))
-        return self.layout.flatten(batcher(self.request(begun, int(place), ids)))
-
     def calls(self, batches: int) -> int:
-        """Return how many calls give this number of batches: 1, 2, 4, … and `together` each."""
+        """Return how many calls give this number of batches."""
         if batches < self.together:
             return batches.bit_length()
-        return self.together.bit_length() + (batches - self.together) // self.together
+        return self.together.bit_length() - 1 + batches // self.together
 
-    def read_together(self, begun: Int64s, call: np.int64) -> list[npt.NDArray[Any]]:
+    def _before(self, call: int) -> int:
+        """Return the batches before a call: calls give 1, 2, 4, … and then `together` each."""
+        growing = self.together.bit_length() - 1
+        return (1 << min(call, growing)) - 1 + max(0, call - growing) * self.together
+
+    def read_together(self, begun: Int64s, call: np.int64) -> list[Array]:
         """Read the batches of one call: of each `begun`, place, size, and its arrays: [batches, …].
 
-        A place of -1 stands for a batch that cannot be read, and ends them.
+        Where a batch cannot be read, the batches before it are given, and after them a row with the
+        place -1, for which `delivered` raises.
         """
-        most, number = self.together, int(call)
-        growing = most.bit_length() - 1
-        before = 2**number - 1 if number < growing else most - 1 + (number - growing) * most
-        first = int(begun[2]) + before
-        stop = min(first + (2**number if number < growing else most), self.places)
+        start = int(begun[2])
+        first = start + self._before(int(call))
+        stop = min(start + self._before(int(call) + 1), self.places)
         drawn = [self.ranks[0].batch(int(begun[1]), step) for step in range(first, stop)]
         places = np.arange(first, stop)
         try:
             arrays = self._rows(begun, first, drawn)
         except Exception:
-            if len(drawn) == 1:
+            good = self._readable(begun, first, drawn)
+            if good == len(drawn):
                 raise
-            arrays, places = self._readable(begun, first, drawn)
-        sizes = np.array([len(ids) for ids in drawn[: len(places)]])
+            drawn, places = [*drawn[:good], drawn[0]], np.append(places[:good], -1)
+            arrays = self._rows(begun, first, drawn)  # raises where the first cannot be read
+        sizes = np.array([len(ids) for ids in drawn])
         return [np.tile(begun, (len(places), 1)), places, sizes, *arrays]
 
-    def _rows(self, begun: Int64s, first: int, drawn: list[Int64s]) -> list[npt.NDArray[Any]]:
+    def _rows(self, begun: Int64s, first: int, drawn: list[Int64s]) -> list[Array]:
         """Read batches by one request, and lay each out in a row."""
-        sampler, epoch = self.feed.sampler, int(begun[1])
-        ids = np.concatenate(drawn)
-        request = Request(epoch, first, ids, sampler.records(ids), sampler.views(ids), None)
+        sampler, ids = self.feed.sampler, np.concatenate(drawn)
+        records, views = sampler.records(ids), sampler.views(ids)
+        request = Request(int(begun[1]), first, ids, records, views, None)
         flat = self.layout.flatten(self.batcher(begun, first)(request))
         sizes = np.array([len(one) for one in drawn])
         if self.layout.batch is not None:
@@ -242,23 +228,19 @@ class Server:
         held = np.arange(width) < sizes[:, None]
         return [spread(part, held) for part in flat]
 
-    def _readable(
-        self, begun: Int64s, first: int, drawn: list[Int64s]
-    ) -> tuple[list[npt.NDArray[Any]], Int64s]:
-        """Read batches up to one that fails, and put the first again in the place of that one."""
-        places = np.arange(first, first + len(drawn))
-        arrays = self._rows(begun, first, drawn[:1])
-        for good in range(1, len(drawn)):
-            try:
-                arrays = self._rows(begun, first, drawn[: good + 1])
-            except Exception as error:
-                self._failed.setdefault(int(begun[0]), error)
-                arrays = [np.concatenate([part, part[:1]]) for part in arrays]
-                return arrays, np.append(places[:good], -1)
-        return arrays, places
+    def _readable(self, begun: Int64s, first: int, drawn: list[Int64s]) -> int:
+        """Return how many batches can be read, and keep the error of the next one."""
+        good = 0
+        try:
+            for good, ids in enumerate(drawn):
+                self._rows(begun, first + good, [ids])
+        except Exception as error:
+            self._failed.setdefault(int(begun[0]), error)
+            return good
+        return len(drawn)
 
 
-def spread(part: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+def spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
     """Lay rows out step by step, zeros or empty strings where a step has fewer."""
     nothing = b"" if part.dtype == object else 0
     out = np.full((*held.shape, *part.shape[1:]), nothing, part.dtype)
@@ -266,9 +248,13 @@ def spread(part: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> npt.NDArray[A
     return out
 
 
+def _stored(feed: Feed) -> float:
+    """Return the bytes that a record takes in the shards."""
+    return int(feed.index.shards["bytes"].sum()) / max(1, len(feed.index))
+
+
 def _worth_threads(feed: Feed) -> bool:
-    """Whether a batch takes longer than handing the interpreter lock from call to call."""
+    """Whether a batch takes longer than to hand the interpreter lock from call to call."""
     if feed.decode is not None or feed.transform is not None:
         return True
-    stored = int(feed.index.shards["bytes"].sum())
-    return feed.index.container == "files" or stored >= _LONG * len(feed.index)
+    return feed.index.container == "files" or _stored(feed) >= _LONG

@@ -53,6 +53,8 @@ class CatchingDataset(RecordDataset):
             return _Made(batch, self._batcher.meter.take())
         except Exception as error:
             trace = traceback.format_exc()
+            # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             try:
                 pickle.loads(pickle.dumps(error))
             except Exception:
