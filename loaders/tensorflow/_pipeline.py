@@ -1,4 +1,4 @@
-"""One pass after the other: the frame that both engines fill."""
+"""One pass of an epoch as a dataset: the frame that the engines fill."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from twinfeed.loaders.tensorflow._calls import called, generated
 from twinfeed.loaders.tensorflow._serve import Server
 
-Deliverable = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
-"""Map a function of (begun, place, batch) over the batches."""
+Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
+"""The batches of a pass: map a function of (begun, place, batch) over them."""
 
 
 class Engine(Protocol):
@@ -26,11 +26,11 @@ class Engine(Protocol):
 
 
 def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
-    """Make a dataset of the batches of `engine`, whose every pass runs to the end of an epoch.
+    """Make a dataset of the batches of `engine`. Each pass runs to the end of an epoch.
 
-    The cardinality is always that of a whole epoch in steps, also where a pass begins in the midst
-    of one, and where each step has a batch for each of several ranks. TensorFlow has one operation
-    that forgives both: `unbatch` believes the static number of rows.
+    The cardinality is always the number of steps of a whole epoch: Keras takes it for the length.
+    But a pass may begin in the midst of an epoch, and a step may have a batch for each of several
+    ranks. One operation of TensorFlow allows both: `unbatch` believes the static number of rows.
     """
     server = engine.server
     last = server.places - 1
@@ -59,11 +59,11 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     return delivered
 
 
-def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliverable:
+def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make the batches one by one.
 
-    The batches of a step are put, each as one opaque value, into rows that are said to be one.
-    Steps without rows fill the epoch up.
+    Each batch of a step is wrapped into one opaque value. These are the rows of the step, and they
+    are said to be one row. Steps without rows fill the epoch up.
     """
     ranks = len(engine.server.ranks)
     spec: Any = None
@@ -73,7 +73,7 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliver
         placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
         spec = placed.element_spec
         rows = placed.map(wrap)
-        if ranks > 1:  # not for one: TensorFlow fuses the two, and makes a batch ahead
+        if ranks > 1:  # with one, TensorFlow would fuse batch and map, and make a batch ahead
             rows = rows.batch(ranks, drop_remainder=True)
         return rows.map(lambda rows: _said_to_be(1, tf.reshape(rows, [-1])))
 
@@ -99,11 +99,11 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliver
     return lambda deliver: rows.map(lambda wrapped: deliver(*unwrap(wrapped)))
 
 
-def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Deliverable:
+def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make several batches by each call into Python: a call costs as much as many short records.
 
-    The batches of a call are rows, of which each call is said to give as many. Calls without rows
-    fill the epoch up.
+    The batches of a call are its rows. Every call is said to give the same number of rows. Calls
+    without rows fill the epoch up.
     """
     server, layout = engine.server, engine.server.layout
     calls = server.calls(server.steps)

@@ -5,26 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from twinfeed.loaders.tensorflow._calls import FAILED
-from twinfeed.loaders.tensorflow._serve import Server
+
+if TYPE_CHECKING:
+    from twinfeed.loaders.tensorflow._files import ChooseFiles
 
 
-class Examiner(Protocol):
-    """Knows the shards of a pipeline that TensorFlow itself reads."""
-
-    server: Server
-    begun: int
-
-    def examine(self, message: str, /) -> None:
-        """Raise for the record that TensorFlow's message of lost data is about."""
-
-
-EXAMINERS: weakref.WeakSet[Examiner] = weakref.WeakSet()
-"""Who can say more of lost data than the byte offset that TensorFlow gives."""
+EXAMINERS: weakref.WeakSet[ChooseFiles] = weakref.WeakSet()
+"""Engines that can name the record where TensorFlow says that data are lost."""
 
 
 @contextmanager

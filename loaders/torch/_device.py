@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,39 +44,26 @@ class Sent(NamedTuple):
     there: Any = None
 
 
-class Copier(Protocol):
-    """Carry batches to the device: prepared by who makes them, sent ahead, received."""
-
-    def prepare(self, batch: Mapping[str, Any], /) -> Batch:
-        """Put a batch where its copy can start from."""
-        ...
-
-    def send(self, batch: Batch, /) -> Sent:
-        """Start the copy."""
-        ...
-
-    def receive(self, sent: Sent, /) -> Batch:
-        """Make the batch safe to compute on."""
-        ...
-
-
-class HostCopier:
-    """Leave a batch where it is, or copy it to a device that has no streams."""
+class Copier:
+    """Carry batches to a device that has no streams; the host is one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
+        """Put a batch where its copy can start from; the threads that make batches call it."""
         return dict(batch)
 
     def send(self, batch: Batch, /) -> Sent:
+        """Start the copy."""
         return Sent(each_tensor(lambda tensor: tensor.to(self.device), batch))
 
     def receive(self, sent: Sent, /) -> Batch:
+        """Make the batch safe to compute on."""
         return joined(sent.batch)
 
 
-class CudaCopier:
+class CudaCopier(Copier):
     """Copy on a stream of the device's own, so that copies and computation overlap.
 
     - Copies start from pinned memory. A copy from other memory would keep its caller until it is
@@ -124,7 +111,7 @@ def copier_for(device: torch.device, /) -> Copier:
     >>> copier_for(torch.device("cpu")).send({"x": torch.ones(1)}).batch
     {'x': tensor([1.])}
     """
-    return CudaCopier(device) if device.type == "cuda" else HostCopier(device)
+    return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 
 def default_device() -> torch.device:
