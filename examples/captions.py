@@ -61,7 +61,9 @@ def main() -> None:
                 shown[batch["id"]] += 1
             first = int(batch["id"][0])
             caption = STYLES[first % CAPTIONS].format(index.labels[first // CAPTIONS])
-            print(f"epoch {epoch}: {len(index)} images, the last batch begins with {caption!r}")
+            print(
+                f"epoch {epoch}: {len(index)} images, {own_memory() - before:.0f} MB, {caption!r}"
+            )
     assert (shown == 1).all()
     size = samples * FEATURES * 4 / 2**30
     print(f"every caption came once; a table of {size:.2f} GB took {most - before:.0f} MB at most")

@@ -45,8 +45,8 @@ def pack_part(folder: Path, part: int) -> int:
 
 
 def label_of(record: dict[str, Any], deadly: Path) -> int:
-    """Give the label; a worker does this. The first to meet a deadly record is killed there."""
-    if record["__number__"] == 50 and deadly.exists():
+    """Give the label; a worker does this. The first to scan one of the shards is killed there."""
+    if "shards-4/data-00000" in record["__shard__"] and deadly.exists():
         deadly.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return int(record["label"])

@@ -76,6 +76,8 @@ def train(backend: str, folder: Path, steps: int) -> None:
         step = zip(range(steps), batches, strict=False)
         losses[way] = [float(model.train_on_batch(*batch)) for _, batch in step]
     np.savez(folder / f"{backend}.npz", **losses)
+    versions = f"{backend} {sys.modules[backend].__version__}, Keras {keras.__version__}"
+    (folder / f"{backend}.txt").write_text(versions)
 
 
 def plot_losses(losses: dict[str, dict[str, np.ndarray]]) -> Figure:
@@ -123,15 +125,18 @@ def main() -> None:
         lines.append(
             f"{way}: losses differ by {apart[0]:.1g} at first, by {apart.max():.1g} at most"
         )
+    versions = [(folder / f"{backend}.txt").read_text() for backend in BACKENDS]
     page = write_report(
         folder / "report.html",
         "One feed in TensorFlow and PyTorch",
-        f"{options.steps} batches of {BATCH} of {len(index)} digits. Each framework ran alone.",
-        found,
-        "One Keras model, the same initial weights, trained by each backend in its own process.",
-        plot_losses(losses),
+        f"{options.steps} batches of {BATCH} of {len(index)} digits, seed {SEED}.",
+        "; ".join(versions),
         *lines,
-        "The stream of both: where each record comes.",
+        "The feed in each framework, alone in a process:",
+        found,
+        "One Keras model with the same weights at first, trained by each backend in its process:",
+        plot_losses(losses),
+        "Where each record comes in the stream of both:",
         plot_mixing({"8 classes × 4": feed.sampler}, labels=index.labels),
     )
     print("\n".join(lines))

@@ -78,11 +78,12 @@ class Comparison(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Show what was found in a notebook."""
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-            for row in self._figures()
-        )
-        return f"<table>{rows}</table>{html_table('fields', self._verdicts())}"
+        heads, *rows = self._figures()
+        cells = [f"<th>{escape(head)}</th>" for head in heads]
+        for row in rows:
+            cells += ["</tr><tr>", *(f"<td>{escape(cell)}</td>" for cell in row)]
+        fields = html_table("fields", self._verdicts())
+        return f"<table><tr>{''.join(cells)}</tr></table>{fields}"
 
     def _figures(self) -> list[tuple[str, ...]]:
         """Return a row for each backend, after a row of heads."""
