@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,14 +116,19 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
     assert sum(uses for *_, uses in reader.ranges) == 200
 
 
-def test_a_block_left_for_long_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spans in use are remembered, not all of the epoch, where memory is small."""
-    monkeypatch.setattr(_system, "memory", lambda: 0)
+@pytest.mark.parametrize(("root", "memory"), [("/here", 0), ("s3://there", 1 << 40)])
+def test_a_block_left_for_long_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, root: str, memory: int
+) -> None:
+    """The spans in use are remembered, not all of the epoch: of remote shards, or in little memory."""
+    monkeypatch.setattr(_system, "memory", lambda: memory)
     stream = BatchSampler(
         ShardShuffleSampler([1 << 17], seed=0, block=16, window=4), batch_size=1 << 10
     )
 
     class Nothing:
+        index = SimpleNamespace(root=root)
+
         def extents(self, records: Any, fields: Any, *, uses: Any) -> Any:
             counted.append(len(records))
             return np.zeros(0, [("start", int), ("stop", int)])

@@ -11,6 +11,7 @@ import numpy as np
 
 from twinfeed.loaders import _system
 from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchStream
@@ -82,7 +83,8 @@ class Planner:
         self._recent: set[int] = set()  # the spans in use, by their first record
         self._older: set[int] = set()
         self._samples = self._fresh = 0  # samples and bytes since the last generation began
-        self._kept = _system.memory() // 4  # bytes told so lately are in memory still
+        # Bytes told so lately are in the page cache still. What is fetched is dropped when used.
+        self._kept = 0 if is_url(reader.index.root) else _system.memory() // 4
         self._next, self._chunk = start, 1  # steps: the next to tell, and how many at once
         self._waiting: deque[tuple[int, int]] = deque()  # last step and bytes of what was told
         self._bytes = 0  # of these
