@@ -120,7 +120,7 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
 def test_a_block_left_for_long_is_told_again(
     monkeypatch: pytest.MonkeyPatch, root: str, memory: int
 ) -> None:
-    """The spans in use are remembered, not all of the epoch: of remote shards, or in little memory."""
+    """The spans in use are remembered, not all of the epoch: of remote shards, in little memory."""
     monkeypatch.setattr(_system, "memory", lambda: memory)
     stream = BatchSampler(
         ShardShuffleSampler([1 << 17], seed=0, block=16, window=4), batch_size=1 << 10
