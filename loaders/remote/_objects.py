@@ -40,14 +40,13 @@ class Objects(Backend):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         network = _network.NETWORK
-        waits: ClientConfig = {"connect_timeout": timedelta(seconds=network.connect_seconds)}
+        waits: ClientConfig = {"connect_timeout": _span(network.connect_seconds)}
         if root.startswith("http://") or _told_of_http():
             waits["allow_http"] = True
         self._web = root.startswith(("http://", "https://"))
-        request = timedelta(seconds=network.request_seconds)
-        silent = timedelta(seconds=network.silent_seconds)
+        request, silent = _span(network.request_seconds), _span(network.silent_seconds)
         self._ranges = self._open({**waits, "timeout": request})
-        self._streams = self._open({**waits, "timeout": timedelta(days=7), "read_timeout": silent})
+        self._streams = self._open({**waits, "timeout": "7days", "read_timeout": silent})
 
     def _open(self, options: ClientConfig) -> Any:
         once = {"max_retries": 0, "retry_timeout": timedelta(days=1)}
@@ -127,6 +126,11 @@ class Objects(Backend):
         """Delete a file."""
         with _told(self._url(path)):
             obstore.delete(self._ranges, self._at(path))
+
+
+def _span(seconds: float) -> str:
+    """Return a time as obstore takes it."""
+    return f"{round(1000 * seconds)}ms"
 
 
 def _told_of_http() -> bool:
