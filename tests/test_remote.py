@@ -155,9 +155,11 @@ def test_what_nobody_takes_makes_room_for_what_is_needed(
     with Reader(at(server, index)) as reader:
         reader.ahead(extents(index, range(16)))
         reader.ahead(extents(index, range(16, 32)))
+        held = reader._fetcher._ahead  # type: ignore[attr-defined]
         for record in range(16, 32):
             reader.read([record])
-        held = reader._fetcher._ahead  # type: ignore[attr-defined]
+            if record == 16:
+                assert max(held._held) > 17, "the next range of the new plan is under way"
         assert held._bytes <= 4 * 1000
         assert not held._waiting
     assert server.asked["GET"] <= 4 + 16
