@@ -20,7 +20,7 @@ import pytest
 from range_server import RangeServer
 
 from twinfeed.loaders import DiskCache, Feed, Reading, build_index, open_index
-from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
@@ -167,6 +167,24 @@ def test_a_damaged_entry_is_fetched_anew(tmp_path: Path, server: RangeServer) ->
         server.clear()
         assert reader.read(range(4)) == want
         assert not server.asked
+
+
+def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer) -> None:
+    """Without tags, a shard that was changed for a while leaves what does not fit the index."""
+    path = chunk_records(tmp_path, shards=1, each=2)
+    index = cached(path, server, tmp_path / "cache", 2)
+    shard = tmp_path / "shards" / "d-0.tfrecord"
+    right = shard.read_bytes()
+    shard.write_bytes(right[: CHUNK + 20] + b"wrong" + right[CHUNK + 25 :])
+    with Reader(index) as reader, pytest.raises(DataCorruptionError, match="once more: same"):
+        reader.read([1])
+    shard.write_bytes(right[:100] + b"wrong" + right[105:])
+    with Reader(index, verify=False) as unchecked:
+        assert b"wrong" in unchecked.read([0])["data"][0]
+    shard.write_bytes(right)
+    with Reader(index) as reader, Reader(open_index(path, root=tmp_path / "shards")) as local:
+        for _ in range(2):
+            assert reader.read([0, 1]) == local.read([0, 1])
 
 
 def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: RangeServer) -> None:

@@ -143,9 +143,20 @@ class RemoteShards(Fetcher):
             one = ranges[place]
             data = bytes(one.data()[offset - one.start : offset - one.start + length])
             if len(data) != length or (self.verify and crc32c(data) != crc):
-                raise WrongBytes(place, data)
+                data = self._anew(one.file, offset, offset + length, data)
+                if len(data) != length or crc32c(data) != crc:
+                    raise WrongBytes(place, data)
             out.append(data)
         return out
+
+    def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
+        """Return a range from its store where the cache gave `wrong` bytes, and forget those: the
+        object was another one when they came.
+        """
+        if self.chunks is None:
+            return wrong
+        self.chunks.forget(file, start, stop)
+        return bytes(self._fetch(file, start, stop))
 
     def _path(self, number: int) -> str:
         """Return a file's path below the root, which it must not leave."""
@@ -202,9 +213,9 @@ def _chunks(index: Index) -> Chunks | None:
         return None
     sizes = index.shards["bytes"].astype(np.int64)
     told = [
-        f"{join(index.root, path)} {size} {index.tag(number)}"
-        for number, (path, size) in enumerate(
-            zip(index.shard_paths.tolist(), sizes.tolist(), strict=True)
+        f"{join(index.root, path)} {shard} {index.tag(number)}"
+        for number, (path, shard) in enumerate(
+            zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
         )
     ]
     size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), index.cache)

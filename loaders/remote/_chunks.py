@@ -46,7 +46,8 @@ def chunk_bytes(record: float, cache: DiskCache, /) -> int:
 class Chunks:
     """Read shards in chunks, from the cache or through it.
 
-    `told` says of each shard what its entries depend on: its URL, its bytes and its tag. `size` is
+    `told` says of each shard what its entries depend on: its URL, its bytes, the checksum of its
+    headers and its tag. `size` is
     that of a chunk.
 
     Entries that make room: those of other data that nobody has read for an hour; then, where the
@@ -107,6 +108,11 @@ class Chunks:
                 event.wait()
         whole = found[numbers[0]] if len(numbers) == 1 else b"".join(map(found.get, numbers))  # type: ignore[arg-type]
         return memoryview(whole)[start - first * self.size : stop - first * self.size]
+
+    def forget(self, shard: int, start: int, stop: int, /) -> None:
+        """Delete the chunks of a range."""
+        for number in range(start // self.size, -(-stop // self.size)):
+            self._disk.drop(*self._entry(shard, number))
 
     def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
         """Take chunks that no other thread reads now; return what to wait for, and those taken."""

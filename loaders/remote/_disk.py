@@ -66,9 +66,7 @@ class Disk:
             return None
         body = data[:length]
         if data[length:] != _TRAILER.pack(length, crc32c(body)):
-            with self._locked():
-                if self._delete(name):
-                    self._set(self._used() - length - _TRAILER.size)
+            self.drop(name, length)
             return None
         with suppress(FileNotFoundError):
             os.utime(file)
@@ -104,6 +102,12 @@ class Disk:
                 warnings.warn(f"{file}: nothing is cached: {error}", RuntimeWarning, stacklevel=2)
             return False
         return True
+
+    def drop(self, name: str, length: int, /) -> None:
+        """Delete an entry, which was written with so many bytes."""
+        with self._locked():
+            if self._delete(name):
+                self._set(self._used() - length - _TRAILER.size)
 
     def entries(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each entry and when it was used last, in seconds."""
