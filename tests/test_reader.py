@@ -146,6 +146,23 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64
 
 
+def test_a_reader_lets_go_of_files_where_the_process_may_open_no_more(tmp_path: Path) -> None:
+    for n in range(30):
+        write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    code = textwrap.dedent("""
+        import os, resource, sys
+        from twinfeed.loaders import Reader, open_index
+        index = open_index(sys.argv[1])
+        others = [os.open("/dev/null", os.O_RDONLY) for _ in range(400)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(others) + 12,) * 2)
+        with Reader(index, max_open_files=29) as reader:
+            for n in range(30):
+                assert reader.read([n])["txt"] == [b"%d" % n]
+    """)
+    subprocess.run([sys.executable, "-c", code, tmp_path / "x.index"], check=True)
+
+
 def test_readers_together_hold_no_more_files_than_one_may(tmp_path: Path) -> None:
     """Readers kept alive, as TensorFlow does with those of a dataset, must not use up the files."""
     for n in range(30):

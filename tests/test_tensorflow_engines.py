@@ -208,6 +208,7 @@ def test_more_class_files_than_may_be_open_are_drawn_from_ids(tmp_path: Path) ->
         one = loader(index, sampler, engine="choose_from_datasets")
         assert engine_of(one) == "ChooseIds"
         assert [batch["id"].numpy().tolist() for batch in one] == ids_of(sampler, 0)
+        one.close()  # and the files that its reader holds
         each = ExactOnceBatchSampler(len(index), batch_size=64)
         once = loader(index, each, engine="choose_from_datasets")
         assert engine_of(once) == "ChooseFiles"  # one after the other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -56,7 +57,7 @@ class Handles:
                 handle = held.get(number)
                 if handle is None:
                     self._make_room()
-                    handle = held[number] = Handle(self._open_file(number))
+                    handle = held[number] = Handle(self._opened(number))
                 else:
                     held.move_to_end(number)
                 result[number] = handle
@@ -66,6 +67,16 @@ class Handles:
         """Let go of every file."""
         with self._lock:
             self._held.clear()
+
+    def _opened(self, number: int) -> int:
+        """Open a file, and let go of others where the process may open no more."""
+        while True:
+            try:
+                return self._open_file(number)
+            except OSError as error:
+                if error.errno != errno.EMFILE or not self._held:
+                    raise
+                self._held.popitem(last=False)
 
     def _make_room(self) -> None:
         """Let go of the file used longest ago.
