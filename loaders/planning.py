@@ -22,6 +22,9 @@ _MOST = 1 << 19
 # A request of fewer bytes takes longer to begin than to carry: on a disk, and in a bucket.
 _SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
 
+# Shards of fewer bytes have short blocks, by `shuffled`.
+_LITTLE = 1 << 29
+
 # A span that is not met for so many times its usual pause is open no longer.
 _PAUSES = 16
 
@@ -97,7 +100,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     an epoch of 3 batches, 90 samples
       requests   2, 46 kB each
       read       93 kB, 1.03 times what is used
-      held       67 MB at once
+      held       94 kB at once
     """
     cache_bytes = _checks.count("cache_bytes", cache_bytes, minimum=0)
     sampler, index = feed.sampler, feed.index
@@ -109,7 +112,11 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     share = 1.0 if exact else len(sampler) / max(1, steps)
     requests, read = _asked(feed, fields, steps)
     used = int(share * each * first.samples / sampler.reuse)
-    held = first.most_open() + (LIMIT if feed.readahead is None else feed.readahead)
+    stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
+    told = LIMIT if feed.readahead is None else feed.readahead
+    held = first.most_open() + min(told, stored)
+    if not is_url(index.root) and not large(index):  # pages stay in memory once they were read
+        read = min(read, stored)
     hits = 0.0
     if cache_bytes and exact:
         second = first if sampler.evaluation else _Epoch.of(feed, 1, steps, each)
@@ -241,7 +248,8 @@ def _advice(feed: Feed, facts: Plan) -> list[str]:
     remote, memory = is_url(index.root), _system.memory()
     size = facts.read_bytes / max(1, facts.requests)
     advice = []
-    small = facts.requests > 1 and size < (_SMALL_REMOTE if remote else _SMALL)
+    little = sampler.in_blocks and int(index.shards["bytes"].sum()) < _LITTLE
+    small = facts.requests > 1 and not little and size < (_SMALL_REMOTE if remote else _SMALL)
     if small and (remote or large(index)):
         instead = "take shuffled(index, seed=…), which asks for about 4 MB at a time"
         if sampler.in_blocks:

@@ -20,7 +20,7 @@ import pytest
 from range_server import RangeServer
 
 from twinfeed.loaders import DiskCache, Feed, Reading, build_index, open_index
-from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError, UnsafeContentError
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_reading_as_it_is(
 
     monkeypatch.setattr(_disk.os, "replace", full)
     with Reader(index) as reader:
-        with pytest.warns(RuntimeWarning, match="nothing is cached: .*No space"):
+        with pytest.warns(RuntimeWarning, match="some bytes are not cached: .*No space"):
             reader.read([0])
         reader.read([1])
     assert not list((tmp_path / "cache").glob("??/.*"))
@@ -308,3 +308,21 @@ def _bytes(folder: Path) -> int:
         with suppress(FileNotFoundError):
             total += file.stat().st_size
     return total
+
+
+@pytest.mark.parametrize("what", ["a file", "no folder", "a file in it"])
+def test_a_cache_that_cannot_be_used_is_named(
+    tmp_path: Path, server: RangeServer, what: str
+) -> None:
+    folder = tmp_path / "cache"
+    if what == "a file in it":  # where the index would be copied to
+        folder.mkdir(mode=0o700)
+        (folder / "used").mkdir()
+    else:
+        folder.write_text("")
+    cache = DiskCache(folder / "x" if what == "no folder" else folder, bytes=10**9)
+    path = chunk_records(tmp_path, shards=1, each=2)
+    index = open_index(path, root=server.url, cache=cache)
+    with pytest.raises(LoaderError, match="cache cannot be used") as told, Reader(index) as reader:
+        reader.read([0])
+    assert told.value.path == str(cache.path)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,23 @@ def test_what_does_not_pass_is_told_with_range_and_attempts(
     server.fail = lambda _path, _start: None
     with Reader(at(server, index)) as reader:
         assert len(reader.read([5])["x"]) == 1
+
+
+def test_what_failed_ahead_of_its_batch_is_asked_for_again(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage a loader goes on; it does not tell old errors one by one."""
+    network(monkeypatch, attempts=1)
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    server.fail = lambda _path, _start: 503
+    with Reader(at(server, index)) as reader, Reader(index) as local:
+        reader.ahead(extents(index, range(8)))
+        held = reader._fetcher._ahead._held  # type: ignore[attr-defined]
+        while not all(one.failed for one in held.values()):
+            time.sleep(0.01)
+        server.fail = lambda _path, _start: None
+        for record in range(8):
+            assert reader.read([record]) == local.read([record])
 
 
 @pytest.mark.parametrize("fate", [400, 403, 404])

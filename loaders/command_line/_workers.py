@@ -8,6 +8,7 @@ ends them.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -39,7 +40,7 @@ def workers(jobs: int) -> Iterator[Executor | None]:
     pool = _Pool(jobs, mp_context=context, initializer=_start)
     # A pool that loses a process while it starts others prints a traceback of its own thread.
     print_error = threading.excepthook
-    threading.excepthook = lambda error: None if context.died() else print_error(error)
+    threading.excepthook = lambda error: None if context.died(wait=1) else print_error(error)
     try:
         yield pool
     except Exception as error:
@@ -73,9 +74,17 @@ class _Context(SpawnContext):
         """Return the processes that were started, also if they have ended since."""
         return [process for process in self.started if process.pid is not None]
 
-    def died(self) -> bool:
-        """Say whether a process has ended by a signal or an error."""
-        return any(process.exitcode for process in self.running())
+    def died(self, *, wait: float = 0) -> bool:
+        """Say whether a process has ended by a signal or an error, in so many seconds at most.
+
+        A process that is killed closes its pipes a little before it has ended.
+        """
+        end = time.monotonic() + wait
+        while not (died := any(process.exitcode for process in self.running())):
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.01)
+        return died
 
     def end(self) -> None:
         """End all processes that are there."""

@@ -20,11 +20,13 @@ from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._store import ARRAY_NAME, COLUMNS, read_manifest
 from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.remote._disk import make_folder_of_cache
+from twinfeed.loaders.remote._disk import make_folder_of_cache, unusable
 from twinfeed.loaders.remote._download import bring
 from twinfeed.loaders.remote._store import store_of
 from twinfeed.loaders.remote._wire import wire
 from twinfeed.loaders.remote.cache import DiskCache
+
+_UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
 
 
 def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
@@ -57,9 +59,11 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
                 shutil.rmtree(final)
                 os.rename(fresh, final)
         return final, cache is None
-    except BaseException:
+    except BaseException as error:
         if cache is None:
             shutil.rmtree(base, ignore_errors=True)
+        elif isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            raise unusable(cache.path, error) from error
         raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -35,11 +35,17 @@ class Range:
 
     def begin(self, read: Read, *, soon: bool) -> None:
         """Ask for the pieces."""
+        self.pieces = []
         size = _network.NETWORK.piece
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
             call = _reading(read, self.file, start, stop)
             self.pieces.append(wire().submit(call, stop - start, soon=soon))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a piece could not be read."""
+        return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
 
     def hurry(self) -> None:
         """Have the pieces come before what nobody waits for."""
@@ -112,7 +118,10 @@ class Ahead:
         one.pins += 1
         if one.number in self._held:
             self._held.move_to_end(one.number)
-            one.hurry()
+            if one.failed:  # some time ago, and for nobody yet
+                one.begin(self._read, soon=True)
+            else:
+                one.hurry()
             return
         for number in [n for n in self._waiting if n < one.number]:
             self._forget(self._waiting.pop(number))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinfeed.loaders.errors import UnsafeContentError
+from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.remote.cache import DiskCache
 
@@ -39,12 +39,12 @@ class Disk:
         self.cache = cache
         self._lock = threading.Lock()
         make_folder_of_cache(cache.path)
-        self._state = os.open(
-            cache.path / "used", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        self._users = os.open(
-            cache.path / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._state = os.open(cache.path / "used", flags, 0o600)
+            self._users = os.open(cache.path / "users", flags, 0o600)
+        except OSError as error:
+            raise unusable(cache.path, error) from error
         with self._locked(), suppress(BlockingIOError):
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._count_anew()
@@ -99,7 +99,11 @@ class Disk:
                 self._set(self._used() - size)
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"{file}: nothing is cached: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"{self.cache.path}: some bytes are not cached: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return False
         return True
 
@@ -189,10 +193,22 @@ class Disk:
                 yield from part.iterdir()
 
 
+def unusable(folder: Path, error: OSError, /) -> LoaderError:
+    """Return the error of a cache that cannot be written."""
+    return LoaderError(
+        f"the disk cache cannot be used: {error.strerror}",
+        path=folder,
+        advice="give another folder by cache= or TWINFEED_CACHE, make room, or go on without",
+    )
+
+
 def make_folder_of_cache(folder: Path) -> None:
     """Make the folder of a cache, which must be its owner's alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise unusable(folder, error) from error
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise UnsafeContentError(
             "the folder of a cache must be its owner's alone: others could put bytes there",
