@@ -84,13 +84,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.ranges.append((self.path.lstrip("/"), start, stop))
             self.server.bytes_now += length
             self.server.most_bytes = max(self.server.most_bytes, self.server.bytes_now)
+        self.length: int | None = length  # of the answer that is under way
         try:
             time.sleep(self.server.delay)
             self._send(file, start, stop, size, whole=not asked)
         finally:
-            with self.server.lock:
+            self._over()
+
+    def _over(self) -> None:
+        """Count an answer off, before its last byte: then the client may ask again."""
+        with self.server.lock:
+            if self.length is not None:
                 self.server.now -= 1
-                self.server.bytes_now -= length
+                self.server.bytes_now -= self.length
+            self.length = None
 
     def _note(self, what: str) -> None:
         with self.server.lock:
@@ -129,7 +136,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(3)
                 self.close_connection = True
                 return
-            self.wfile.write(body)
+            self.wfile.write(body[:-1])
+            self._over()
+            self.wfile.write(body[-1:])
             self.wfile.flush()
         self.server.sent += len(body)
 
