@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders import _checks, _system
+from twinfeed.loaders._batcher import stored_fields
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.index._paths import is_url
@@ -106,7 +107,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     sampler, index = feed.sampler, feed.index
     steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))
     exact = steps == len(sampler)
-    fields = [name for name in feed.fields if name not in index.columns]
+    fields = stored_fields(feed)
     each = record_bytes(index, fields)
     first = _Epoch.of(feed, 0, steps, each)
     share = 1.0 if exact else len(sampler) / max(1, steps)
@@ -134,7 +135,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
         cache_hits=hits,
         exact=exact,
     )
-    return Plan(**{**vars(facts), "advice": tuple(_advice(feed, facts))})
+    return replace(facts, advice=tuple(_advice(feed, facts)))
 
 
 class _Epoch(NamedTuple):

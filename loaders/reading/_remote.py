@@ -59,7 +59,7 @@ class RemoteShards(Fetcher):
             return
         if self._uses is None or self._followed != (sampler, tuple(fields)):
             self._followed = sampler, tuple(fields)
-            self._uses = NextUses(sampler, int(self.chunks.stops[-1]), self._chunks_of)
+            self._uses = NextUses(sampler, int(self.chunks.starts[-1]), self._chunks_of)
         self.chunks.follow(self._uses, epoch, step)
 
     def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s]:
@@ -68,10 +68,9 @@ class RemoteShards(Fetcher):
         fields = self._followed[1]
         rows = self.index.rows(fields, records)
         rows = rows[rows["length"] > 0]
-        size, starts = self.chunks.size, np.concatenate([[0], self.chunks.stops])[rows["file"]]
-        return starts + rows["offset"] // size, starts + (
-            rows["offset"] + rows["length"] - 1
-        ) // size
+        size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
+        last = rows["offset"] + rows["length"] - 1
+        return starts + rows["offset"] // size, starts + last // size
 
     def ahead(self, extents: Extents, /) -> None:
         """Begin to fetch ranges, in this order, as far as there is room for them; those that other

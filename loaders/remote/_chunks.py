@@ -47,8 +47,8 @@ class Chunks:
     """Read shards in chunks, from the cache or through it.
 
     `told` says of each shard what its entries depend on: its URL, its bytes, the checksum of its
-    headers and its tag. `size` is
-    that of a chunk.
+    headers and its tag. `size` is that of a chunk. The chunks of shard n are numbered from
+    `starts[n]` to `starts[n + 1]`.
 
     Entries that make room: those of other data that nobody has read for an hour; then, where the
     uses to come are known (`follow`), those of this data that are needed furthest in the future,
@@ -61,7 +61,7 @@ class Chunks:
         self._disk = Disk(cache)
         self._sizes = sizes
         self.size = size
-        self.stops = np.cumsum(-(-sizes // size))
+        self.starts = np.concatenate([[0], np.cumsum(-(-sizes // size))])
         self._digests = [
             hashlib.sha256(f"{size} {one}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
             for one in told
@@ -88,7 +88,7 @@ class Chunks:
     def read(self, shard: int, start: int, stop: int, fetch: Fetch, /) -> memoryview:
         """Return a range of a shard."""
         first = start // self.size
-        base = int(self.stops[shard - 1]) if shard else 0
+        base = int(self.starts[shard])
         numbers = list(range(base + first, base + -(-stop // self.size)))
         found: dict[int, bytes] = {}
         while len(found) < len(numbers):
@@ -98,7 +98,7 @@ class Chunks:
                     data = self._disk.get(*self._entry(shard, number - base))
                     if data is not None:
                         found[number] = data
-                        self._used(number, present=True)
+                        self._used(number)
                 self._fetch(shard, base, [n for n in mine if n not in found], found, fetch)
             finally:
                 with self._lock:
@@ -142,20 +142,19 @@ class Chunks:
                 if len(piece) == length:
                     with self._lock:
                         next_use = self._used_locked(number)
-                    put = self._disk.put(name, piece, self._victims(next_use))
-                    if put:
-                        self._used(number, present=True)
+                    if self._disk.put(name, piece, self._victims(next_use)):
+                        self._used(number)
 
     def _entry(self, shard: int, number: int) -> tuple[str, int]:
         """Return the name and the length of a chunk."""
         length = min(self.size, int(self._sizes[shard]) - number * self.size)
         return f"{self._digests[shard]}-{number}", length
 
-    def _used(self, chunk: int, *, present: bool) -> None:
+    def _used(self, chunk: int) -> None:
         """Note that a chunk was read, and is in the cache."""
         with self._lock:
             self._used_locked(chunk)
-            if present and self._uses is not None:
+            if self._uses is not None:
                 self._present.add(chunk)
                 heapq.heappush(self._heap, self._far(chunk))
 
@@ -178,8 +177,8 @@ class Chunks:
                 chunk = self._furthest(next_use)
             if chunk is None:
                 break
-            shard = int(np.searchsorted(self.stops, chunk, side="right"))
-            yield self._entry(shard, chunk - (int(self.stops[shard - 1]) if shard else 0))[0]
+            shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
+            yield self._entry(shard, chunk - int(self.starts[shard]))[0]
 
     def _furthest(self, next_use: int) -> int | None:
         """Take the chunk that is needed last, if that is after `next_use`; the lock is held."""
@@ -201,8 +200,7 @@ class Chunks:
         for name, _ in self._disk.entries():
             match = ENTRY.fullmatch(f"{name}.chunk")
             if match and match[1] in numbers:
-                shard = numbers[match[1]]
-                yield int(match[2]) + (int(self.stops[shard - 1]) if shard else 0)
+                yield int(match[2]) + int(self.starts[numbers[match[1]]])
 
 
 class _Oldest:

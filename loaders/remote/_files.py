@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from fsspec.core import url_to_fs
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
-from twinfeed.loaders.remote._network import PassingError
+from twinfeed.loaders.remote._network import PassingError, gone, refused
 from twinfeed.loaders.remote._store import Backend, Facts, Piece
 
 _CHUNK = 1 << 20
@@ -28,46 +27,43 @@ class Files(Backend):
             self.system, _ = url_to_fs(root, **_waits(root))
 
     def _at(self, path: str) -> str:
-        return str(self.system._strip_protocol(posixpath.join(self.root, path)))
-
-    def _url(self, path: str) -> str:
-        return posixpath.join(self.root, path)
+        return str(self.system._strip_protocol(self.url(path)))
 
     def facts(self, path: str, /) -> Facts:
         """Return the facts of a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             found = self.system.info(self._at(path))
             tags = [str(found[name]) for name in _TAGS if found.get(name)]
             return Facts(found.get("size"), tags[0] if tags else None)
 
     def read(self, path: str, start: int, stop: int, /) -> Piece:
         """Return a range."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
 
     def stream(self, path: str, /) -> Iterator[memoryview]:
         """Yield the bytes of a file."""
-        with _told(self._url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
+        with _told(self.url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
             while chunk := file.read(_CHUNK):
                 yield memoryview(chunk)
 
     def walk(self, folder: str, /) -> Iterator[str]:
         """Yield the paths of the files below a folder."""
         base = self._at("").rstrip("/")
-        with _told(self._url(folder)):
+        with _told(self.url(folder)):
             for path in self.system.find(self._at(folder)):
                 yield str(path)[len(base) :].lstrip("/")
 
     def write(self, path: str, file: Path, /) -> None:
         """Write a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             place = self._at(path)
             self.system.makedirs(posixpath.dirname(place), exist_ok=True)
             self.system.put_file(str(file), place)
 
     def delete(self, path: str, /) -> None:
         """Delete a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             self.system.rm_file(self._at(path))
 
 
@@ -103,11 +99,10 @@ def _told(url: str) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ or error.__context__
         if isinstance(error, FileNotFoundError) and not _unreachable(cause):
-            gone = "no such shard; check the URL, and whether you may read there"
-            raise FileNotFoundError(errno.ENOENT, gone, url) from None
+            raise gone(url) from None
         reason = cause if isinstance(error, FileNotFoundError) else error
         status = getattr(error, "status", None)
-        final = isinstance(status, int) and 300 <= status < 500 and status not in (408, 425, 429)
+        final = refused(status if isinstance(status, int) else None)
         if final or isinstance(error, (PermissionError, TypeError, ValueError)):
             raise LoaderError(
                 "the server of this shard refuses the request",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -78,6 +79,17 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
         pause = min(NETWORK.longest_pause, NETWORK.first_pause * 2 ** (attempt - 1))
         time.sleep(random.uniform(pause / 2, pause))
         attempt += 1
+
+
+def refused(status: int | None, /) -> bool:
+    """Tell whether a server's answer stays: a refusal or a redirection, but none for the moment."""
+    return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
+
+
+def gone(url: str, /) -> FileNotFoundError:
+    """Return the error of a file that is not there."""
+    missing = "no such shard; check the URL, and whether you may read there"
+    return FileNotFoundError(errno.ENOENT, missing, url)
 
 
 def no_ranges(url: str, /) -> NoRangesError:

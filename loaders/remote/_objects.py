@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import posixpath
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from obstore.store import from_url
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
-from twinfeed.loaders.remote._network import PassingError, no_ranges
+from twinfeed.loaders.remote._network import PassingError, gone, no_ranges, refused
 from twinfeed.loaders.remote._store import Backend, Facts, Piece
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_PASSING = {408, 425, 429}
 _CHUNK = 1 << 20
 _NO_LENGTH = "Content-Length Header missing"
 
@@ -60,17 +57,14 @@ class Objects(Backend):
         if "?" in path:
             raise LoaderError(
                 "a URL with a query names a shard",
-                path=self._url(path),
+                path=self.url(path),
                 advice="uninstall obstore, and fsspec reads it; or serve the shard without a query",
             )
         return unquote(path)
 
-    def _url(self, path: str) -> str:
-        return posixpath.join(self.root, path)
-
     def facts(self, path: str, /) -> Facts:
         """Return the facts of a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             try:
                 return _facts(obstore.head(self._ranges, self._at(path)))
             except exceptions.GenericError as error:
@@ -80,7 +74,7 @@ class Objects(Backend):
 
     def read(self, path: str, start: int, stop: int, /) -> Piece:
         """Return a range."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             try:
                 found = obstore.get(self._ranges, self._at(path), options={"range": (start, stop)})
             except exceptions.BaseError as error:
@@ -91,7 +85,7 @@ class Objects(Backend):
 
     def stream(self, path: str, /) -> Iterator[memoryview]:
         """Yield the bytes of a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             try:
                 found = obstore.get(self._streams, self._at(path))
             except exceptions.GenericError as error:
@@ -107,7 +101,7 @@ class Objects(Backend):
         if self._web:
             yield from self._lists().walk(folder)
             return
-        with _told(self._url(folder)):
+        with _told(self.url(folder)):
             for chunk in obstore.list(self._ranges, folder or None):
                 yield from (each["path"] for each in chunk)
 
@@ -119,12 +113,12 @@ class Objects(Backend):
 
     def write(self, path: str, file: Path, /) -> None:
         """Write a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             obstore.put(self._streams, self._at(path), file)
 
     def delete(self, path: str, /) -> None:
         """Delete a file."""
-        with _told(self._url(path)):
+        with _told(self.url(path)):
             obstore.delete(self._ranges, self._at(path))
 
 
@@ -157,14 +151,12 @@ def _told(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        gone = "no such shard; check the URL, and whether you may read there"
-        raise FileNotFoundError(errno.ENOENT, gone, url) from None
+        raise gone(url) from None
     except exceptions.NotSupportedError:
         raise no_ranges(url) from None
     except exceptions.BaseError as error:
-        reason, status = _reason(error), _status(error)
-        refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-        if isinstance(error, refused):
+        reason = _reason(error)
+        if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
             raise LoaderError(
                 "the store refuses to serve this",
                 path=url,
@@ -172,8 +164,8 @@ def _told(url: str) -> Iterator[None]:
                 advice="check the credentials (for S3 in AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true for a public bucket)",
             ) from None
-        final = status is not None and 300 <= status < 500 and status not in _PASSING
-        if final or "builder error" in reason or not isinstance(error, exceptions.GenericError):
+        final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
+        if final or "builder error" in reason:
             raise LoaderError(
                 "the server of this shard refuses the request",
                 path=url,

@@ -50,6 +50,10 @@ class Backend(ABC):
     def __init__(self, root: str) -> None:
         self.root = root
 
+    def url(self, path: str, /) -> str:
+        """Return the URL of a file."""
+        return posixpath.join(self.root, path)
+
     @abstractmethod
     def facts(self, path: str, /) -> Facts:
         """Return the facts of a file."""
@@ -89,7 +93,7 @@ class Store:
 
     def url(self, path: str, /) -> str:
         """Return the URL of a file."""
-        return posixpath.join(self.root, path)
+        return self.backend.url(path)
 
     def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
         """Return the facts of files, asked for side by side; once a process, unless `fresh`."""
