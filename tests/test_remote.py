@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import expected
 from making_shards import tfrecords
 from range_server import RangeServer
 
@@ -87,13 +88,7 @@ def test_a_remote_index_gives_the_batches_of_a_local_one(
     assert server.asked["WHOLE"] == 0
     order = ShardShuffleSampler(local.shard_lengths, block=4, window=4, seed=0)
     sampler = BatchSampler(order, batch_size=16)
-    pairs = zip(
-        Feed(local, sampler).batches(epoch=1), Feed(remote, sampler).batches(epoch=1), strict=True
-    )
-    for one, other in pairs:
-        assert one.keys() == other.keys()
-        for name in one:
-            assert np.array_equal(one[name], other[name])
+    assert expected(local, sampler, epochs=[1]) == expected(remote, sampler, epochs=[1])
 
 
 def test_neighbours_are_one_request_and_others_are_not(tmp_path: Path, server: RangeServer) -> None:

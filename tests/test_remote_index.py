@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import obstore
 import pytest
+from batches import expected
 from making_shards import tars, tfrecords
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from range_server import RangeServer
 
-from twinfeed.loaders import DiskCache, Feed, Reader, build_index, open_index, verify
+from twinfeed.loaders import DiskCache, Reader, build_index, open_index, verify
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.index import Index, _remote_index
@@ -66,13 +66,7 @@ def upload(url: str, paths: list[Path]) -> None:
 
 def same_batches(one: Index, other: Index) -> None:
     sampler = BatchSampler(RandomSampler(len(one), seed=0), batch_size=16)
-    pairs = zip(
-        Feed(one, sampler).batches(epoch=0), Feed(other, sampler).batches(epoch=0), strict=True
-    )
-    for first, second in pairs:
-        assert first.keys() == second.keys()
-        for name in first:
-            assert np.array_equal(first[name], second[name])
+    assert expected(one, sampler) == expected(other, sampler)
 
 
 def test_a_url_is_all_that_a_user_gives(
