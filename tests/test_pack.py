@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 from making_shards import numbered, tree
 
-from twinfeed.loaders.errors import LoaderError, UnsafeContentError
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    LoaderError,
+    ShardWarning,
+    UnsafeContentError,
+)
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.build import build_index
@@ -86,6 +91,50 @@ def test_images_beside_the_class_folders_are_refused(images: Path) -> None:
     for n in range(11):
         shutil.rmtree(images / f"{n}")
     assert ImageFolder(images).classes == ()
+
+
+def test_class_folders_without_images_are_named(tmp_path: Path, images: Path) -> None:
+    """Hidden folders and indexes are no classes; a link to a folder is not followed."""
+    (images / ".hidden").mkdir()
+    pack([{"x": 1}], tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "data.index", images / "old.index")
+    assert len(ImageFolder(images).classes) == 11
+    (images / "full").mkdir()
+    (images / "full" / "1.heic").write_bytes(b"...")
+    (images / "empty").mkdir()
+    (images / "link").symlink_to(images / "1", target_is_directory=True)
+    text = (
+        r"class folders without images below .* \(3: empty, full, link\): .* jpg, .* not followed"
+    )
+    with pytest.warns(ShardWarning), pytest.raises(FileNotFoundError, match=text):
+        pack(images, tmp_path / "out")
+    (images / "full" / "1.heic").unlink()
+    (images / "link").unlink()
+    with pytest.raises(FileNotFoundError, match=r"\(2: empty, full\)"):
+        ImageFolder(images)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_named_as_images_and_are_none_are_refused(
+    tmp_path: Path, images: Path
+) -> None:
+    bad = images / "3" / "14.png"
+    for data, found in [
+        (b"", "an empty file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+        (b"<!DOCTYPE html><html>not found</html>", "an HTML page"),
+        (b"\x1f\x8b\x08", "gzip-compressed"),
+    ]:
+        bad.write_bytes(data)
+        with pytest.raises(DataCorruptionError, match="named as an image is none") as caught:
+            pack(images, tmp_path / "out")
+        assert (caught.value.path, caught.value.key) == ("3/14.png", "3/14")
+        assert found in str(caught.value.found)
+        assert "remove the file, or " in str(caught.value)
+        assert not (tmp_path / "out").exists()
+    (images / "3" / "14.ppm").write_bytes(b"P3\n1 1\n255\n1 2 3\n")  # text, and an image
+    bad.write_bytes(bytes(9))  # nobody knows what this is
+    assert len(pack(images, tmp_path / "out")["data"]) == 45
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

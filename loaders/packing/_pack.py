@@ -25,7 +25,14 @@ from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.labels import FromJson, LabelSource
 from twinfeed.loaders.index.options import Missing, Reading
 from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
-from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles, Sample, Samples, samples_of
+from twinfeed.loaders.packing._samples import (
+    ImageFolder,
+    InAnyOrder,
+    LooseFiles,
+    Sample,
+    size_of,
+    taken,
+)
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     Kinds,
@@ -38,8 +45,9 @@ from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute
 
-Source = LooseFiles | Index | Iterable[Sample]
+Source = InAnyOrder | Iterable[Sample]
 
+_IN_ANY_ORDER = (Index, LooseFiles, Sequence)
 _CUT_BEFORE = 1 << 62  # bytes that end a shard where shards were cut evenly before
 
 
@@ -129,7 +137,7 @@ def pack(
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
         names = [piece.name for piece in pieces]
         written = [Written(work, name, container) for name in names]
-        nbytes = samples.nbytes if isinstance(samples, Samples) else None
+        nbytes = size_of(samples)
         kinds: Kinds = {}
         with room_for(folder, nbytes, work=work):
             for piece, split_written in zip(pieces, written, strict=True):
@@ -176,60 +184,55 @@ def _opened(source: object) -> Source:
     return source
 
 
-def _samples(source: Source, spool: Path | None) -> Samples | Iterable[Sample]:
-    """Return the source as samples in any order.
+def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample]:
+    """Return samples that can be taken in any order: an iterable is first written to `spool`.
 
-    An iterable is first written to the folder `spool`. Without the folder an iterable stays as is.
+    Without the folder `spool` an iterable stays as it is.
     """
-    if isinstance(source, (Index, LooseFiles, Sequence)):
-        return samples_of(source)
-    if spool is None:
+    if spool is None or isinstance(source, _IN_ANY_ORDER):
         return source
     spool = spool / "spool"
     spool.mkdir()
     done = Written(spool, "data", "tfrecord")
     write_shards(done, source, numbers=itertools.count(), kinds={})
     _index(done, tuple(sorted(done.named)), progress=False)
-    return samples_of(open_index(spool / "data.index"))
+    return open_index(spool / "data.index")
 
 
 def _pieces(
-    samples: Samples | Iterable[Sample],
+    samples: InAnyOrder | Iterable[Sample],
     split: Split | None,
     seed: int | None,
     shards: int,
     shard_bytes: int,
 ) -> list[_Piece]:
     """Return the splits with their samples in the order they are written."""
-    if not isinstance(samples, Samples):
+    if not isinstance(samples, _IN_ANY_ORDER):
         return [_Piece("data", itertools.count(), samples, None, ())]
-    n = samples.count
+    n = len(samples)
     order = np.arange(n)
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)
     pieces, start = [], 0
     for name, records in counts_of(split or {"data": n}, n).items():
-        share = (samples.nbytes or 0) * records / max(n, 1)
+        share = (size_of(samples) or 0) * records / max(n, 1)
         number = max(shards, math.ceil(share / shard_bytes))
         if records < shards:
             raise ValueError(f"{records} records of {name!r} cannot fill shards={shards}")
         number = min(number, records)
         stops = {records * (shard + 1) // number for shard in range(number)}
         chosen = order[start : start + records]
-        pieces.append(_Piece(name, chosen.tolist(), samples.at(chosen), records, stops))
+        pieces.append(_Piece(name, chosen.tolist(), taken(samples, chosen), records, stops))
         start += records
     return pieces
 
 
-def _classes(samples: Samples | Iterable[Sample], written: Collection[Written]) -> tuple[str, ...]:
+def _classes(source: object, written: Collection[Written]) -> tuple[str, ...]:
     """Return the class names of all splits together; an index keeps the order of its own names."""
     if len({bool(done.named) for done in written if done.labelled}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
-    named: set[str] = set()
-    for done in written:
-        named |= done.named
-    known = samples.classes if isinstance(samples, Samples) else ()
-    return known if known else tuple(sorted(named))
+    known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
+    return known or tuple(sorted(set().union(*(done.named for done in written))))
 
 
 def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:

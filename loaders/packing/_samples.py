@@ -8,10 +8,9 @@ the files they come from.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats._sniff import HEAD, disguise, image_extension, is_index
 from twinfeed.loaders.formats.files import IMAGES, Entry, folder
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import below
@@ -38,7 +38,11 @@ class LooseFiles:
     Dots in the name of a key become "_", since in a tar a key ends at the first dot. Keys that are
     then the same get the extension of their file added.
 
-    Raises ValueError for keys that stay the same, FileNotFoundError for a file that is not there.
+    Nothing is decoded. Only the first bytes of a file with an image's extension are looked at.
+
+    Raises ValueError for keys that stay the same, FileNotFoundError for a file that is not there,
+    DataCorruptionError when a file is read that is named as an image, and is empty or something
+    else: a page of HTML, a Git LFS pointer.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -59,7 +63,7 @@ class LooseFiles:
         self.root = Path(root)
         self.entries = list(entries)
         self.classes = tuple(sorted({entry.label for entry in self.entries if entry.label}))
-        self.nbytes: int | None = sum(
+        self.nbytes = sum(
             (self.root / path).stat().st_size
             for entry in self.entries
             for path in entry.paths.values()
@@ -73,14 +77,13 @@ class LooseFiles:
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return one sample, its files read."""
         entry = self.entries[number]
-        extensions = {
-            field: path.rpartition("/")[2].rpartition(".")[2].lower()
-            for field, path in entry.paths.items()
-        }
+        extensions = {field: _extension(path) for field, path in entry.paths.items()}
         sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
         for field, path in entry.paths.items():
             with open(below(str(self.root), path), "rb") as file:
                 sample[field] = file.read()
+            if extensions[field] in IMAGES:
+                _check_image(sample[field], path, entry.key)
         if self.classes:
             if entry.label is None:
                 raise ValueError(f"{entry.key} has no label while others have one")
@@ -91,11 +94,11 @@ class LooseFiles:
 class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, with a folder for each class.
 
-    The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`) and links
-    to folders are left out. Files that are no images are left out with a ShardWarning.
+    The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`), indexes
+    and links to folders are left out. Files that are no images are left out with a ShardWarning.
 
-    Raises FileNotFoundError for a tree without images, DataCorruptionError (a ValueError) for
-    images beside the class folders.
+    Raises FileNotFoundError for a tree or a class folder without images, DataCorruptionError (a
+    ValueError) for images beside the class folders.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -109,6 +112,7 @@ class ImageFolder(LooseFiles):
     def __init__(
         self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGES
     ) -> None:
+        extensions = tuple(extensions)
         entries = folder(root, extensions=extensions)
         if not entries:
             raise FileNotFoundError(f"no images below {os.fspath(root)}: {', '.join(extensions)}")
@@ -119,47 +123,39 @@ class ImageFolder(LooseFiles):
                 advice="move them into one, or remove them",
             )
         super().__init__(root, entries)
+        found = {path.name for path in self.root.iterdir() if _is_class(path)}
+        empty = sorted(found.difference(self.classes))
+        if empty and self.classes:
+            raise FileNotFoundError(
+                f"class folders without images below {os.fspath(root)} ({len(empty)}: "
+                f"{', '.join(empty[:5])}): put images in, or move the folders elsewhere; images "
+                f"are {', '.join(extensions)}, and links to folders are not followed"
+            )
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Hold samples that can be taken in any order.
-
-    `at` yields the samples of some numbers below `count`. `nbytes` tells about how many bytes all
-    samples hold, None if that is not known. `classes` are the names of their labels, if known.
-    """
-
-    count: int
-    at: Callable[[Int64s], Iterator[Sample]]
-    nbytes: int | None = None
-    classes: tuple[str, ...] = ()
+InAnyOrder = LooseFiles | Index | Sequence[Sample]
 
 
-def samples_of(source: LooseFiles | Index | Sequence[Sample], /) -> Samples:
-    """Return the samples of loose files, of a sequence, or of an index: its fields, its columns,
-    and its keys if it has some.
-    """
+def taken(source: InAnyOrder, numbers: Int64s, /) -> Iterator[Sample]:
+    """Yield the samples of some numbers. An index gives its fields, its columns and its keys."""
+    if not isinstance(source, Index):
+        yield from map(source.__getitem__, numbers.tolist())
+        return
+    with Reader(source) as reader:
+        for start in range(0, len(numbers), _BATCH):
+            yield from _batch(source, reader, numbers[start : start + _BATCH])
+
+
+def size_of(source: object, /) -> int | None:
+    """Return about how many bytes all samples hold; None if that is not known."""
     if isinstance(source, Index):
         lengths = (source.table(field)["length"] for field in source.fields)
-        nbytes = sum(int(np.maximum(length, 0).sum()) for length in lengths)
-        return Samples(len(source), partial(_records, source), nbytes, source.classes)
-
-    def at(numbers: Int64s) -> Iterator[Sample]:
-        return map(source.__getitem__, numbers.tolist())
-
-    if isinstance(source, LooseFiles):
-        return Samples(len(source), at, source.nbytes, source.classes)
-    return Samples(len(source), at)
-
-
-def _records(index: Index, numbers: Int64s) -> Iterator[Sample]:
-    """Yield records of an index, read in batches; what a record lacks is left out of its sample."""
-    with Reader(index) as reader:
-        for start in range(0, len(numbers), _BATCH):
-            yield from _batch(index, reader, numbers[start : start + _BATCH])
+        return sum(int(np.maximum(length, 0).sum()) for length in lengths)
+    return source.nbytes if isinstance(source, LooseFiles) else None
 
 
 def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
+    """Read records of an index; what a record lacks is left out of its sample."""
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
         for sample, key in zip(samples, index.keys(ids), strict=True):
@@ -176,6 +172,29 @@ def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
         for sample, row in zip(samples, rows, strict=True):
             sample[name] = row
     return samples
+
+
+def _extension(path: str) -> str:
+    """Return the extension of a file in lower case, or the whole name of a file without one."""
+    return path.rpartition("/")[2].rpartition(".")[2].lower()
+
+
+def _is_class(path: Path) -> bool:
+    return path.is_dir() and path.name[0] != "." and not is_index(path)
+
+
+def _check_image(data: bytes, path: str, key: str) -> None:
+    """Refuse a file that is empty or something else than its extension says, by its first bytes."""
+    found = disguise(data[:HEAD]) if data else ("an empty file", "write the image again")
+    if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
+        return
+    raise DataCorruptionError(
+        "a file that is named as an image is none",
+        path=path,
+        key=key,
+        found=found[0],
+        advice=f"remove the file, or {found[1]}",
+    )
 
 
 def _tar_key(key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 
 Split = Mapping[str, int | float]
 
@@ -41,9 +42,5 @@ def counts_of(split: Split, n: int, /) -> dict[str, int]:
         return {name: int(size) for name, size in split.items()}
     if not math.isclose(total, 1):
         raise ValueError(f"split= must be counts, or fractions that add up to 1, got {total}")
-    counts, reached, before = {}, 0.0, 0
-    for name, size in split.items():
-        reached += size
-        counts[name] = round(reached * n) - before
-        before += counts[name]
-    return counts
+    ends = [round(reached * n) for reached in accumulate(split.values(), initial=0.0)]
+    return {name: end - begin for name, (begin, end) in zip(split, pairwise(ends), strict=True)}
