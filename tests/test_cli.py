@@ -43,6 +43,23 @@ def test_every_option_says_what_it_does() -> None:
     for name, command in commands.choices.items():
         for action in command._actions:
             assert action.help, (name, action.dest)
+            assert not action.help.startswith("default"), (name, action.dest)
+            if isinstance(action.default, int) and action.type is int:
+                assert action.help.endswith(f"; default {action.default}"), (name, action.dest)
+
+
+def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["pack"], ["verify"], ["plan"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        text = capsys.readouterr().out.partition("examples:")[0]
+        assert max(map(len, text.splitlines())) <= 80, command
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    for text, size in [("7", 7), ("2k", 2000), ("3MB", 3 * 10**6), ("4g", 4 * 10**9)]:
+        assert _parser().parse_args(["plan", "x", "--cache-bytes", text]).cache_bytes == size
+    assert _parser().parse_args(["plan", "x", "--cache-bytes", "2T"]).cache_bytes == 2 * 10**12
 
 
 def test_a_plan_compares_blocks_with_a_uniform_shuffle(

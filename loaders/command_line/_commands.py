@@ -27,7 +27,7 @@ from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable, LabelSource
+from twinfeed.loaders.index.labels import FromTable
 from twinfeed.loaders.index.opened import load_index
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.packing import pack
@@ -84,7 +84,7 @@ def run_index(options: argparse.Namespace) -> int:
         index = build_index(
             _one_or_all(options.shards),
             options.out,
-            label=_label(options),
+            label=FromTable(options.label_table) if options.label_table else options.label,
             classes=_classes(options.classes),
             fields=dict(options.field) or None,
             reading=_reading(options),
@@ -141,16 +141,15 @@ def _verify(
     if len(report.bad) > _SHOWN:
         say(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
-    result = "all is well" if report.ok else f"{len(report.bad)} bad"
     found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
-    say(f"{what}{found}: {result}")
+    say(f"{what}{found}: {'all is well' if report.ok else f'{len(report.bad)} bad'}")
     return [*report.bad]
 
 
 def _reading(options: argparse.Namespace) -> Reading:
     """Return how shards are to be read: the options have the names of the fields."""
-    names = {field.name for field in fields(Reading)}
-    return Reading(**{name: value for name, value in vars(options).items() if name in names})
+    names = {field.name for field in fields(Reading)} & vars(options).keys()
+    return Reading(**{name: getattr(options, name) for name in names})
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -163,12 +162,10 @@ def run_info(options: argparse.Namespace) -> int:
             facts["shards that break off"] = built.broken
     finally:
         facts["built with"] = built.facts() if options.json else built_with(built, options.index)
-        if options.json:
-            for line in json.dumps(facts, indent=1).splitlines():
-                say(line)
-        else:
-            for name, value in facts.items():
-                say(f"{name}: {_shown(value)}")
+        lines = json.dumps(facts, indent=1).splitlines()
+        if not options.json:
+            lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
+        say(*lines)
     return 0
 
 
@@ -205,22 +202,18 @@ def run_cat(options: argparse.Namespace) -> int:
         for record in _records(index, options.records, options.key):
             if options.field is not None:
                 (value,) = reader.read([record], [options.field])[options.field]
-                sys.stdout.buffer.write(
-                    value if isinstance(value, bytes) else f"{value}\n".encode()
-                )
+                data = value if isinstance(value, bytes) else f"{value}\n".encode()
+                sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
                 continue
-            say(index.describe(record))
-            for line in preview(index, reader, record):
-                say(f"  {line}")
+            say(index.describe(record), *(f"  {line}" for line in preview(index, reader, record)))
     return 0
 
 
 def run_compare(options: argparse.Namespace) -> int:
     feed = _feed(options)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
-    for line in str(found).splitlines():
-        say(line)
+    say(*str(found).splitlines())
     return 0 if found.equal else 1
 
 
@@ -242,8 +235,7 @@ def run_plan(options: argparse.Namespace) -> int:
     index, streams = _shuffles(options)
     for name, stream in streams.items():
         found = plan(Feed(index, stream), cache_bytes=options.cache_bytes)
-        for line in f"{name}: {found}".splitlines():
-            say(line)
+        say(*f"{name}: {found}".splitlines())
     return 0
 
 
@@ -287,26 +279,22 @@ def _feed(options: argparse.Namespace) -> Feed:
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records that numbers or keys name.
+    """Return the records that numbers name, and all that have one of the keys.
 
-    A key names all records that have the key. Text that Python would not write as a number is a
-    key.
+    Text that Python would not write as a number is a key.
     """
     if not wanted and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
-    named = [(one, not _NUMBER.fullmatch(one)) for one in wanted] + [(key, True) for key in keys]
-    found: dict[str, list[int]] = {one: [] for one, is_key in named if is_key}
-    if found:
-        for record, key in enumerate(index.keys(range(len(index)))):
-            if key in found:
-                found[key].append(record)
-    missing = [key for key, records in found.items() if not records]
-    if missing:
-        raise KeyError(f"no record has the key {missing[0]!r}; see twinfeed info, or give a number")
-    chosen: list[int] = []
-    for one, is_key in named:
-        chosen += found[one] if is_key else [_numbered(index, one)]
-    return chosen
+    named = [one for one in wanted if not _NUMBER.fullmatch(one)] + [*keys]
+    found: dict[str, list[int]] = {key: [] for key in named}
+    for record, key in enumerate(index.keys(range(len(index))) if named else ()):
+        if key in found:
+            found[key].append(record)
+    for key, records in found.items():
+        if not records:
+            raise KeyError(f"no record has the key {key!r}; see twinfeed info, or give a number")
+    chosen = [[_numbered(index, one)] if _NUMBER.fullmatch(one) else found[one] for one in wanted]
+    return [record for records in chosen + [found[key] for key in keys] for record in records]
 
 
 def _numbered(index: Index, number: str) -> int:
@@ -318,17 +306,6 @@ def _numbered(index: Index, number: str) -> int:
             "give a key that is a number with --key"
         )
     return int(number) % n
-
-
-def _label(options: argparse.Namespace) -> LabelSource | None:
-    """Return where labels come from."""
-    if options.label_json:
-        field, _, key = options.label_json.partition(":")
-        return FromJson(field, key)
-    if options.label_table:
-        return FromTable(options.label_table)
-    label: str | None = options.label
-    return FromFolder() if options.label_folder else label
 
 
 def _holds_index(path: str) -> bool:

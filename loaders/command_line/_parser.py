@@ -1,4 +1,4 @@
-"""The command line: pack, index, verify, info, cat, compare, show, mixing and plan."""
+"""The arguments of each command, and what becomes of its errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
+from textwrap import fill
 from typing import Any, get_args
 
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
+from twinfeed.loaders.compare import Backend
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats._records import CONTAINERS
+from twinfeed.loaders.index.labels import FromFolder, FromJson
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
@@ -24,7 +28,8 @@ _INTERRUPTED: dict[Any, str] = {
     _commands.run_index: "; finished shards are kept: run it again to go on",
 }
 _MANY: dict[str, Any] = {"action": "append", "default": []}
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_SET: dict[str, Any] = {"action": "store_true"}
 
 EPILOG = """\
 examples:
@@ -66,37 +71,25 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (
-        LoaderError,
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        ImportError,
-    ) as error:
+    except (LoaderError, OSError, EOFError) as error:
         say(f"twinfeed: error: {explain(error)}", error=True)
-        return 1 if isinstance(error, (LoaderError, OSError, EOFError)) else 2
+        return 1
+    except (ValueError, TypeError, LookupError, ImportError) as error:
+        say(f"twinfeed: error: {explain(error)}", error=True)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="twinfeed",
-        description="Pack, index and check shards of records.",
+        description="Pack records into shards, index and check shards, and look into them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    _add_pack(commands)
-    _add_index(commands)
-    _add_verify(commands)
-    _add_info(commands)
-    _add_cat(commands)
-    _add_compare(commands)
-    _add_show(commands)
-    _add_mixing(commands)
-    _add_plan(commands)
+    for add in (_pack, _index, _verify, _info, _cat, _compare, _show, _mixing, _plan):
+        add(commands)
     return parser
 
 
@@ -105,8 +98,8 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
     lines = "\n".join(f"  twinfeed {example}" for example in examples)
     parser = commands.add_parser(
         name,
-        help=text,
-        description=text,
+        help=text.partition(". ")[0].removesuffix("."),
+        description=fill(text, 80),
         epilog=f"examples:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -114,94 +107,138 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
     return parser
 
 
-def _add_pack(commands: Any) -> None:
-    add = _command(
+def _add(place: Any, names: str, text: str, default: Any = None, /, **how: Any) -> None:
+    """Add an argument; its help ends with its default."""
+    if default is not None:
+        text, how = f"{text}; default {default}", {"default": default, **how}
+    if isinstance(default, int):
+        how = {**_NUMBER, **how}
+    place.add_argument(*names.split(), help=text, **how)
+
+
+def _pack(commands: Any) -> None:
+    parser = _command(
         commands,
         "pack",
-        "Write a folder of images, or the records of an index, to shards and index them. Pairs of "
-        "image and annotation, and other samples, are packed in Python: see LooseFiles, and pack.",
+        "Write a folder of images, or the records of an index, to shards, and index the shards. "
+        "Images are not decoded. Pairs of image and annotation, and other samples, are packed in "
+        "Python: see LooseFiles and pack of twinfeed.loaders.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
         "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
-    ).add_argument
-    add("source", help="a folder of images, a folder for each class, or an index")
-    add("out", help="the folder to write shards and indexes to")
-    containers = get_args(ShardContainer)
-    add("--container", choices=containers, default="tfrecord", help="default tfrecord")
-    split = "a split, and its number or fraction of the records; needs --seed; may be repeated"
-    add("--split", **_MANY, type=_split, metavar="NAME=SIZE", help=split)
-    add("--seed", type=int, help="shuffle the records by this seed")
-    add("--shards", type=int, default=1, help="at least so many a split; default 1")
-    add("--shard-bytes", **_BYTES, default=SHARD_BYTES, help="such as 100M; default 200M")
-    add("--shard-records", type=int, help="at most so many records in a shard")
-    add("--root", help="the folder of an index's shards, if it is not its own")
-    add("--overwrite", action="store_true", help="replace files of the same names")
-    add("-q", "--quiet", action="store_true", help="no progress bar")
+    )
+    add = partial(_add, parser)
+    add(
+        "source", "a folder with a folder of images for each class, a folder of images, or an index"
+    )
+    add("out", "the folder to write shards and indexes to")
+    add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
+    split = "a split, and its number of records, or its fraction of them; with --seed; repeatable"
+    add("--split", split, **_MANY, type=_split, metavar="NAME=SIZE")
+    add("--seed", "shuffle the records by this seed; default: their own order", **_NUMBER)
+    add("--shards", "at least so many shards for each split", 1)
+    nbytes = "about so many bytes in a shard, such as 100M; default 200M"
+    add("--shard-bytes", nbytes, **_BYTES | {"default": SHARD_BYTES})
+    add("--shard-records", "at most so many records in a shard", **_NUMBER)
+    add("--root", "the folder of an index's shards, if it is not the index's own", metavar="FOLDER")
+    add("--overwrite", "replace what was packed under the same names", **_SET)
+    add("-q --quiet", "no progress bar", **_SET)
 
 
-def _add_index(commands: Any) -> None:
+def _index(commands: Any) -> None:
     parser = _command(
         commands,
         "index",
-        "Index shards, or a folder of images as it is.",
+        "Index shards, or a folder of images as it is. Nothing is copied or converted.",
         "index 'data/train-*.tfrecord' --out data/train.index --label image/class/label",
         "index 'data/{000000..000099}.tar' --out data/x.index --label cls --field 'image=jpg;png'",
         "index images/ --out images.index",
         "index /mnt/readonly/*.tar --out ~/x.index --root /mnt/readonly --jobs 4",
     )
-    add, label = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
-    add("shards", nargs="+", help="paths, globs, braces; or a folder of images")
-    add("--out", required=True, help="the folder of the index")
-    label("--label", metavar="FIELD", help="a feature or tar member with the label")
+    add, label = partial(_add, parser), partial(_add, parser.add_mutually_exclusive_group())
+    add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
+    add("--out", "the folder to write the index to", required=True, metavar="FOLDER")
+    label("--label", "the feature or tar member that holds the label", metavar="FIELD")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
-    label("--label-json", metavar="FIELD[:KEY]", help=json_key)
-    label("--label-folder", action="store_true", help="the folder is the label")
-    label("--label-table", metavar="CSV", help="a table of keys and labels")
+    label("--label-json", json_key, dest="label", type=_json, metavar="FIELD[:KEY]")
+    folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
+    label("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
+    label("--label-table", "a CSV or TSV file of keys and labels", metavar="FILE")
     names = "the class names, one a line, in order; or an index, whose class names are taken"
-    add("--classes", metavar="FILE", help=names)
-    add("--background", help="the label of records that have none")
-    field = "keep this field (default: all), under any of these names; may be repeated"
-    add("--field", **_MANY, type=_field, metavar="NAME[=A;B]", help=field)
-    add("--key", metavar="FEATURE", help="the feature that holds a TFRecord's key")
-    lists = "read this feature as a list, even where each record has one value; may be repeated"
-    add("--list", dest="lists", **_MANY, metavar="FEATURE", help=lists)
+    add("--classes", names, metavar="FILE")
+    add("--background", "the label of records that have none", metavar="LABEL")
+    field = "keep this field (default: all), under any of these names; repeatable"
+    add("--field", field, **_MANY, type=_field, metavar="NAME[=A;B]")
+    add("--key", "the feature that holds a TFRecord's key", metavar="FEATURE")
+    lists = "read this feature as a list, even where each record has one value; repeatable"
+    add("--list", lists, **_MANY, dest="lists", metavar="FEATURE")
     missing = "a record that lacks a field or label is an error, left out, or has an empty field"
-    add("--missing", choices=get_args(Missing), default="error", help=missing)
-    add(
-        "--exclude",
-        metavar="FILE",
-        default=(),
-        help="bad records to leave out, as listed by verify",
-    )
-    add("--digest", action="store_true", help="keep a SHA-256 of each shard, for verify to compare")
+    add("--missing", missing, "error", choices=get_args(Missing))
+    bad = "leave out the bad records of this file, which verify --bad-list has written"
+    add("--exclude", bad, metavar="FILE", default=())
+    add("--digest", "keep a SHA-256 of each shard, for verify to compare", **_SET)
     _add_reading(add)
 
 
-def _add_verify(commands: Any) -> None:
-    add = _command(
+def _verify(commands: Any) -> None:
+    parser = _command(
         commands,
         "verify",
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums of its headers only; its index has one of everything.",
+        "checksums of its headers only; its index has one of everything. Images are not decoded.",
         "verify data/train.index --jobs 4",
         "verify 'data/*.tfrecord' --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
-    ).add_argument
-    add("target", nargs="+", help="indexes, or shards")
-    add("--bad-list", metavar="FILE", help="write the bad records to this file")
+    )
+    add = partial(_add, parser)
+    add("target", "indexes, or shards", nargs="+")
+    add("--bad-list", "write the bad records to this file, for index --exclude", metavar="FILE")
     _add_reading(add)
 
 
-def _add_info(commands: Any) -> None:
-    text = "Say what an index holds."
+def _add_reading(add: Any) -> None:
+    """Add what `index` and `verify` share."""
+    kinds = "what the shards are; default: what their names and first bytes say"
+    add("--container", kinds, choices=CONTAINERS)
+    add("--join", "put members of a tar's sample together that lie apart", **_SET)
+    raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
+    add("--raw", raw, dest="example", action="store_false")
+    most = "refuse longer records; default 1 GiB"
+    add("--max-record-bytes", most, **_BYTES | {"default": LIMITS.record_bytes})
+    add("--root", "the folder that shard paths are relative to", metavar="FOLDER")
+    add("--jobs", "processes side by side", 1)
+    add("-q --quiet", "no progress bar", **_SET)
+
+
+def _opened(
+    commands: Any, name: str, text: str, *examples: str, draws: str = ""
+) -> Callable[..., None]:
+    """Add a command that opens one index, and that may draw "batches", or "shuffles" of blocks."""
+    add = partial(_add, _command(commands, name, text, *examples))
+    add("index", "the folder or the URL of the index")
+    root = "the folder or the URL of the shards, if it is not the index's own"
+    add("--root", root, metavar="FOLDER")
+    if draws:
+        add("--batch-size", "records of a batch", 128)
+        add("--seed", "the seed of the order of records", 0)
+    if draws == "batches":
+        p = "draw P x K batches, with so many classes each; --batch-size has no say"
+        add("--p", p, **_NUMBER)
+        add("--k", "records of each class of a P x K batch", 4)
+    if draws == "shuffles":
+        add("--block", "records of a block; default: about 4 MB", **_NUMBER)
+        add("--window", "blocks that are open at once; default: up to 128, 512 MB", **_NUMBER)
+    return add
+
+
+def _info(commands: Any) -> None:
     examples = "info data/train.index", "info data/train.index --json"
-    add = _command(commands, "info", text, *examples).add_argument
-    _add_opened(add)
-    add("--json", action="store_true", help="print JSON, for programs")
+    add = _opened(commands, "info", "Say what an index holds.", *examples)
+    add("--json", "print JSON, for programs", **_SET)
 
 
-def _add_cat(commands: Any) -> None:
-    add = _command(
+def _cat(commands: Any) -> None:
+    add = _opened(
         commands,
         "cat",
         "Show records, by number or key.",
@@ -209,116 +246,85 @@ def _add_cat(commands: Any) -> None:
         "cat data/train.index cat/0001 000014",
         "cat data/train.index --key 1003",
         "cat data/train.index 17 --field image > 17.png",
-    ).add_argument
-    _add_opened(add)
+    )
     records = "record numbers (from the end if negative), or keys; 14 is a number, 000014 a key"
-    add("records", nargs="*", help=records)
-    key = "show all records of this key, which may be a number; may be repeated"
-    add("--key", **_MANY, help=key)
-    add("--field", help="write the bytes of this field, and nothing else")
+    add("records", records, nargs="*")
+    add("--key", "show all records of this key, which may be a number; repeatable", **_MANY)
+    add("--field", "write the bytes of this field, and nothing else", metavar="NAME")
 
 
-def _add_compare(commands: Any) -> None:
-    add = _command(
+def _compare(commands: Any) -> None:
+    add = _opened(
         commands,
         "compare",
-        "Run the same batches through TensorFlow and PyTorch; compare what arrives, how fast.",
+        "Run the same batches through TensorFlow and PyTorch; compare what arrives, and how fast. "
+        "Each framework must be installed.",
         "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
-    ).add_argument
-    _add_fed(add)
-    add("--batches", type=int, default=100, help="at most so many; default 100")
-    add("--size", type=int, help="decode images, and resize them to this square")
-    backends = ["torch", "tensorflow"]
-    what = "default torch and tensorflow; numpy is without a framework"
-    add("--backends", nargs="+", default=backends, choices=["numpy", *backends], help=what)
+        draws="batches",
+    )
+    add("--batches", "so many batches at most", 100)
+    add("--size", "decode images, and resize them to N x N pixels; default: as bytes", **_NUMBER)
+    backends = "what to run; default torch and tensorflow; numpy is without a framework"
+    both = ["torch", "tensorflow"]
+    add("--backends", backends, nargs="+", choices=get_args(Backend), default=both)
 
 
-def _add_show(commands: Any) -> None:
-    add = _command(
+def _show(commands: Any) -> None:
+    add = _opened(
         commands,
         "show",
-        "Draw a batch of images: a row for each class of a P x K batch, captions below.",
+        "Draw a batch of images: a row for each class of a P x K batch, captions below. Needs "
+        "the extras images and report.",
         "show data/train.index --p 8 --k 4 --out batch.png",
         "show data/train.index --batch-size 30 --step 5 --out batch.svg",
-    ).add_argument
-    _add_fed(add)
-    add("--step", type=int, default=0, help="which batch of the epoch; default 0")
-    add("--size", type=int, default=128, help="resize images to this square; default 128")
-    add("--out", default="batch.png", help="the picture, .png or .svg; default batch.png")
+        draws="batches",
+    )
+    add("--step", "which batch of the epoch", 0)
+    add("--size", "resize images to N x N pixels", 128)
+    add("--out", "the picture, .png or .svg", "batch.png", metavar="FILE")
 
 
-def _add_mixing(commands: Any) -> None:
-    add = _command(
+def _mixing(commands: Any) -> None:
+    add = _opened(
         commands,
         "mixing",
-        "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer.",
+        "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer. "
+        "Needs the extra report.",
         "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
-    ).add_argument
-    _add_shuffled(add)
-    buffer = "a size of shuffle(buffer) to simulate; default a tenth of all; may be repeated"
-    add("--buffer", action="append", type=int, metavar="RECORDS", help=buffer)
-    add("--out", default="mixing.png", help="the picture, .png or .svg; default mixing.png")
+        draws="shuffles",
+    )
+    buffer = "a size of shuffle(buffer) to simulate; default a tenth of all; repeatable"
+    add("--buffer", buffer, action="append", type=int, metavar="RECORDS")
+    add("--out", "the picture, .png or .svg", "mixing.png", metavar="FILE")
 
 
-def _add_plan(commands: Any) -> None:
-    add = _command(
+def _plan(commands: Any) -> None:
+    add = _opened(
         commands,
         "plan",
-        "Say what an epoch asks of the store of its shards: the shard-aware shuffle, and a uniform "
-        "one.",
+        "Say what an epoch asks of the store of its shards: with the shard-aware shuffle, and with "
+        "a uniform one. Nothing is read.",
         "plan data/train.index",
         "plan data/train.index --root s3://bucket/train --cache-bytes 200G",
         "plan data/train.index --block 256 --window 32 --batch-size 512",
-    ).add_argument
-    _add_shuffled(add)
-    cache = "how much of a second epoch a cache of this size holds"
-    add("--cache-bytes", **_BYTES, default=0, help=cache)
-
-
-def _add_shuffled(add: Any) -> None:
-    """Add what the commands share that look at shuffles."""
-    _add_opened(add)
-    add("--block", type=int, help="records of a block; default: about 4 MB")
-    add("--window", type=int, help="blocks that are open at once; default: up to 128, 512 MB")
-    add("--batch-size", type=int, default=128, help="records a batch; default 128")
-    add("--seed", type=int, default=0, help="of the orders; default 0")
-
-
-def _add_fed(add: Any) -> None:
-    """Add what the commands share that draw batches."""
-    _add_opened(add)
-    add("--batch-size", type=int, default=128, help="records a batch; default 128")
-    add("--p", type=int, help="classes a batch, for P x K batches")
-    add("--k", type=int, default=4, help="records of each class; default 4")
-    add("--seed", type=int, default=0, help="of the order of records; default 0")
-
-
-def _add_opened(add: Any) -> None:
-    """Add what the commands share that open one index."""
-    add("index", help="the folder of the index")
-    add("--root", help="the folder of the shards, if it is not the index's own")
-
-
-def _add_reading(add: Any) -> None:
-    """Add what `index` and `verify` share."""
-    kinds = "what the shards are; default: what their names and first bytes say"
-    add("--container", choices=CONTAINERS, help=kinds)
-    add("--join", action="store_true", help="put members of a tar's sample together that lie apart")
-    raw = "TFRecords that hold no Examples (SequenceExamples, say): index their bytes"
-    add("--raw", dest="example", action="store_false", help=raw)
-    most = "refuse longer records; default 1 GiB"
-    add("--max-record-bytes", **_BYTES, default=LIMITS.record_bytes, help=most)
-    add("--root", help="the folder that shard paths are relative to")
-    add("--jobs", type=int, default=1, help="processes side by side; default 1")
-    add("-q", "--quiet", action="store_true", help="no progress bar")
+        draws="shuffles",
+    )
+    cache = "the size of a cache: say how much of a second epoch it holds; default none"
+    add("--cache-bytes", cache, **_BYTES)
 
 
 def _field(text: str) -> tuple[str, str]:
     """Parse NAME or NAME=A;B."""
     name, _, aliases = text.partition("=")
     return name, aliases or name
+
+
+def _json(text: str) -> FromJson:
+    """Parse FIELD or FIELD:KEY."""
+    field, _, key = text.partition(":")
+    return FromJson(field, key)
 
 
 def _split(text: str) -> tuple[str, int | float]:
@@ -334,10 +340,11 @@ def _split(text: str) -> tuple[str, int | float]:
 
 def _size(text: str) -> int:
     """Parse a number of bytes, such as 100M."""
-    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.lower())
+    match = re.fullmatch(r"(\d+)([kmgt]?)b?", text.lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of bytes, such as 100M")
-    return int(match[1]) * _UNITS[match[2]]
+    power = " kmgt".index(match[2] or " ")
+    return int(match[1] + "000" * power)
 
 
-_BYTES: dict[str, Any] = {"type": _size, "metavar": "BYTES"}
+_BYTES: dict[str, Any] = {"type": _size, "metavar": "BYTES", "default": 0}

@@ -18,14 +18,7 @@ _HEX = 24
 
 
 def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
-    """Yield a line for each column and field.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> index = pack([{"word": b"to", "label": "verb"}], mkdtemp())["data"]
-    >>> list(preview(index, Reader(index), 0))
-    ['label: 0 (verb)', 'word: 2 bytes, text: to']
-    """
+    """Yield a line for each column and field."""
     for name, column in index.columns.items():
         value = column[record]
         named = name == "label" and index.classes
@@ -44,9 +37,8 @@ def _described(value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value)} values: " + "; ".join(_bytes(item) for item in value[:5])
     array = np.asarray(value)
-    return (
-        f"{array.dtype}[{len(array)}]: {np.array2string(array, threshold=10, max_line_width=120)}"
-    )
+    shown = np.array2string(array, threshold=10, max_line_width=120)
+    return f"{array.dtype}[{len(array)}]: {shown}"
 
 
 def _bytes(data: bytes) -> str:

@@ -17,28 +17,21 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 }
 
 
-def say(line: str, /, *, error: bool = False) -> None:
-    """Print a line, on standard error if so wanted. This is the only place that prints what comes
-    from data: names, keys, classes and texts may hold the commands of a terminal.
+def say(*lines: str, error: bool = False) -> None:
+    """Print lines, with everything escaped that is not printable.
+
+    This is the only place that prints what comes from data. Names, keys, classes and texts may hold
+    the commands of a terminal.
     """
-    print(escaped(line), file=sys.stderr if error else sys.stdout)
+    for line in lines:
+        escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+        print(escaped, file=sys.stderr if error else sys.stdout)
 
 
-def escaped(line: str, /) -> str:
-    r"""Return a line with everything escaped that is not printable.
-
-    >>> escaped("a\x1b[31m\u202eb\nc") == r"a\x1b[31m\u202eb\nc"
-    True
-    """
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-
-
-def built_with(options: IndexOptions, index: str = "INDEX", /) -> str:
+def built_with(options: IndexOptions, index: str, /) -> str:
     """Return the options of `twinfeed index` that build an index again, the usual ones left out.
-    Class names that were listed are taken from the index itself.
 
-    >>> built_with(IndexOptions(container="tar", fields={"image": "jpg;png"}, label_from="folder"))
-    "--container tar --field 'image=jpg;png' --label-folder"
+    Class names that were listed are taken from the index itself.
     """
     words = ["--raw"] * (not options.example) + ["--join"] * options.join
     words += ["--digest"] * options.digest
@@ -68,11 +61,7 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return what an error says in one line.
-
-    >>> explain(FileNotFoundError(2, "No such file or directory", "a.tar"))
-    'a.tar: No such file or directory'
-    """
+    """Return what an error says in one line."""
     text = error.args[0] if isinstance(error, KeyError) else error
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
