@@ -21,22 +21,12 @@ Ids = Int64s | Iterable[int]
 
 
 def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
-    """Return an integer of at least `minimum`; raise TypeError for what is no integer.
-
-    >>> count("threads", -3, minimum=0)
-    Traceback (most recent call last):
-    ValueError: threads must be at least 0, got -3
-    """
+    """Return an integer of at least `minimum`; raise TypeError for what is no integer."""
     return integer(name, value, minimum=minimum)
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return several names as a tuple; raise TypeError for a single string, or what is no string.
-
-    >>> names("fields", "image")
-    Traceback (most recent call last):
-    TypeError: fields must be a list of names, got 'image'
-    """
+    """Return several names as a tuple; raise TypeError for a single string, or no strings."""
     found = values if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
     if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
         return found
@@ -44,12 +34,7 @@ def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
 
 
 def as_ids(ids: Ids, /) -> Int64s:
-    """Return ids as int64[n]; raise TypeError for what are no integers.
-
-    >>> as_ids([0.5])
-    Traceback (most recent call last):
-    TypeError: ids must be integers in one dimension, got float64 of shape (1,)
-    """
+    """Return ids as int64[n]; raise TypeError for what are no integers."""
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
     if array.size == 0:
         return np.zeros(0, np.int64)
@@ -61,11 +46,7 @@ def as_ids(ids: Ids, /) -> Int64s:
 
 
 def check_ids(ids: Ids, records: int, /) -> Int64s:
-    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`.
-
-    >>> check_ids([2, 0], 3)
-    array([2, 0])
-    """
+    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
     array = as_ids(ids)
     if len(array):
         check_bounds(int(array.min()), int(array.max()), records)
@@ -73,11 +54,6 @@ def check_ids(ids: Ids, records: int, /) -> Int64s:
 
 
 def check_bounds(low: int, high: int, records: int, /) -> None:
-    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`.
-
-    >>> check_bounds(0, 3, 3)
-    Traceback (most recent call last):
-    IndexError: ids must lie in [0, 3), got 3
-    """
+    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`."""
     if low < 0 or high >= records:
         raise IndexError(f"ids must lie in [0, {records}), got {low if low < 0 else high}")

@@ -7,8 +7,6 @@ written before this library catches it too. A file that is not there stays `File
 
 from __future__ import annotations
 
-from typing import Any
-
 REBUILD = (
     "build the index again with the options it was built with, which twinfeed info tells: "
     "twinfeed index"
@@ -78,17 +76,6 @@ class LoaderError(Exception):
         }
         known = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
         return "\n".join([self.problem, *known])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by state: worker processes send their errors home."""
-        return _rebuild, (type(self), self.problem, self.__dict__)
-
-
-def _rebuild(kind: type[LoaderError], problem: str, state: dict[str, Any]) -> LoaderError:
-    """Return the error that was pickled."""
-    error = kind(problem)
-    error.__dict__.update(state)
-    return error
 
 
 class DataCorruptionError(LoaderError, ValueError):
