@@ -15,7 +15,7 @@ from twinfeed.loaders._meter import Meter, PassReport
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import Cursor, StateMismatchError
-from twinfeed.samplers._passes import warn_unsharded
+from twinfeed.samplers._cursor import warn_unsharded
 
 OTHER_PASS = (
     "this pass was ended before its last batch, by another pass over the same loader, or by its "

@@ -1,15 +1,20 @@
-"""The one class where a position lives."""
+"""Where a position lives: a cursor, and the passes over a bare stream."""
 
 from __future__ import annotations
 
+import copy
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from twinfeed.samplers import _validate
+from twinfeed.samplers._bits import Int64
 
 if TYPE_CHECKING:
     from twinfeed.samplers._stream import BatchStream
+
+_warned: set[str] = set()
 
 
 class Cursor:
@@ -111,3 +116,91 @@ class Cursor:
         self._loaded = self._stream.position_of(state)
         self._epoch, self._step = self._loaded
         self._resumes = True
+
+
+class Passes(Cursor):
+    """Begin each pass over a bare stream at step 0, and move on as the latest pass draws batches.
+
+    Nobody tells a bare stream what a training loop received.
+    """
+
+    def __init__(self, stream: BatchStream, /) -> None:
+        super().__init__(stream)
+        self._running: Cursor | None = None  # where the latest pass stands, until it has ended
+        self._begun = (0, 0)  # an epoch, and how often iteration alone began it
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle the place, without the running pass, which belongs to this object."""
+        return {**vars(self), "_running": None, "_begun": (0, 0)}
+
+    def over(self, stream: BatchStream) -> Iterator[tuple[int, int, Int64]]:
+        """Yield (epoch, step, ids) of a pass; nothing happens before the first `next`."""
+        epoch, step = self.begin(whole=True)
+        running = self._running = copy.copy(self)
+        self._count(epoch)
+        warn_unsharded(stream)
+        try:
+            for step, ids in enumerate(stream._rest(epoch, step), step):  # noqa: B020
+                # Before the batch is yielded: loops that take exactly len() batches never come back
+                running.advance()
+                # A later pass, `set_epoch` or a state may have taken the place over.
+                if self._running is running:
+                    if self.epoch == epoch:
+                        self.advance()
+                    if not running.step:
+                        self._running = None
+                yield epoch, step, ids
+        finally:
+            if self._running is running:
+                self._running = None
+                self.end()
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Say where the next pass begins; the epoch of the running pass changes nothing."""
+        epoch = _validate.whole("epoch", epoch)
+        self._begun = (0, 0)
+        if self._running is not None and self._running.epoch == epoch:
+            self.seek(epoch, self._running.step)
+        else:
+            super().set_epoch(epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Say by a state where the next pass begins."""
+        super().load_state_dict(state)
+        self._begun = (0, 0)
+        self._running = None
+
+    def _count(self, epoch: int) -> None:
+        """Warn where iteration alone begins a training epoch a third time.
+
+        The second time is no mistake: sanity checks and Keras draw a batch to look at.
+        """
+        known, times = self._begun
+        times = times + 1 if known == epoch else 1
+        self._begun = (epoch, times)
+        if times == 3 and not self._stream.evaluation:
+            warnings.warn(
+                f"epoch {epoch} of this sampler begins for the third time, so the same batches "
+                f"come again: call sampler.set_epoch(epoch) before each pass, or use a loader of "
+                f"twinfeed.loaders, which goes on after the batches that the loop received",
+                stacklevel=4,
+            )
+
+
+def warn_unsharded(stream: BatchStream, /) -> None:
+    """Warn, once a process, where each rank of `torch.distributed` would meet every batch.
+
+    torch is not imported for this: where nothing else has imported torch, there are no ranks.
+    """
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    ranks = distributed.get_world_size()
+    if ranks > 1 and not stream.sharded and "unsharded" not in _warned:
+        _warned.add("unsharded")
+        warnings.warn(
+            f"there are {ranks} ranks, and each meets every batch of {stream!r}: give each rank "
+            f"its part, shard(rank, world_size) of the sampler or the feed; shard(0, 1) says that "
+            f"all of them are meant to meet every batch",
+            stacklevel=4,
+        )

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC
-
 import numpy as np
 
 from twinfeed.samplers._bits import Int64
 
 
-class SampleSpace(ABC):
+class SampleSpace:
     """Say which records sample ids stand for; as it is here, a sample is a record."""
 
-    _num_records: int
+    #: Size of the record id space.
+    num_records: int = 0
+    #: Whether a batch may hold a record several times.
+    repeats: bool = False
+    #: How many decoded images may be live at once; None where there is no bound.
+    live: int | None = None
+    #: How many uses in a row a record is live for; the last use has the view reuse - 1.
+    reuse: int = 1
+    #: Whether consecutive records are read around the same time; `spans` says which.
+    in_blocks: bool = False
     _num_ids: int | None = None
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space."""
-        return self._num_records
 
     @property
     def num_ids(self) -> int:
         """Size of the sample id space: that of the records, unless samples are something else."""
         return self.num_records if self._num_ids is None else self._num_ids
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a batch may hold a record several times."""
-        return False
-
-    @property
-    def live(self) -> int | None:
-        """How many decoded images may be live at once; None where there is no bound."""
-        return None
-
-    @property
-    def reuse(self) -> int:
-        """How many uses in a row a record is live for; the last use has the view reuse - 1."""
-        return 1
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether consecutive records are read around the same time; `spans` says which."""
-        return False
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         """Return the range of records that is read around the same time as each record.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
@@ -12,9 +12,8 @@ import numpy as np
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
-from twinfeed.samplers._cursor import Cursor
+from twinfeed.samplers._cursor import Passes
 from twinfeed.samplers._explain import drawing, html
-from twinfeed.samplers._passes import Passes
 from twinfeed.samplers._space import SampleSpace
 from twinfeed.samplers._state import STATE_VERSION, position
 
@@ -24,7 +23,7 @@ _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
 
-class BatchStream(SampleSpace):
+class BatchStream(SampleSpace, ABC):
     """Serve batches of sample ids: by (epoch, step), by iteration, whole or one rank's slice.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
@@ -53,6 +52,17 @@ class BatchStream(SampleSpace):
     """
 
     seed: int
+    #: This rank, 0 when not sharded.
+    rank: int = 0
+    #: Number of ranks, 1 when not sharded.
+    world_size: int = 1
+    #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
+    sharded: bool = False
+    #: Whether each pass is whole, and has no place to stand.
+    evaluation: bool = False
+    #: Whether batches may hold -1, for which loaders give a mask.
+    padded: bool = False
+    _even: bool  # whether every global batch of every epoch has the same number of ids
 
     def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
         # size: the most ids of an epoch; batch_size: the ids of the largest global batch
@@ -60,7 +70,6 @@ class BatchStream(SampleSpace):
         self._epochs = _validate.LIMIT // max(1, size)
         self._steps, self._largest, self.seed = steps, batch_size, seed
         self._seed_key = root_key(seed, "augmentation")
-        self._rank, self._world_size, self._sharded = 0, 1, False
         self._passes: Passes | None = None
         self._known: dict[str, Any] = {}  # the fingerprint once it was asked for; copies share it
 
@@ -80,21 +89,6 @@ class BatchStream(SampleSpace):
     def _parameters(self) -> dict[str, Any]:
         """Return what the stream depends on beside the seed, as JSON can hold it."""
 
-    @property
-    @abstractmethod
-    def _even(self) -> bool:
-        """Whether every global batch of every epoch has the same number of ids."""
-
-    @property
-    def evaluation(self) -> bool:
-        """Whether each pass is whole, and has no place to stand."""
-        return False
-
-    @property
-    def padded(self) -> bool:
-        """Whether batches may hold -1, for which loaders give a mask."""
-        return False
-
     def _check_world(self, world_size: int) -> None:
         """Refuse world sizes that the global batch cannot be divided by; here, none."""
         return
@@ -105,7 +99,7 @@ class BatchStream(SampleSpace):
     @property
     def batch_size(self) -> int:
         """Ids of the largest batch of this rank."""
-        return -(-self._largest // self._world_size)
+        return -(-self._largest // self.world_size)
 
     @property
     def drop_last(self) -> bool:
@@ -114,9 +108,9 @@ class BatchStream(SampleSpace):
         Raises TypeError for a stream that a trainer cannot share out without losing or repeating
         records: one rank's, an evaluation, and batches of several sizes.
         """
-        if self._world_size > 1:
+        if self.world_size > 1:
             raise TypeError(
-                f"this sampler already is rank {self._rank} of {self._world_size}, and sharding it "
+                f"this sampler already is rank {self.rank} of {self.world_size}, and sharding it "
                 f"again would lose records: give the trainer the sampler without shard(), or "
                 f"iterate over a DataLoader that the trainer has not prepared"
             )
@@ -131,7 +125,7 @@ class BatchStream(SampleSpace):
     @property
     def constant_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None where sizes may differ."""
-        each, over = divmod(self._largest, self._world_size)
+        each, over = divmod(self._largest, self.world_size)
         return each if self._even and self._steps and not over else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
@@ -198,45 +192,31 @@ class BatchStream(SampleSpace):
         """Return a place between two batches, `len(self)` included."""
         return self._settled(*self._position(epoch, step, self._steps + 1))
 
-    @property
-    def rank(self) -> int:
-        """This rank, 0 when not sharded."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks, 1 when not sharded."""
-        return self._world_size
-
-    @property
-    def sharded(self) -> bool:
-        """Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all."""
-        return self._sharded
-
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
 
         Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most
         one. The longer slices rotate, so that the totals differ by at most one too.
         """
-        if self._world_size != 1:
-            raise ValueError(f"this sampler is already rank {self._rank} of {self._world_size}")
+        if self.world_size != 1:
+            raise ValueError(f"this sampler is already rank {self.rank} of {self.world_size}")
         world_size = _validate.integer("world_size", world_size, minimum=1)
         rank = _validate.integer("rank", rank, minimum=0, below=world_size)
         self._check_world(world_size)
         other = copy.copy(self)
-        other._rank, other._world_size, other._sharded = rank, world_size, True
+        other.rank, other.world_size, other.sharded = rank, world_size, True
         return other
 
     def _slices(self, epoch: int, start: int, sizes: Int64) -> tuple[Int64, Int64]:
         """Return where this rank's slice of each global batch begins and ends."""
-        if self._world_size == 1:
+        world = self.world_size
+        if world == 1:
             return np.zeros_like(sizes), sizes
-        given = np.cumsum(sizes) - sizes + self._given(epoch, start) % self._world_size
-        first = given % self._world_size  # the longer slices go on where they last stopped
+        # As many ids as if all ids of the stream were dealt out in turn: the longer slices rotate.
+        given = np.cumsum(np.append(self._given(epoch, start) % world, sizes))
         low, high = (
-            _slice_start(rank, sizes, first, self._world_size)
-            for rank in (self._rank, self._rank + 1)
+            np.diff(given // world * rank + np.minimum(given % world, rank))
+            for rank in (self.rank, self.rank + 1)
         )
         return low, high
 
@@ -251,18 +231,18 @@ class BatchStream(SampleSpace):
         """The passes of bare iteration."""
         if self._passes is None:
             # Of a copy: a cycle would keep large tables until the garbage collector runs.
-            self._passes = Passes(Cursor(copy.copy(self)))
+            self._passes = Passes(copy.copy(self))
         return self._passes
 
     @property
     def epoch(self) -> int:
         """Epoch of the next batch that iterating draws."""
-        return self._own.cursor.epoch
+        return self._own.epoch
 
     @property
     def step(self) -> int:
         """Step of the next batch that the running pass draws, in `[0, len(self))`."""
-        return self._own.cursor.step
+        return self._own.step
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Say which epoch the next pass is; a trainer calls this before each epoch.
@@ -286,7 +266,7 @@ class BatchStream(SampleSpace):
         The state counts batches drawn. Workers draw ahead of the training loop: save the state of
         a loader of `twinfeed.loaders` then.
         """
-        return self._own.cursor.state_dict()
+        return self._own.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass at a state, of any rank and world size, in constant time.
@@ -339,11 +319,11 @@ class BatchStream(SampleSpace):
         0      0 1      2 3
         1      4 -      - -
         """
-        wanted = self._world_size if world_size is None else world_size
+        wanted = self.world_size if world_size is None else world_size
         world = _validate.integer("world_size", wanted, minimum=1)
         stop = min(_validate.integer("steps", steps, minimum=1), self._steps)
         whole = copy.copy(self)
-        whole._rank, whole._world_size = 0, 1
+        whole.rank, whole.world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]
         return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
 
@@ -356,12 +336,3 @@ class BatchStream(SampleSpace):
     def sampler(self: _Stream) -> _Stream:
         """Itself: trainers look for `batch_sampler.sampler` when they set the epoch."""
         return self
-
-
-def _slice_start(rank: int, sizes: Int64, first: Int64, world_size: int) -> Int64:
-    """Return where slices begin when ranks `first` and on, cyclically, have the longer ones."""
-    share, longer = np.divmod(sizes, world_size)
-    wrapped = np.maximum(first + longer - world_size, 0)
-    longer_before = np.minimum(rank, wrapped) + np.clip(rank - first, 0, longer - wrapped)
-    begin: Int64 = rank * share + longer_before
-    return begin

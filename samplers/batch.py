@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -58,12 +57,14 @@ class BatchSampler(BatchStream):
                 "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
-        self._num_records, self._num_ids = order.num_records, order.num_ids
-        over = len(order) % batch_size
-        more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -over}
+        self.num_records, self._num_ids = order.num_records, order.num_ids
+        self.repeats, self.live, self.reuse = order.repeats, order.live, order.reuse
+        self.in_blocks, self.padded = order.in_blocks, final == "pad"
+        more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
         self._size = len(order) + more[final]
         largest = min(batch_size, self._size) or batch_size
         steps = -(-self._size // largest)
+        self._even = self._size % largest == 0
         super().__init__(steps=steps, size=self._size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
@@ -74,38 +75,14 @@ class BatchSampler(BatchStream):
     def _told_size(self) -> str:
         return f"{_validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
-    @property
-    def repeats(self) -> bool:
-        return self._order.repeats
-
-    @property
-    def live(self) -> int | None:
-        return self._order.live
-
-    @property
-    def reuse(self) -> int:
-        return self._order.reuse
-
-    @property
-    def in_blocks(self) -> bool:
-        return self._order.in_blocks
-
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         return self._order.spans(records)
 
-    @property
-    def padded(self) -> bool:
-        return self._final == "pad"
-
-    @property
-    def _even(self) -> bool:
-        return self._size % self._largest == 0
-
     def records(self, ids: Int64) -> Int64:
-        return _unless_padding(self._order.records, ids, -1)
+        return np.where(np.less(ids, 0), -1, self._order.records(np.maximum(ids, 0)))
 
     def views(self, ids: Int64) -> Int64:
-        return _unless_padding(self._order.views, ids, 0)
+        return np.where(np.less(ids, 0), 0, self._order.views(np.maximum(ids, 0)))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return np.minimum(self._size - np.arange(start, stop) * self._largest, self._largest)
@@ -123,12 +100,3 @@ class BatchSampler(BatchStream):
 
     def _parameters(self) -> dict[str, Any]:
         return {"batch_size": self._largest, "final": self._final, "order": self._order.fingerprint}
-
-
-def _unless_padding(ask: Callable[[Int64], Int64], ids: Int64, padding: int) -> Int64:
-    """Ask about the ids that are not -1."""
-    ids = np.asarray(ids, dtype=np.int64)
-    out = np.full(ids.shape, padding)
-    held = ids >= 0
-    out[held] = ask(ids[held])
-    return out

@@ -48,6 +48,8 @@ class ExactOnceBatchSampler(BatchSampler):
     [[1, 2], [4]]
     """
 
+    evaluation = True
+
     def __init__(
         self,
         n: SupportsIndex,
@@ -69,8 +71,3 @@ class ExactOnceBatchSampler(BatchSampler):
         some = "" if len(self._order) == self.num_records else f"{len(self._order):,} of "
         records = some + _validate.counted(self.num_records, "record")
         return f"ExactOnceBatchSampler({records} once, {self._told_size}, final={self._final!r})"
-
-    @property
-    def evaluation(self) -> bool:
-        """True: each pass is whole."""
-        return True

@@ -42,6 +42,8 @@ class MixtureSampler(Order):
     [0, 3, 2, 1, 4, 1, 2, 4, 0]
     """
 
+    repeats = True
+
     def __init__(
         self,
         orders: Sequence[Order],
@@ -69,10 +71,11 @@ class MixtureSampler(Order):
         self._samples = _validate.integer("num_samples", num_samples, minimum=1)
         self.seed = _validate.seed(seed)
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
+        self.in_blocks = any(order.in_blocks for order in self._orders)
         self._pieces = _Pieces(self._orders)
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
-        self._num_ids, self._num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
+        self._num_ids, self.num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
 
     def __len__(self) -> int:
         return self._samples
@@ -84,10 +87,6 @@ class MixtureSampler(Order):
         )
         return f"MixtureSampler({mixed}, {_validate.counted(self._samples, 'sample')})"
 
-    @property
-    def repeats(self) -> bool:
-        return True
-
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
         return self._by_order(ids, lambda order, own: order.records(own), self._record_bounds)
@@ -95,11 +94,6 @@ class MixtureSampler(Order):
     def views(self, ids: Int64) -> Int64:
         offsets = np.zeros_like(self._record_bounds)
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether one of the orders gives blocks."""
-        return any(order.in_blocks for order in self._orders)
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         """Return the range of records around each record, as its order says."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from twinfeed.samplers._space import SampleSpace
 _Inner = TypeVar("_Inner", bound="InnerOrder")
 
 
-class Order(SampleSpace):
+class Order(SampleSpace, ABC):
     """Map positions of an epoch to sample ids; a batch sampler cuts an order into batches.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
@@ -84,8 +84,8 @@ class InnerOrder(Order):
 
     _order: Order
 
-    def _check_inner(self, order: Order, places: int, what: str) -> Order:
-        """Return an order over so many places."""
+    def _take(self, order: Order, places: int, what: str) -> None:
+        """Take the inner order, which must be over so many places."""
         if check_order(order).num_ids != order.num_records:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
@@ -93,14 +93,10 @@ class InnerOrder(Order):
             )
         if order.num_records != places:
             raise ValueError(f"order must be over {what}, got {order!r}")
-        return order
+        self._order, self.repeats, self.in_blocks = order, order.repeats, order.in_blocks
 
     def __len__(self) -> int:
         return len(self._order)
-
-    @property
-    def repeats(self) -> bool:
-        return self._order.repeats
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
         """Return the same over the inner order's own answer."""
@@ -128,10 +124,10 @@ class SequentialSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /) -> None:
-        self._num_records = _validate.integer("n", n, minimum=0)
+        self.num_records = _validate.integer("n", n, minimum=0)
 
     def __len__(self) -> int:
-        return self._num_records
+        return self.num_records
 
     def __repr__(self) -> str:
         return f"SequentialSampler({_validate.counted(len(self), 'record')})"
@@ -158,13 +154,13 @@ class RandomSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        self._num_records = _validate.integer("n", n, minimum=0)
+        self.num_records = _validate.integer("n", n, minimum=0)
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
 
     def __len__(self) -> int:
-        return self._num_records
+        return self.num_records
 
     def __repr__(self) -> str:
         return f"RandomSampler({_validate.counted(len(self), 'record')}, seed={self.seed})"

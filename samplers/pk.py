@@ -89,17 +89,18 @@ class PKBatchSampler(BatchStream):
         self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
         seed = _validate.seed(seed)
         schedule = self._schedule = Schedule(p, k, seed)
+        self.repeats, self._even = small == "repeat", schedule.fixed
         self._coverage = coverage
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self._label_digest, self._num_records = order.digest, len(order.records)
+        self._label_digest, self.num_records = order.digest, len(order.records)
         self._records_digest: str | None = None
         if records is not None:
-            chosen = chosen_records(records, self._num_records)
+            chosen = chosen_records(records, self.num_records)
             self._records_digest = digest(chosen)
             order = order_of_some(order, chosen)
         self._drawn = len(order.records)
-        parents = super_of_class(Classes(order), super_labels, self._num_records)
+        parents = super_of_class(Classes(order), super_labels, self.num_records)
         kept = self._kept_classes(order.sizes)
         self._classes = Classes(order, kept)
         super_order = ClassOrder(parents[kept])
@@ -183,10 +184,6 @@ class PKBatchSampler(BatchStream):
         )
 
     @property
-    def repeats(self) -> bool:
-        return self._small == "repeat"
-
-    @property
     def num_classes(self) -> int:
         """Number of classes that batches are drawn from."""
         return len(self._classes)
@@ -199,15 +196,11 @@ class PKBatchSampler(BatchStream):
                     f"got world_size={world_size}, p={p}"
                 )
 
-    @property
-    def _even(self) -> bool:
-        return self._schedule.fixed
-
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return self._schedule.sizes(epoch * self._steps + np.arange(start, stop))
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        steps, ranks = start + np.arange(len(lows)), (self._rank, self._world_size)
+        steps, ranks = start + np.arange(len(lows)), (self.rank, self.world_size)
         if isinstance(self._draws, CoverageDraw):
             return self._draws.ids(epoch, steps, *ranks)
         return self._draws.ids(epoch * self._steps + steps, *ranks)

@@ -38,66 +38,58 @@ class ReuseSampler(Order):
     [1, 0]
     """
 
+    live: int
+
     def __init__(
         self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
     ) -> None:
-        self._n = _validate.integer("n", n, minimum=1)
-        self._reuse = _validate.integer("reuse", reuse, minimum=1)
-        self._live = _validate.integer("live", live, minimum=1, below=MAX_LANES)
-        if self._live > self._n:
-            raise ValueError(f"live must be at most n, got live={self._live}, n={self._n}")
-        size = _validate.integer("samples of an epoch", self._n * self._reuse, minimum=1)
-        self._num_records, self._num_ids = self._n, size
+        n = self.num_records = _validate.integer("n", n, minimum=1)
+        reuse = self.reuse = _validate.integer("reuse", reuse, minimum=1)
+        live = self.live = _validate.integer("live", live, minimum=1, below=MAX_LANES)
+        if live > n:
+            raise ValueError(f"live must be at most n, got live={live}, n={n}")
+        self._num_ids = _validate.integer("samples of an epoch", n * reuse, minimum=1)
         self.seed = _validate.seed(seed)
-        self._bounds, self._starts = _staggered(self._n, self._reuse, self._live)
+        self._bounds, self._starts = _staggered(n, reuse, live)
         self._key = root_key(self.seed, "reuse")
         self._recent: Recent[Lanes] = Recent(2)
 
     def __len__(self) -> int:
-        return self._n * self._reuse
+        return self.num_ids
 
     def __repr__(self) -> str:
         return (
-            f"ReuseSampler({_validate.counted(self._n, 'record')} x "
-            f"{_validate.counted(self._reuse, 'use')}, {self._live:,} live, seed={self.seed})"
+            f"ReuseSampler({_validate.counted(self.num_records, 'record')} x "
+            f"{_validate.counted(self.reuse, 'use')}, {self.live:,} live, seed={self.seed})"
         )
 
     def for_batches(self, batch_size: int) -> Order:
         """Return itself; ValueError where a batch could hold a record twice."""
-        if self._live % batch_size:
+        if self.live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "
-                f"got live={self._live}, batch_size={batch_size}"
+                f"got live={self.live}, batch_size={batch_size}"
             )
         return self
 
-    @property
-    def live(self) -> int:
-        return self._live
-
-    @property
-    def reuse(self) -> int:
-        """How many uses an epoch makes of a record."""
-        return self._reuse
-
     def records(self, ids: Int64) -> Int64:
         """Return `ids // reuse`."""
-        return np.asarray(ids, dtype=np.int64) // self._reuse
+        return np.asarray(ids, dtype=np.int64) // self.reuse
 
     def views(self, ids: Int64) -> Int64:
         """Return the use numbers, `ids % reuse`."""
-        return np.asarray(ids, dtype=np.int64) % self._reuse
+        return np.asarray(ids, dtype=np.int64) % self.reuse
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
         lanes = self._recent.get(
             epoch, lambda: Lanes(self._bounds, self._starts, key=derive(key, 0), renew=True)
         )
-        turn, use = np.divmod(lanes.places(positions), self._reuse)
-        return permute(self._n, derive(key, 1), turn) * self._reuse + use
+        turn, use = np.divmod(lanes.places(positions), self.reuse)
+        return permute(self.num_records, derive(key, 1), turn) * self.reuse + use
 
     def _parameters(self) -> dict[str, Any]:
-        return {"n": self._n, "reuse": self._reuse, "live": self._live}
+        return {"n": self.num_records, "reuse": self.reuse, "live": self.live}
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:

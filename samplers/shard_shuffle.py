@@ -52,6 +52,11 @@ class ShardShuffleSampler(Order):
     [5, 8, 4, 6, 2, 7, 3, 1, 9, 0]
     """
 
+    #: Records of a block; the last block of a shard may have fewer.
+    block: int = 1024
+    #: Blocks that are open at once.
+    window: int = 64
+
     def __init__(
         self,
         shard_lengths: ArrayLike,
@@ -64,18 +69,19 @@ class ShardShuffleSampler(Order):
         order_within: Literal["random", "stored"] = "random",
     ) -> None:
         self._lengths = _validate.counts("shard_lengths", shard_lengths, minimum=0)
-        self._block = _validate.integer("block", block, minimum=1)
-        self._window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
+        self.block = _validate.integer("block", block, minimum=1)
+        self.window = _validate.integer("window", window, minimum=1, below=MAX_LANES)
         self._sections = _validate.integer("sections", sections, minimum=1)
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         self.seed = _validate.seed(seed)
-        if self._window % self._sections:
+        if self.window % self._sections:
             raise ValueError(
-                f"window must be divisible by sections, got window={self._window}, "
+                f"window must be divisible by sections, got window={self.window}, "
                 f"sections={self._sections}"
             )
-        self._n = int(self._lengths.sum())
-        self._begins, self._sizes = _blocks(self._lengths, self._block)
+        self.num_records = int(self._lengths.sum())
+        self.in_blocks = self.block > 1
+        self._begins, self._sizes = _blocks(self._lengths, self.block)
         if len(self._sizes) < self._sections > 1:
             raise ValueError(
                 f"sections must be at most the number of blocks, {len(self._sizes)}, "
@@ -86,35 +92,15 @@ class ShardShuffleSampler(Order):
         self._recent: Recent[_Table] = Recent(2)
 
     def __len__(self) -> int:
-        return self._n
+        return self.num_records
 
     def __repr__(self) -> str:
         return (
-            f"ShardShuffleSampler({counted(self._n, 'record')} in "
+            f"ShardShuffleSampler({counted(self.num_records, 'record')} in "
             f"{counted(len(self._lengths), 'shard')}, {counted(len(self._sizes), 'block')} of "
-            f"{self._block:,}, window={self._window:,}, "
+            f"{self.block:,}, window={self.window:,}, "
             f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
-
-    @property
-    def num_records(self) -> int:
-        """Size of the record id space."""
-        return self._n
-
-    @property
-    def block(self) -> int:
-        """Records of a block; the last block of a shard may have fewer."""
-        return self._block
-
-    @property
-    def window(self) -> int:
-        """Blocks that are open at once."""
-        return self._window
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether blocks hold more than one record."""
-        return self._block > 1
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         """Return the block of each record: where the block begins and stops.
@@ -179,8 +165,8 @@ class ShardShuffleSampler(Order):
         key = derive(self._key, epoch)
         blocks = permute(len(self._sizes), derive(key, 0), np.arange(len(self._sizes)))
         bounds = np.concatenate([[0], np.cumsum(self._sizes[blocks])])
-        goals = np.arange(self._sections + 1) * self._n // self._sections
-        first = np.searchsorted(bounds, goals - self._block // 2)  # the nearest block bound
+        goals = np.arange(self._sections + 1) * self.num_records // self._sections
+        first = np.searchsorted(bounds, goals - self.block // 2)  # the nearest block bound
         first[[0, -1]] = 0, len(blocks)
         lanes = [
             self._lanes(int(bounds[b] - bounds[a]), b - a, derive(key, 2, number))
@@ -190,8 +176,8 @@ class ShardShuffleSampler(Order):
 
     def _lanes(self, size: int, blocks: int, key: int) -> Lanes:
         """Cut a section into lanes at jittered places, so that they change blocks one by one."""
-        width = max(1, min(self._window // self._sections, blocks))
-        jitter = min(self._block, size // width // 4 + 1)
+        width = max(1, min(self.window // self._sections, blocks))
+        jitter = min(self.block, size // width // 4 + 1)
         bounds = np.arange(width + 1) * size // width
         bounds[1:-1] += below(words(derive(key, 0), np.arange(1, width)), jitter) - jitter // 2
         return Lanes(bounds, np.zeros(width, np.int64), key=derive(key, 1), renew=False)
@@ -199,8 +185,8 @@ class ShardShuffleSampler(Order):
     def _parameters(self) -> dict[str, Any]:
         return {
             "shard_lengths": digest(self._lengths),
-            "block": self._block,
-            "window": self._window,
+            "block": self.block,
+            "window": self.window,
             "sections": self._sections,
             "order_within": self._within,
         }

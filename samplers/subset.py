@@ -48,25 +48,21 @@ class SubsetSampler(InnerOrder):
         self._table = _validate.integers("records", records, minimum=0)
         values = _validate.distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
-        self._num_records = (
+        self.num_records = (
             least
             if num_records is None
             else _validate.integer("num_records", num_records, minimum=least)
         )
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
-        self._ascending = bool((self._table[1:] > self._table[:-1]).all())
-        self._order = self._check_inner(inner, size, f"len(records)={size} places")
-        self.seed = self._order.seed
+        self._take(inner, size, f"len(records)={size} places")
+        # The records of a block of places are a range where the table ascends.
+        self.in_blocks = inner.in_blocks and bool((self._table[1:] > self._table[:-1]).all())
+        self.seed = inner.seed
 
     def __repr__(self) -> str:
-        of = f"{len(self._table):,} of {self._num_records:,} records"
+        of = f"{len(self._table):,} of {self.num_records:,} records"
         return f"SubsetSampler({of}, {self._order!r})"
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether the inner order gives blocks of places, and the table ascends."""
-        return self._order.in_blocks and self._ascending
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         """Return the records from the first to the last of the inner order's range of places.
@@ -87,7 +83,7 @@ class SubsetSampler(InnerOrder):
     def _parameters(self) -> dict[str, Any]:
         return {
             "records": digest(self._table),
-            "num_records": self._num_records,
+            "num_records": self.num_records,
             "order": self._order.fingerprint,
         }
 

@@ -54,11 +54,10 @@ class ViewSampler(InnerOrder):
         one = self._per_epoch == "one"
         self._counts = _validate.counts("views", views, minimum=1 if one else 0)
         self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
-        self._num_records, self._num_ids = len(self._counts), int(self._bounds[-1])
-        places = self._num_records if one else self._num_ids
+        self.num_records, self._num_ids = len(self._counts), int(self._bounds[-1])
+        places = self.num_records if one else self._num_ids
         units = "records" if one else "(record, view) pairs"
-        what = f"{places} {units} with per_epoch={per_epoch!r}"
-        self._order = self._check_inner(order, places, what)
+        self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "views")
 
@@ -68,10 +67,6 @@ class ViewSampler(InnerOrder):
             f"{_validate.counted(self.num_ids, 'view')}, "
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
-
-    @property
-    def in_blocks(self) -> bool:
-        return self._order.in_blocks
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
         """Return the records of the inner order's range, of pairs where it is over pairs."""

@@ -50,19 +50,19 @@ class WeightedSampler(Order):
         replacement: bool = True,
     ) -> None:
         self._weights = _quantised(weights)
-        self._num_records = len(self._weights)
+        self.num_records = len(self._weights)
         self.seed = _validate.seed(seed)
-        self._replacement = _validate.flag("replacement", replacement)
+        self.repeats = _validate.flag("replacement", replacement)
         drawable = int(np.count_nonzero(self._weights))
-        most = len(self._weights) if self._replacement else drawable
+        most = len(self._weights) if self.repeats else drawable
         wanted = most if num_samples is None else num_samples
         self._samples = _validate.integer("num_samples", wanted, minimum=0)
-        if self._samples > drawable and not self._replacement:
+        if self._samples > drawable and not self.repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
-        self._bounds = np.cumsum(self._weights if self._replacement else [])
+        self._bounds = np.cumsum(self._weights if self.repeats else [])
         self._key = root_key(self.seed, "weighted")
         self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
 
@@ -72,15 +72,11 @@ class WeightedSampler(Order):
     def __repr__(self) -> str:
         return (
             f"WeightedSampler({self._samples:,} of {self.num_records:,} records, "
-            f"replacement={self._replacement}, seed={self.seed})"
+            f"replacement={self.repeats}, seed={self.seed})"
         )
 
-    @property
-    def repeats(self) -> bool:
-        return self._replacement
-
     def _ids(self, epoch: int, positions: Int64) -> Int64:
-        if not self._replacement:
+        if not self.repeats:
             drawn = self._waiting(epoch).records(positions)
             done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._waiting(epoch + 1).prepare(done)
@@ -97,7 +93,7 @@ class WeightedSampler(Order):
         return {
             "weights": digest(self._weights),
             "num_samples": self._samples,
-            "replacement": self._replacement,
+            "replacement": self.repeats,
         }
 
 
