@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from twinfeed.samplers._bits import Int64, derive, root_key
-from twinfeed.samplers._classes import Classes
 from twinfeed.samplers._fair import FairGroups
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import permute
 from twinfeed.samplers._schedule import Schedule
+from twinfeed.samplers.class_order import ClassOrder
 
 
 class CoverageDraw:
@@ -23,8 +23,8 @@ class CoverageDraw:
     `all` the smallest B that holds every record.
     """
 
-    def __init__(self, classes: Classes, schedule: Schedule, *, once: bool, seed: int) -> None:
-        self._classes, self._once = classes, once
+    def __init__(self, classes: ClassOrder, schedule: Schedule, *, once: bool, seed: int) -> None:
+        self._classes = classes
         p, k = self._p, self._k = schedule.largest_p, schedule.largest_k
         self._key = root_key(seed, f"pk coverage {'once' if once else 'all'}")
         plan = _once if once else _all
@@ -33,38 +33,33 @@ class CoverageDraw:
         self._pools = self._chunks * k if once else classes.sizes
         self._recent: Recent[tuple[FairGroups, Int64, Int64]] = Recent(2)
 
-    def ids(self, epoch: int, steps: Int64, rank: int, world_size: int) -> Int64:
-        """Return one rank's slices of the batches of steps of an epoch, end to end."""
+    def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
+        """Return one rank's slices of the batches of global steps of one epoch, end to end."""
+        epoch = int(steps[0]) // self.steps
         groups, order, bounds = self._recent.get(epoch, lambda: self._table(epoch))
-        column = permute(self.steps, derive(self._key, epoch, 1), steps)
+        column = permute(self.steps, derive(self._key, epoch, 1), steps % self.steps)
         share = self._p // world_size
         place = np.arange(rank * share, (rank + 1) * share)
         cell = (column[:, None] + place * self.steps).reshape(-1)
         turn = np.searchsorted(bounds, cell, side="right") - 1
         number = order[turn]
         member = groups.groups(number, cell - bounds[turn])
-        return self._classes.ids(number[:, None], self._rotated(epoch, number, member)).reshape(-1)
-
-    def _rotated(self, epoch: int, number: Int64, member: Int64) -> Int64:
-        """Leave out other records of a class in each epoch, one after the other."""
+        # Other records of a class are left out in each epoch, one after the other.
         size = self._classes.sizes[number]
         left_out = size - self._pools[number]
-        return (member + (epoch * left_out)[:, None]) % size[:, None]
+        member = (member + (epoch * left_out)[:, None]) % size[:, None]
+        return self._classes._ids(number[:, None], member).reshape(-1)
 
     def _table(self, epoch: int) -> tuple[FairGroups, Int64, Int64]:
         """Return the record groups of an epoch, the order of its classes, and their cells."""
-        chunks = self._chunks + self._adjustment(epoch)
+        # Some classes lose a chunk, or get one more: other classes in each epoch.
+        count = abs(self._surplus)
+        window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
+        change = np.bincount(self._adjustable[window], minlength=len(self._chunks))
+        chunks = self._chunks - np.sign(self._surplus) * change
         order = permute(len(chunks), derive(self._key, epoch, 0), np.arange(len(chunks)))
         bounds = np.concatenate([[0], np.cumsum(chunks[order])])
         return FairGroups(self._pools, self._k, derive(self._key, epoch, 2)), order, bounds
-
-    def _adjustment(self, epoch: int) -> Int64:
-        """Take chunks from some classes, or give them to some; other ones in each epoch."""
-        count = abs(self._surplus)
-        window = epoch * count + np.arange(count)
-        classes = self._adjustable[window % max(1, len(self._adjustable))]
-        change = np.bincount(classes, minlength=len(self._chunks))
-        return -change if self._once else change
 
 
 def _once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:

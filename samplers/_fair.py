@@ -1,4 +1,4 @@
-"""Fair groups: m distinct items out of n, again and again, every item used equally often.
+"""Fair groups of m distinct items out of n, and patterns of streams in exact proportion.
 
 An item stream is a concatenation of laps. Each lap is a permutation of the n items, and group t is
 the entries `t * m` to `t * m + m`. So counts differ by at most one after any number of groups. A
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._bits import Int64, spread
 from twinfeed.samplers._memo import TableCache
+from twinfeed.samplers._permutation import permute
 
 
 class FairGroups:
@@ -78,12 +79,30 @@ class FairGroups:
         return np.take_along_axis(head, np.argsort(~chosen, axis=1, kind="stable"), axis=1)
 
 
-class StoredGroups:
-    """Groups of m in stored order: each population is walked in a circle, m items at a time."""
+class Pattern:
+    """Give stream i `weights[i]` of every `sum(weights)` consecutive turns, for ever."""
 
-    def __init__(self, sizes: Int64, m: int) -> None:
-        self._sizes, self._m = sizes, m
+    def __init__(self, weights: Int64, key: int) -> None:
+        self._weights, self._key = weights, key
+        period = int(weights.sum())
+        slots, places = spread(weights)
+        slots = slots.astype(np.min_scalar_type(len(weights)))
+        self._stream = slots[permute(period, key, np.arange(period))]
+        self._place = np.empty(period, np.min_scalar_type(int(weights.max())))
+        self._place[np.argsort(self._stream, kind="stable")] = places
 
-    def groups(self, population: Int64, number: Int64) -> Int64:
-        """Return the groups of these numbers, int64[rows, m]; items from 0."""
-        return (number[:, None] * self._m + np.arange(self._m)) % self._sizes[population][:, None]
+    def __reduce__(self) -> tuple[type[Pattern], tuple[Int64, int]]:
+        """Pickle without the pattern, which is made again."""
+        return type(self), (self._weights, self._key)
+
+    def turns(self, number: Int64) -> tuple[Int64, Int64]:
+        """Return the stream of each turn, and how many turns that stream had before."""
+        lap, slot = np.divmod(number, len(self._stream))
+        stream = self._stream[slot].astype(np.int64)
+        return stream, lap * self._weights[stream] + self._place[slot]
+
+    def given(self, number: int) -> Int64:
+        """Return how many of the first `number` turns each stream has, int64[streams]."""
+        lap, rest = divmod(number, len(self._stream))
+        partial = np.bincount(self._stream[:rest], minlength=len(self._weights))
+        return lap * self._weights + partial

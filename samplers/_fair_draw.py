@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from twinfeed.samplers._bits import Int64, derive, root_key, spread
-from twinfeed.samplers._classes import Classes
-from twinfeed.samplers._fair import FairGroups, StoredGroups
+from twinfeed.samplers._fair import FairGroups, Pattern
 from twinfeed.samplers._memo import Recent
-from twinfeed.samplers._pattern import Pattern
 from twinfeed.samplers._schedule import Schedule, Stretch
+from twinfeed.samplers.class_order import ClassOrder
 
 
 class FairDraw:
@@ -17,12 +16,12 @@ class FairDraw:
 
     Each step belongs to one super-class, in a periodic pattern; without super-labels all classes
     are one super-class. The classes of a super-class come in fair groups of P, one group a turn. A
-    class's draw number is its lap in the stream of groups. The draw number numbers the class's fair
-    groups of K records.
+    class's draw number is its lap in the stream of groups. The draw number numbers the class's
+    groups of K records: fair groups, or with `stored` a walk in a circle in stored order.
     """
 
     def __init__(
-        self, classes: Classes, supers: Classes, schedule: Schedule, seed: int, stored: bool
+        self, classes: ClassOrder, supers: ClassOrder, schedule: Schedule, seed: int, stored: bool
     ) -> None:
         self._classes, self._supers, self._schedule = classes, supers, schedule
         self._stored = stored
@@ -32,7 +31,6 @@ class FairDraw:
         self._walks(schedule.stretches[0])  # made here, so that the first batch comes at once
 
     def _walks(self, stretch: Stretch) -> _Walks:
-        """Return the walks of a stretch, made if need be."""
         return self._recent.get(stretch, lambda: _Walks(stretch, self))
 
     def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
@@ -42,16 +40,22 @@ class FairDraw:
 
     def _run(self, stretch: Stretch, steps: Int64, rank: int, world_size: int) -> Int64:
         """Draw steps of one stretch: classes, each class's draw number, then its records."""
-        walks = self._walks(stretch)
+        walks, k = self._walks(stretch), stretch.k
         share = stretch.p // world_size
-        number, lap = walks.classes(steps - stretch.p_start, rank * share, (rank + 1) * share)
+        turns = walks.pattern.turns(steps - stretch.p_start)
+        number, lap = walks.classes(*turns, rank * share, (rank + 1) * share)
         draw = (lap - walks.drawn[number]).reshape(-1)
         number = number.reshape(-1)
-        ids = self._classes.ids(number[:, None], walks.records.groups(number, draw))
+        if walks.records is None:
+            size = self._classes.sizes[number]
+            member = (draw[:, None] * k + np.arange(k)) % size[:, None]
+        else:
+            member = walks.records.groups(number, draw)
+        ids = self._classes._ids(number[:, None], member)
         if not self._schedule.lowest_k:
             return ids.reshape(-1)
         ks = np.repeat(self._schedule.ks(stretch, steps), share)
-        return ids[np.arange(stretch.k) < ks[:, None]]
+        return ids[np.arange(k) < ks[:, None]]
 
 
 class _Walks:
@@ -61,38 +65,31 @@ class _Walks:
         keys, self._supers, self._p = draw._keys, draw._supers, stretch.p
         sizes = self._supers.sizes
         weights = sizes // np.gcd.reduce(sizes)
-        self._pattern = Pattern(weights, derive(keys["super"], stretch.p_start))
+        self.pattern = Pattern(weights, derive(keys["super"], stretch.p_start))
         self._groups = FairGroups(sizes, stretch.p, derive(keys["class"], stretch.p_start))
-        within = draw._classes.sizes
-        self.records = (
-            StoredGroups(within, stretch.k)
-            if draw._stored
-            else FairGroups(within, stretch.k, derive(keys["record"], stretch.start))
-        )
+        key, within = derive(keys["record"], stretch.start), draw._classes.sizes
+        self.records = None if draw._stored else FairGroups(within, stretch.k, key)
         self.drawn = self._drawn_before(stretch.start - stretch.p_start)
 
-    def classes(self, turn: Int64, low: int, high: int) -> tuple[Int64, Int64]:
-        """Return places low to high of each turn: class numbers and laps, int64[turns, places]."""
-        return self._of(*self._pattern.turns(turn), low, high)
+    def classes(self, group: Int64, number: Int64, low: int, high: int) -> tuple[Int64, Int64]:
+        """Return classes and their laps, int64[turns, high - low].
 
-    def _of(self, group: Int64, number: Int64, low: int, high: int) -> tuple[Int64, Int64]:
-        """Return the same by super-class and its own turn."""
+        A turn is given by its super-class and the super-class's own number of the turn.
+        """
         place = number[:, None] * self._p + np.arange(low, high)
         members = self._groups.groups(group, number, low, high)
-        classes = self._supers.ids(group[:, None], members)
+        classes = self._supers._ids(group[:, None], members)
         return classes, place // self._supers.sizes[group][:, None]
 
     def _drawn_before(self, turns: int) -> Int64:
         """Return how often each class was drawn in the first `turns` of its stream."""
-        sizes, given = self._supers.sizes, self._pattern.given(turns)
-        if not turns:
-            return np.zeros(int(sizes.sum()), np.int64)
+        sizes, given = self._supers.sizes, self.pattern.given(turns)
         whole = given * self._p // sizes
-        owner, place = spread(sizes)
+        owner, classes = self._supers._by_class()
         drawn = np.empty(len(owner), np.int64)
-        drawn[self._supers.ids(owner, place)] = whole[owner]
+        drawn[classes] = whole[owner]
         first = whole * sizes // self._p  # the own turn in which the unfinished lap began
         group, turn = spread(given - first)
-        classes, lap = self._of(group, first[group] + turn, 0, self._p)
+        classes, lap = self.classes(group, first[group] + turn, 0, self._p)
         drawn[classes[lap == whole[group][:, None]]] += 1
         return drawn

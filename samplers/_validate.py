@@ -91,6 +91,14 @@ def distinct(name: str, array: Int64) -> Int64:
     return values
 
 
+def records(values: ArrayLike, num_records: int) -> Int64:
+    """Return distinct ids of some of so many records, sorted."""
+    ids = distinct("records", integers("records", values, minimum=0))
+    if len(ids) and ids[-1] >= num_records:
+        raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
+    return ids
+
+
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
     """Return `integers`, whose sum must be below the limit too."""
     array = integers(name, values, minimum=minimum)

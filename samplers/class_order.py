@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64
+from twinfeed.samplers._bits import Int64, spread
 from twinfeed.samplers._state import digest
 
 Ids = NDArray[np.integer[Any]]
@@ -44,10 +44,10 @@ class ClassOrder:
 
     def __init__(self, labels: ArrayLike, /) -> None:
         array = _validate.labels(labels)
-        records, bounds = _grouped(compact(array))
+        records, bounds = _grouped(_compact(array))
         starts = bounds[:-1]
         by_first = np.argsort(records[starts])
-        self._hold(records, starts[by_first], np.diff(bounds)[by_first], digest(array))
+        self._hold(records, starts[by_first], np.diff(bounds)[by_first], digest=digest(array))
 
     @classmethod
     def from_arrays(cls, *, records: Ids, starts: Int64, sizes: Int64, digest: str) -> ClassOrder:
@@ -64,17 +64,22 @@ class ClassOrder:
                 f"{len(sizes)} sizes of {int(sizes.sum())} records, {len(starts)} starts and "
                 f"{len(records)} records"
             )
+        return cls._of(records, starts, sizes, digest=digest)
+
+    @classmethod
+    def _of(cls, *arrays: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
+        """Return the class order of arrays, or of what maps them."""
         made = object.__new__(cls)
-        made._hold(records, starts, sizes, digest)
+        made._hold(*(a() if isinstance(a, partial) else a for a in arrays), digest=digest)
         return made
 
-    def _hold(self, records: Ids, starts: Int64, sizes: Int64, digest: str) -> None:
-        self._records, self._starts, self._sizes = map(_locked, (records, starts, sizes))
+    def _hold(self, *arrays: NDArray[Any], digest: str) -> None:
+        self._records, self._starts, self._sizes = map(_locked, arrays)
         self._digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = (self._records, self._starts, self._sizes)
-        return partial(_unpickled, digest=self._digest), tuple(map(_reference, arrays))
+        return partial(self._of, digest=self._digest), tuple(map(_reference, arrays))
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -103,6 +108,50 @@ class ClassOrder:
         """A hash of the labels."""
         return self._digest
 
+    def _ids(self, number: Int64, member: Int64) -> Int64:
+        """Return the record ids of members (0 … size - 1) of classes, broadcast."""
+        ids: Int64 = self._records[self._starts[number] + member].astype(np.int64)
+        return ids
+
+    def _by_class(self) -> tuple[Int64, Int64]:
+        """Return the class of each record, and its id, class by class."""
+        owner, place = spread(self._sizes)
+        return owner, self._ids(owner, place)
+
+    def _classes(self, kept: NDArray[np.bool_]) -> ClassOrder:
+        """Return the class order of some classes, of the same records."""
+        some = self._records, self._starts[kept], self._sizes[kept]
+        return self if kept.all() else self._of(*some, digest=self._digest)
+
+    def _some(self, chosen: Int64) -> ClassOrder:
+        """Return the class order of some records, with the digest of all labels."""
+        number = np.empty(len(self._records), np.int64)
+        owner, record = self._by_class()
+        number[record] = owner
+        some = ClassOrder(number[chosen])
+        return self._of(chosen[some.records], some.starts, some.sizes, digest=self._digest)
+
+    def _supers(self, super_labels: ArrayLike | None, num_records: int) -> Int64:
+        """Return a number for the super-class of each class, all the same where none are given."""
+        if super_labels is None:
+            return np.zeros(len(self), np.int64)
+        parents = _compact(_validate.labels(super_labels, name="super_labels"))
+        if len(parents) != num_records:
+            raise ValueError(
+                f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
+            )
+        owner, record = self._by_class()
+        first = self._records[self._starts]
+        strays = np.flatnonzero(parents[record] != parents[first][owner])
+        if strays.size:
+            here, there = record[strays[0]], first[owner[strays[0]]]
+            raise ValueError(
+                f"super_labels must agree within a class: records {there} and {here} have one "
+                f"label and two super-labels"
+            )
+        found: Int64 = parents[first]
+        return found
+
 
 def _locked(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view, so that the owner may still change the array."""
@@ -121,19 +170,16 @@ def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapping:
     return array
 
 
-def _unpickled(*arrays: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
-    """Return the class order of arrays, or of what maps them."""
-    records, starts, sizes = (each() if isinstance(each, partial) else each for each in arrays)
-    return ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=digest)
-
-
-def compact(labels: NDArray[Any]) -> Int64:
+def _compact(labels: NDArray[Any]) -> Int64:
     """Return labels as integers from 0 that sort fast."""
-    if labels.dtype.kind == "U":
-        return np.unique(labels, return_inverse=True)[1]
-    if labels.size and _bits(int(labels.max()) - int(labels.min())) + _bits(labels.size) > 63:
-        return np.unique(labels, return_inverse=True)[1]
-    return labels - labels.min() if labels.size and labels.min() else labels
+    if not labels.size:
+        return np.empty(0, np.int64)
+    if labels.dtype.kind == "i":
+        least = labels.min()
+        span = int(labels.max()) - int(least)
+        if span.bit_length() + labels.size.bit_length() <= 63:
+            return labels - least if least else labels
+    return np.unique(labels, return_inverse=True)[1]
 
 
 def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
@@ -141,7 +187,7 @@ def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
 
     Label and id are packed into one integer: a plain sort then costs half a stable argsort.
     """
-    shift = _bits(labels.size)
+    shift = labels.size.bit_length()
     packed = labels << shift
     for begin in range(0, labels.size, _PIECE):  # no second array of n
         packed[begin : begin + _PIECE] |= np.arange(begin, min(begin + _PIECE, labels.size))
@@ -154,8 +200,3 @@ def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
     ends = [labels.size] if labels.size else []
     bounds: Int64 = np.concatenate([[0], changes, ends]).astype(np.int64)
     return records, bounds
-
-
-def _bits(value: int) -> int:
-    """Return how many bits hold `0 … value`."""
-    return value.bit_length()

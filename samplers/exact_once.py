@@ -7,7 +7,6 @@ from typing import Literal, SupportsIndex
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import _validate
-from twinfeed.samplers._classes import chosen_records
 from twinfeed.samplers.batch import BatchSampler
 from twinfeed.samplers.orders import Order, SequentialSampler
 from twinfeed.samplers.subset import SubsetSampler
@@ -63,7 +62,7 @@ class ExactOnceBatchSampler(BatchSampler):
         _validate.choice("final", final, ("smaller", "pad"))
         order: Order = SequentialSampler(n)
         if records is not None:
-            order = SubsetSampler(chosen_records(records, len(order)), num_records=n)
+            order = SubsetSampler(_validate.records(records, len(order)), num_records=n)
         order.seed = _validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)
 

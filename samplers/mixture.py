@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, distinct_pairs, root_key
-from twinfeed.samplers._pattern import Pattern
+from twinfeed.samplers._fair import Pattern
 from twinfeed.samplers.orders import Order, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table

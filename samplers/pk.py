@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64
-from twinfeed.samplers._classes import Classes, chosen_records, order_of_some, super_of_class
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._schedule import PerStep, Schedule
@@ -96,17 +95,15 @@ class PKBatchSampler(BatchStream):
         self._label_digest, self.num_records = order.digest, len(order.records)
         self._records_digest: str | None = None
         if records is not None:
-            chosen = chosen_records(records, self.num_records)
+            chosen = _validate.records(records, self.num_records)
             self._records_digest = digest(chosen)
-            order = order_of_some(order, chosen)
+            order = order._some(chosen)
         self._drawn = len(order.records)
-        parents = super_of_class(Classes(order), super_labels, self.num_records)
+        parents = order._supers(super_labels, self.num_records)
         kept = self._kept_classes(order.sizes)
-        self._classes = Classes(order, kept)
-        super_order = ClassOrder(parents[kept])
-        supers = Classes(super_order)
-        self._super_digest = None if super_labels is None else super_order.digest
-        self._check_enough(supers)
+        self._classes, supers = order._classes(kept), ClassOrder(parents[kept])
+        self._super_digest = None if super_labels is None else supers.digest
+        self._check_enough(supers.sizes)
         if coverage is None:
             fair = FairDraw(self._classes, supers, schedule, seed, self._within == "stored")
             self._draws: FairDraw | CoverageDraw = fair
@@ -135,14 +132,13 @@ class PKBatchSampler(BatchStream):
             )
         return kept
 
-    def _check_enough(self, supers: Classes) -> None:
+    def _check_enough(self, super_sizes: Int64) -> None:
         """Check that there are P classes, and P in every super-class."""
-        p = self._schedule.largest_p
-        if not len(self._classes) or supers.sizes.min() < p:
+        p, fewest = self._schedule.largest_p, int(super_sizes.min(initial=len(self._classes)))
+        if fewest < p:
             where = "every super-class" if self._super_digest else "the data"
             raise ValueError(
-                f"p must be at most the number of classes in {where}, "
-                f"{int(supers.sizes.min(initial=len(self._classes)))} of those kept "
+                f"p must be at most the number of classes in {where}, {fewest} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
@@ -200,10 +196,8 @@ class PKBatchSampler(BatchStream):
         return self._schedule.sizes(epoch * self._steps + np.arange(start, stop))
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        steps, ranks = start + np.arange(len(lows)), (self.rank, self.world_size)
-        if isinstance(self._draws, CoverageDraw):
-            return self._draws.ids(epoch, steps, *ranks)
-        return self._draws.ids(epoch * self._steps + steps, *ranks)
+        steps = epoch * self._steps + start + np.arange(len(lows))
+        return self._draws.ids(steps, self.rank, self.world_size)
 
     def _parameters(self) -> dict[str, Any]:
         return {

@@ -10,8 +10,7 @@ import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.samplers._fair import FairGroups
-from twinfeed.samplers._pattern import Pattern
+from twinfeed.samplers._fair import FairGroups, Pattern
 
 
 def _groups(n: int, m: int, count: int, key: int = 3) -> np.ndarray:
