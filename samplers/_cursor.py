@@ -101,8 +101,8 @@ class Cursor:
         """
         limit = self._stream._epochs
         epoch = _validate.integer("epoch", epoch, minimum=0, below=limit)
-        named = self._loaded is not None and self._loaded[0] == epoch
-        self._epoch, self._step = self._loaded if named and self._loaded else (epoch, 0)
+        loaded = self._loaded
+        self._epoch, self._step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the cursor stands, and of which stream: a small dict that JSON can hold."""

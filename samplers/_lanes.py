@@ -37,15 +37,12 @@ class Lanes:
         self._begins, self._lengths = bounds[:-1], np.diff(bounds)
         self._starts, self._key, self._renew = starts, key, renew
         # Rounds between two neighbouring lengths have the same lanes: one linear piece each.
-        self._ends = np.unique(self._lengths)
-        sorted_lengths = np.sort(self._lengths)
-        shorter = np.searchsorted(sorted_lengths, self._ends, side="right")
-        sums = np.concatenate([[0], np.cumsum(sorted_lengths)])[shorter]
-        width = len(self._lengths)
+        lengths, times = np.unique(self._lengths, return_counts=True)
+        self._first_round = np.append(0, lengths)
+        self._active = len(self._lengths) - np.append(0, np.cumsum(times))
+        outputs = np.diff(self._first_round) * self._active[:-1]
+        self._first_output = np.append(0, np.cumsum(outputs))
         self._recent: Recent[NDArray[np.int32]] = Recent(2)
-        self._first_round = np.concatenate([[0], self._ends])
-        self._first_output = np.concatenate([[0], sums + self._ends * (width - shorter)])
-        self._active = np.concatenate([[width], width - shorter])
 
     def places(self, positions: Int64) -> Int64:
         """Return the places of the sequence that these outputs take, int64 as `positions`."""

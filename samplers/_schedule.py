@@ -38,12 +38,12 @@ class Schedule:
             else {0: _validate.integer(name, v, minimum=1)}
             for name, v in (("p", p), ("k", k))
         )
-        p_starts, k_starts = list(ps), list(ks)
         self._starts = sorted({*ps, *ks})
         self.stretches = []
+        p_start = k_start = 0
         for start in self._starts:
-            p_start = p_starts[bisect_right(p_starts, start) - 1]
-            k_start = k_starts[bisect_right(k_starts, start) - 1]
+            p_start = start if start in ps else p_start
+            k_start = start if start in ks else k_start
             self.stretches.append(Stretch(start, ps[p_start], ks[k_start], p_start))
         self.p_text = _schedule_text(ps)
         self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(ks)
@@ -78,6 +78,5 @@ def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
 
 
 def _schedule_text(values: dict[int, int]) -> str:
-    """Write a schedule on one line: `2, 3 from step 1000`."""
     first, *later = values.items()
     return ", ".join([str(first[1]), *(f"{v} from step {step}" for step, v in later)])

@@ -120,8 +120,9 @@ class ClassOrder:
 
     def _classes(self, kept: NDArray[np.bool_]) -> ClassOrder:
         """Return the class order of some classes, of the same records."""
-        some = self._records, self._starts[kept], self._sizes[kept]
-        return self if kept.all() else self._of(*some, digest=self._digest)
+        if kept.all():
+            return self
+        return self._of(self._records, self._starts[kept], self._sizes[kept], digest=self._digest)
 
     def _some(self, chosen: Int64) -> ClassOrder:
         """Return the class order of some records, with the digest of all labels."""

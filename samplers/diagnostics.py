@@ -80,31 +80,23 @@ class Diagnosis:
     @property
     def flags(self) -> list[str]:
         """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
-        found = []
-        if self.displacement.low:
-            found.append(
-                f"records move {self.displacement.ratio:.0%} as far as in a uniform shuffle"
-            )
-        if abs(self.rank_correlation) > max(_ENOUGH, _CHANCE / self.samples**0.5):
-            found.append(f"place and record number correlate by {self.rank_correlation:.2f}")
-        if self.head_reach < min(_ENOUGH, 1 - _CHANCE / (1 + self.samples / 10)):
-            found.append(
-                f"the first tenth holds only records below {self.head_reach:.0%} of the data"
-            )
-        found += [
-            f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} in a uniform shuffle"
-            for name, m in self.head_distinct.items()
-            if m.low
-        ]
-        found += [
-            f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} in a uniform shuffle"
-            for name, m in self.distinct.items()
-            if m.low
-        ]
-        if self.covered < self.records:
-            missing = _validate.counted(self.records - self.covered, "record")
-            found.append(f"not in the stream: {missing}")
-        return found
+        far, correlation, reach = self.displacement, self.rank_correlation, self.head_reach
+        least = min(_ENOUGH, 1 - _CHANCE / (1 + self.samples / 10))
+        missing = _validate.counted(self.records - self.covered, "record")
+        uniform = "in a uniform shuffle"
+        found = {
+            f"records move {far.ratio:.0%} as far as {uniform}": far.low,
+            f"place and record number correlate by {correlation:.2f}": (
+                abs(correlation) > max(_ENOUGH, _CHANCE / self.samples**0.5)
+            ),
+            f"the first tenth holds only records below {reach:.0%} of the data": reach < least,
+        }
+        for name, m in self.head_distinct.items():
+            found[f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
+        for name, m in self.distinct.items():
+            found[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
+        found[f"not in the stream: {missing}"] = self.covered < self.records
+        return [flag for flag, holds in found.items() if holds]
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the flags."""
@@ -216,7 +208,7 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     size = int(sizes.max())
     head_distinct, distinct, fewest = {}, {}, {}
     for name, group in groups.items():
-        met = int(np.count_nonzero(np.bincount(group[ids[:head]])))
+        met = len(np.unique(group[ids[:head]]))
         head_distinct[name] = Measure(met, *_uniform_distinct(group, head))
         each = _distinct(batch, group[ids])[sizes == size]
         uniform = _uniform_distinct(group, size, batches=len(each))
@@ -271,11 +263,10 @@ def _missed(n: int, s: int, size: int) -> float:
 def _correlation(place: Int64, ids: Int64) -> float:
     """Return Spearman's rank correlation; equal ids share their mean rank."""
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
     if len(counts) < 2:
         return 0.0
-    x, y = place - place.mean(), rank - rank.mean()
-    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+    rank = np.cumsum(counts) - (counts + 1) / 2
+    return float(np.corrcoef(place, rank[inverse])[0, 1])
 
 
 def simulate_shuffle_buffer(

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, distinct_pairs, root_key
 from twinfeed.samplers._fair import Pattern
+from twinfeed.samplers._memo import Recent
 from twinfeed.samplers.orders import Order, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
-_PIECE = 64  # consecutive samples of one order that are drawn at once
+_PIECE = 64  # consecutive samples of one order, drawn at once: a call for each is too slow
 
 
 class MixtureSampler(Order):
@@ -72,7 +73,7 @@ class MixtureSampler(Order):
         self.seed = _validate.seed(seed)
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
         self.in_blocks = any(order.in_blocks for order in self._orders)
-        self._pieces = _Pieces(self._orders)
+        self._recent: list[Recent[Int64]] = [Recent(1) for _ in orders]  # a piece of each order
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
         self._num_ids, self.num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
@@ -118,8 +119,17 @@ class MixtureSampler(Order):
         return out
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
+        if not len(positions):
+            return positions
         stream, count = self._pattern.turns(epoch * self._samples + positions)
-        return self._id_bounds[stream] + self._pieces.ids(stream, count)
+        piece, place = np.divmod(count, _PIECE)
+        first, row = distinct_pairs(stream, piece)
+        pieces = [
+            self._recent[of].get(number, lambda: _drawn(self._orders[of], number))  # noqa: B023
+            for of, number in zip(stream[first].tolist(), piece[first].tolist(), strict=True)
+        ]
+        own: Int64 = np.stack(pieces)[row, place]
+        return self._id_bounds[stream] + own
 
     def _parameters(self) -> dict[str, Any]:
         return {
@@ -129,45 +139,12 @@ class MixtureSampler(Order):
         }
 
 
-class _Pieces:
-    """Give samples of orders by their number since the start, through epochs of each order's own.
-
-    A piece of an order is drawn at once, as a call for each sample is too slow.
-
-    The latest piece of each order is kept. What is kept changes how fast samples come, never which.
-    """
-
-    def __init__(self, orders: Sequence[Order]) -> None:
-        self._orders = orders
-        self._kept: dict[int, tuple[int, Int64]] = {}  # by order: the piece's number and its ids
-
-    def __reduce__(self) -> tuple[type[_Pieces], tuple[Sequence[Order]]]:
-        """Pickle without the pieces."""
-        return type(self), (self._orders,)
-
-    def ids(self, order: Int64, count: Int64) -> Int64:
-        """Return the own sample ids of orders, after each gave `count` samples; all int64[n]."""
-        if not len(order):
-            return order
-        piece, place = np.divmod(count, _PIECE)
-        first, row = distinct_pairs(order, piece)
-        wanted = zip(order[first].tolist(), piece[first].tolist(), strict=True)
-        return np.stack([self._piece(*pair) for pair in wanted])[row, place]
-
-    def _piece(self, order: int, piece: int) -> Int64:
-        """Return the ids of a piece, drawn if need be."""
-        kept = self._kept.get(order)
-        if kept is None or kept[0] != piece:
-            ids = self._drawn(self._orders[order], piece * _PIECE + np.arange(_PIECE))
-            kept = self._kept[order] = piece, ids
-        return kept[1]
-
-    def _drawn(self, order: Order, count: Int64) -> Int64:
-        """Draw consecutive samples of an order, epoch by epoch."""
-        lap, position = np.divmod(count, len(order))
-        cuts = np.flatnonzero(np.diff(lap)) + 1
-        runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
-        return np.concatenate([order._ids(int(laps[0]), places) for laps, places in runs])
+def _drawn(order: Order, piece: int) -> Int64:
+    """Draw consecutive samples of an order, epoch by epoch."""
+    lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
+    cuts = np.flatnonzero(np.diff(lap)) + 1
+    runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
+    return np.concatenate([order._ids(int(laps[0]), places) for laps, places in runs])
 
 
 def _reduced(weights: Int64) -> Int64:

@@ -121,9 +121,6 @@ def _scaled(weights: NDArray[Any]) -> Int64:
         raise ValueError(
             f"weights must be finite and at least 0, got {numbers[bad[0]]} at {bad[0]}"
         )
-    largest = numbers.max()
-    if not largest:
-        return np.zeros(numbers.shape, np.int64)
-    whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)
+    whole: Int64 = np.rint(numbers / (numbers.max() or 1) * _SCALE).astype(np.int64)
     whole[(whole == 0) & (numbers > 0)] = 1
     return whole
