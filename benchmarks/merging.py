@@ -30,7 +30,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     name = f"{shard:07d}.tfrecord"
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
-    part = ShardPart("plan", options, name, 0, records=records, labels="names")
+    part = ShardPart("plan", options, name, 0, records=records, labels={"names": name})
     part.names = [f"class {n}" for n in range(CLASSES)]
     part.fields = {"image": FieldFacts("bytes", BLOCK, 100)}
     part.strings = {"keys": (records, 8 * records)}

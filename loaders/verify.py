@@ -26,13 +26,12 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file, to_write
-from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, lost_file, write_bad_records
 from twinfeed.loaders.index.opened import Index, load_index
-from twinfeed.loaders.index.options import DEFAULT, Reading
+from twinfeed.loaders.index.options import DEFAULT, Plan, Reading, add_header
 from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256
@@ -201,14 +200,14 @@ class _Scan:
             with local(join(plan.root, job.shard)) as (path, _):
                 if size is not None and os.stat(path).st_size != size:
                     raise stale_file(path, size, os.stat(path).st_size)
-                if plan.reading.digest:
+                if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
-                for record in scan_job(plan, job, path, self.on_bad):
+                for record in plan.scan(job, path, self.on_bad):
                     self.headers = add_header(self.headers, record)
                     self.records += 1
                     self.note(record.offset, record.number)
                     self.end = record.offset + record.length
-                    if plan.reading.join:  # other records may lie between the parts of this one
+                    if plan.options.join:  # other records may lie between the parts of this one
                         for part in record.fields.values():
                             self.note(part.offset, record.number)
         except (OSError, StaleIndexError) as error:
@@ -294,7 +293,7 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
     if changed and not explained:
         problem = "the shard has changed: the checksum over its records is not that of the index"
         bad[-1] = BadRecord(name, -1, None, None, problem)
-    if not bad and plan.reading.digest and scan.sha256 != index.shard_sums[shard].tobytes().hex():
+    if not bad and plan.options.digest and scan.sha256 != index.shard_sums[shard].tobytes().hex():
         problem = "the shard has changed: its SHA-256 is not that of the index"
         bad[-1] = BadRecord(name, -1, None, None, problem)
     return stop - start, list(bad.values())

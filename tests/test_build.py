@@ -30,7 +30,7 @@ from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.example import encode, parse
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import _numbering, build, open_index
+from twinfeed.loaders.index import _merge, build, open_index
 from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
@@ -307,11 +307,39 @@ def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
     samples = [("img", {f"{n:05}.txt": b"x" for n in range(100)})]
     shard = write_tar(tmp_path / "a.tar", samples)
     for options in ({"label": "cls"}, {"fields": ["txt"]}):
-        with pytest.raises(DataCorruptionError) as caught:
+        with pytest.raises(KeyError) as caught:
             build_index(shard, tmp_path / "x.index", **options)
         assert "a sample's key ends at the first dot of its members' names" in str(caught.value)
         assert "and 92 more" in str(caught.value)
         assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    ("options", "lacked"),
+    [
+        ({"label": "clas"}, "what label='clas' names"),
+        ({"label": FromJson("jsn", "a")}, r"what label=FromJson\(field='jsn', key='a'\) names"),
+        ({"fields": {"image": "jpg;jpeg"}}, r"the field 'image' \(jpg or jpeg\)"),
+        ({"reading": Reading(key="name")}, "the bytes feature 'name' of key="),
+    ],
+)
+def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
+    tmp_path: Path, options: dict[str, Any], lacked: str
+) -> None:
+    shard, path = tmp_path / "a.tfrecord", tmp_path / "x.index"
+    plain = {"cls": b"1", "png": b"..."}
+    write_tfrecord(shard, [plain] * 3)
+    with pytest.raises(
+        KeyError, match=rf"no record of a.tfrecord has {lacked}, .*\['cls', 'png'\]: name another"
+    ):
+        build_index(shard, path, **options)
+    assert not path.exists()
+    has_all = plain | {"clas": b"1", "jsn": b'{"a": 1}', "jpg": b"", "name": b"k"}
+    for samples, bad in (([plain, plain, has_all], 0), ([has_all, plain], 1)):
+        write_tfrecord(shard, samples)
+        with pytest.raises(DataCorruptionError, match=f"a record lacks {lacked}") as caught:
+            build_index(shard, path, **options)
+        assert (caught.value.path, caught.value.record) == (str(shard), bad)
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:
@@ -691,8 +719,12 @@ def test_the_places_of_names_are_found_once_for_all_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dictionary of all names for each shard took 20 seconds at 100,000 classes."""
-    found, places = [], _numbering._places
-    monkeypatch.setattr(_numbering, "_places", lambda *names: (found.append(1), places(*names))[1])
+    found, numbers = [], _merge.class_numbers
+    monkeypatch.setattr(
+        _merge,
+        "class_numbers",
+        lambda *names, **rest: (found.append(1), numbers(*names, **rest))[1],
+    )
     shards = [
         write_tar(tmp_path / f"{n:02}.tar", [(f"k{n}", {"cls": b"c%02d" % (n * 7 % 20)})])
         for n in range(20)
@@ -883,7 +915,9 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
     path = tmp_path / "x.index"
     with pytest.raises(ValueError, match=r"background=-1 is an integer, .* names \('cat'\)"):
         build_index(shard, path, label="cls", reading=Reading(background=-1))
-    with pytest.raises(ValueError, match=r"record 0, key 'a0': 0, but record 2, key 'a2': 'cat'"):
+    with pytest.raises(
+        ValueError, match=r"integer \(a\.tar, record 0, key 'a0': 0\) and .*2, key 'a2': 'cat'"
+    ):
         build_index(
             shard,
             path,
@@ -895,11 +929,11 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
             shard, path, label=lambda s: s["__number__"] or None, reading=Reading(background="none")
         )
     shards = [shard, cls_tar(tmp_path / "b.tar", "x")]
-    with pytest.raises(ValueError, match=r"names in b\.tar \('x'\) and integers in a\.tar"):
-        build_index(shards, path, label=lambda s: "x" if s["__key__"] == "b0" else 1)
     with pytest.raises(
-        ValueError, match=r"of the table are integers for some .* 'a0': 1, but 'a1'"
+        ValueError, match=r"integer \(a\.tar, .*: 1\) and a name \(b\.tar, .*: 'x'\)"
     ):
+        build_index(shards, path, label=lambda s: "x" if s["__key__"] == "b0" else 1)
+    with pytest.raises(ValueError, match=r"integer \(the table, 'a0': 1\) and .* 'a1': 'cat'\)"):
         build_index(shard, path, label=FromTable({"a0": 1, "a1": "cat", "a2": 2}))
 
 

@@ -49,7 +49,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     (folder / "a.tar").touch()
     options = IndexOptions(container="tar", label_from="field", label="cls")
     part = ShardPart("plan", options, "a.tar", 0)
-    part.labels, part.names = "names", [f"c{n}" for n in range(100)]
+    part.labels, part.names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
     part.strings = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldFacts("bytes", offset, length)}
     with new_part(folder / f"{records:032x}.part") as out:

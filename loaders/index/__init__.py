@@ -2,8 +2,8 @@
 
 - opened.py is the index that is open. _store.py writes its folder of arrays, _arrays.py opens and
   checks them, _columns.py has their types, _paths.py the paths of the shards.
-- build.py builds the index. _sources.py and _shards.py find the shards, options.py and _plan.py say
-  what is wanted of them, _collect.py takes it from each, with labels.py. _parts.py keeps what one
+- build.py builds the index. _sources.py and _shards.py find the shards, options.py says what is
+  wanted of them, _collect.py takes it from each, with labels.py. _parts.py keeps what one
   shard gave, _survey.py sums the parts up, _merge.py joins them, with _numbering.py for the labels
   and _class_order.py. bad_records.py has the list of records to leave out.
 """

@@ -12,14 +12,22 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._records import Range, Record
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type
+from twinfeed.loaders.index._columns import StringColumn, row_type
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
-from twinfeed.loaders.index._plan import Plan, add_header, scan_job
 from twinfeed.loaders.index._sources import Job, local
 from twinfeed.loaders.index._store import file_digest
-from twinfeed.loaders.index.labels import Label, at, label_clash, label_of, refuse_mixed
+from twinfeed.loaders.index.labels import (
+    FromJson,
+    Label,
+    at,
+    kind_of,
+    label_clash,
+    label_of,
+    refuse_mixed,
+)
+from twinfeed.loaders.index.options import Plan, add_header
 from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
@@ -31,6 +39,8 @@ CELLS = 1 << 16
 
 _MEMO = 1 << 16
 _SHOWN = 8
+_LACKS = (0, -1, 0)
+_NO_LABEL = "a label"
 _DOTS = "; a sample's key ends at the first dot of its members' names"
 
 
@@ -39,13 +49,14 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
     if job.entries:
         _build(plan, job, plan.root, file)
         return
-    if not is_url(plan.root):
+    full = join(plan.root, job.shard)
+    if not is_url(full):
         below(plan.root, job.shard)
-    with local(join(plan.root, job.shard)) as here:
+    with local(full) as here:
         try:
             _build(plan, job, here.path, file, here.tag)
         except LoaderError as error:
-            error.path = join(plan.root, job.shard)
+            error.path = full
             raise
 
 
@@ -55,13 +66,13 @@ def _build(plan: Plan, job: Job, path: str, file: str, tag: str | None = None) -
     mixed: set[str] | None = None
     while mixed is None or mixed:
         plan = plan.with_lists(mixed or ())
-        part = ShardPart(digest, plan.options(), job.shard, size, tag=tag)
+        part = ShardPart(digest, plan.options, job.shard, size, tag=tag)
         with new_part(Path(file)) as out:
             collector = _Collector(plan, part, path, out)
             _scan(plan, job, path, collector)
             mixed = collector.mixed
             if not mixed:
-                part.sha256 = file_digest(Path(path)) if plan.reading.digest else ""
+                part.sha256 = file_digest(Path(path)) if plan.options.digest else ""
                 collector.finish()
 
 
@@ -76,7 +87,7 @@ def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:
         bad.add(error.record)
 
     try:
-        for record in scan_job(plan, job, path, on_bad):
+        for record in plan.scan(job, path, on_bad):
             part.headers = add_header(part.headers, record)
             if job.without(record.number):
                 bad.add(record.number)
@@ -103,21 +114,24 @@ class _Column:
 
     def clear(self) -> None:
         """Begin a block."""
-        self.places: list[int] = []
         self.rows: list[tuple[int, int, int]] = []
         self.values: list[Array] = []
 
-    def add(self, place: int, piece: Range, base: int, *, whole_files: bool) -> None:
+    def add(self, place: int, piece: Range, where: int) -> None:
         """Note where the field of record number `place` of the block lies, and its value if it may
         become a column.
         """
-        where = base + piece.path_no if whole_files else piece.offset
-        self.places.append(place)
+        if len(self.rows) < place:
+            self.pad(place)
         self.rows.append((where, piece.length, crc32c(piece.data)))
         self.offset = max(self.offset, where)
         self.length = max(self.length, piece.length)
         if self.numeric:
             self.add_value(piece)
+
+    def pad(self, records: int) -> None:
+        """Note that the records up to this number lack the field."""
+        self.rows += [_LACKS] * (records - len(self.rows))
 
     def add_value(self, piece: Range) -> None:
         """Keep the numbers as long as all records have the same few."""
@@ -134,9 +148,9 @@ class _Column:
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
         """Return the table of the field for a block, and its values if all records have some."""
-        table = missing_rows(records, row_type(self.offset, self.length, whole_files=whole_files))
-        table[np.array(self.places, np.int64)] = np.array(self.rows, table.dtype)
-        held = {f"rows-{number}": table}
+        self.pad(records)
+        dtype = row_type(self.offset, self.length, whole_files=whole_files)
+        held: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
         if self.numeric and len(self.values) == records:
             held[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
         return held
@@ -147,28 +161,21 @@ class _Column:
         return FieldFacts(self.kind, self.offset, self.length, width)
 
 
-def _fields_of(record: Record) -> str:
-    """Say which fields a record has, the first of many."""
-    names = sorted(record.fields)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the fields {names[:_SHOWN]}{more}"
-
-
 class _Collector:
     """Sort the records of a shard into columns."""
 
     def __init__(self, plan: Plan, part: ShardPart, path: str, out: PartFile) -> None:
-        self.plan = plan
-        self.part = part
-        self.path = path
-        self.out = out
-        self.whole_files = plan.reading.container == "files"
+        self.options, self.source = plan.options, plan.label
+        self.part, self.path, self.out = part, path, out
+        self.whole_files = plan.options.container == "files"
+        fields = plan.options.fields or {}
+        self.chosen = [(name, names.split(";")) for name, names in fields.items()]
+        self.dropped = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
         self.mixed: set[str] = set()
-        self.first: dict[type, str] = {}
         self.numbering = Numbering()
         self.memo: dict[bytes, Label] = {}
-        self.dropped = {name for name in (plan.reading.key, plan.label) if isinstance(name, str)}
+        self.refused: tuple[str, DataCorruptionError] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -180,11 +187,15 @@ class _Collector:
 
     def add(self, record: Record) -> None:
         """Take in one record, or leave it out for want of a field or label."""
-        if self.plan.reading.key is not None:
+        if self.options.key is not None:
             record = record._replace(key=self.key_of(record))
+            if record.key is None:
+                return
         pieces = self.select(record)
         if pieces is None or not self.add_label(record):
             return
+        if self.refused is not None:  # an earlier record lacks what this one has
+            raise self.refused[1]
         if record.key is not None:
             self.keys.append(record.key)
         base = self.part.strings.get("files", (0, 0))[0] + len(self.files)
@@ -200,50 +211,54 @@ class _Collector:
         """Note the label of a record; False to leave the record out. The labels of a field are
         remembered by its bytes.
         """
-        source = self.plan.label
+        source = self.source
         if source is None:
             return True
         piece = record.fields.get(source) if isinstance(source, str) else None
         label = None if piece is None else self.memo.get(piece.data)
         if label is None:
-            label = label_of(source, record, self.part.path)
-            if label is None and self.plan.reading.background is None:
-                self.lacks("a label", record)
+            label = label_of(source, record, self.path)
+            if label is not None:
+                self.note_kind(label, record)
+                if piece is not None and len(self.memo) < _MEMO:
+                    self.memo[piece.data] = label
+            elif self.options.background is None:
+                named = isinstance(source, str | FromJson)
+                self.lacks(f"what label={source!r} names" if named else _NO_LABEL, record)
                 return False
-            if piece is not None and label is not None and len(self.memo) < _MEMO:
-                self.memo[piece.data] = label
-        kind = str if isinstance(label, str) else int
-        if label is not None and kind not in self.first:
-            self.first[kind] = f"record {record.number}, key {record.key!r}: {label!r}"
-            refuse_mixed(self.first, self.part.path)
         self.labels.append(label)
         return True
 
-    def key_of(self, record: Record) -> str:
-        """Return the key that a feature holds."""
-        piece = record.fields.get(self.plan.reading.key or "")
+    def note_kind(self, label: Label, record: Record) -> None:
+        """Refuse labels of two kinds."""
+        kind, labels = kind_of(label), self.part.labels
+        if kind not in labels:
+            where = f"{self.part.path}, record {record.number}, key {record.key!r}"
+            labels[kind] = f"{where}: {label!r}"
+            refuse_mixed(labels)
+
+    def key_of(self, record: Record) -> str | None:
+        """Return the key that a feature holds; None for a record that is refused."""
+        name = self.options.key or ""
+        piece = record.fields.get(name)
         if piece is None or piece.kind != "bytes":
-            raise DataCorruptionError(
-                f"no key: the record has no bytes feature {self.plan.reading.key!r}",
-                **at(record, self.part.path),
-                found=_fields_of(record),
-                advice="name another feature with key=",
-            )
+            self.refuse(f"the bytes feature {name!r} of key=", record, "name another feature")
+            return None
         return piece.data.decode("utf-8", "surrogateescape")
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
         """Return the record's fields by the names the index gives them; None to leave it out."""
-        if self.plan.fields is None:
+        if self.options.fields is None:
             return [item for item in record.fields.items() if item[0] not in self.dropped]
         chosen = []
-        for name, aliases in self.plan.fields:
+        for name, aliases in self.chosen:
             for alias in aliases:
                 if alias in record.fields:
-                    if (name, alias) != ("label", self.plan.label):  # that is the label's column
+                    if (name, alias) != ("label", self.source):  # that is the label's column
                         chosen.append((name, record.fields[alias]))
                     break
             else:
-                if self.plan.reading.missing != "empty":
+                if self.options.missing != "empty":
                     what = f"the field {name!r} ({' or '.join(aliases)})"
                     self.lacks(what, record, "let such fields be empty with missing='empty', ")
                     return None
@@ -251,34 +266,46 @@ class _Collector:
 
     def lacks(self, what: str, record: Record, choice: str = "") -> None:
         """Refuse a record that lacks something, unless such records are to be left out."""
-        if self.plan.reading.missing != "skip":
-            advice = f"name another, {choice}or leave such records out with missing='skip'"
-            if self.plan.reading.container == "tar":
-                advice += _DOTS
-                if not self.plan.reading.join:
-                    advice += ", and parts that lie apart are put together with join=True"
-            raise DataCorruptionError(
-                f"a record lacks {what}",
-                **at(record, self.part.path),
-                found=_fields_of(record),
-                advice=advice,
-            )
-        self.part.lacking += 1
+        if self.options.missing == "skip":
+            self.part.lacking += 1
+            return
+        advice = f"name another, {choice}or leave such records out with missing='skip'"
+        if self.options.container == "tar":
+            advice += _DOTS
+            if not self.options.join:
+                advice += ", and parts that lie apart are put together with join=True"
+        self.refuse(what, record, advice)
+
+    def refuse(self, what: str, record: Record, advice: str) -> None:
+        """Raise the error of a record that lacks what another record of the shard has; until there
+        is another one, keep the error.
+        """
+        names = sorted(record.fields)
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        error = DataCorruptionError(
+            f"a record lacks {what}",
+            **at(record, self.path),
+            found=f"the fields {names[:_SHOWN]}{more}",
+            advice=advice,
+        )
+        self.refused = self.refused or (what, error)
+        if self.part.records + self.records:
+            raise error
 
     def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""
-        if piece.kind == "bytes" and name in self.plan.reading.lists:
+        if piece.kind == "bytes" and name in self.options.lists:
             piece = self.as_list(piece)
         column = self.columns.get(name)
         if column is None:
-            if name == "label" and self.plan.label is not None:
+            if name == "label" and self.source is not None:
                 raise label_clash(self.part.path)
             column = self.columns[name] = _Column(piece.kind, number)
             if len(self.columns) > LIMITS.fields:
                 raise ValueError(
                     f"{self.part.path} has more than {LIMITS.fields} different fields "
                     f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
-                    f"{_DOTS if self.plan.reading.container == 'tar' else ''}"
+                    f"{_DOTS if self.options.container == 'tar' else ''}"
                 )
         elif column.kind != piece.kind:
             if {column.kind, piece.kind} != {"bytes", "bytes_list"}:
@@ -288,7 +315,8 @@ class _Collector:
                 )
             self.mixed.add(name)
             return
-        column.add(self.records, piece, base, whole_files=self.whole_files)
+        where = base + piece.path_no if self.whole_files else piece.offset
+        column.add(self.records, piece, where)
 
     def as_list(self, piece: Range) -> Range:
         """Return one bytes value as the list it is in; files and tar members are no lists."""
@@ -301,7 +329,7 @@ class _Collector:
         """Write the records since the last block, and forget them."""
         part, arrays = self.part, dict[str, Array]()
         for number, field in enumerate(self.columns.values()):
-            if field.places:
+            if field.rows:
                 arrays |= field.arrays(number, self.records, whole_files=self.whole_files)
                 field.clear()
         for name, strings in (("keys", self.keys), ("files", self.files)):
@@ -310,7 +338,7 @@ class _Collector:
                 arrays |= column.arrays(name)
                 count, size = part.strings.get(name, (0, 0))
                 part.strings[name] = (count + len(column), size + len(column.text))
-        if self.plan.label is not None:
+        if self.source is not None:
             arrays |= self.numbered()
         self.out.add(self.records, arrays)
         part.records += self.records
@@ -321,7 +349,7 @@ class _Collector:
         without = [place for place, label in enumerate(self.labels) if label is None]
         if without:
             self.numbering.of([None])
-        if str in self.first:
+        if "names" in self.part.labels:
             numbers = self.numbering.of(self.labels)
         else:
             numbers = np.array([label or 0 for label in self.labels], np.int64)
@@ -331,7 +359,11 @@ class _Collector:
         """Write what is left, and the facts of the part."""
         self.write()
         part = self.part
-        part.labels = "integers" if int in self.first else "names" if self.first else ""
+        if self.refused is not None:  # no record has it: it was named wrongly
+            what, error = self.refused
+            if what == _NO_LABEL:
+                raise error
+            raise KeyError(f"no record of {part.path} has {what}, {error.found}: {error.advice}")
         part.names = self.numbering.names
         part.fields = {name: column.facts(part.records) for name, column in self.columns.items()}
         self.out.finish(part)

@@ -21,7 +21,7 @@ from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type
 from twinfeed.loaders.index._numbering import check_range, class_numbers, whole_background
 from twinfeed.loaders.index._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.index._store import ArrayFile, Store, new_store
-from twinfeed.loaders.index._survey import FieldSurvey, Survey
+from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.labels import FromTable
 
 
@@ -77,10 +77,9 @@ class _Strings:
     """Write a column of strings."""
 
     def __init__(self, store: Store, name: str, strings: int, size: int) -> None:
-        self.name = name
+        self.name, self.size = name, 0
         self.text = store.new(f"{name}-text", "u1", (size,))
         self.ends = store.new(f"{name}-ends", unsigned(size), (strings,))
-        self.size = 0
 
     def write(self, block: Block) -> None:
         """Add the strings of a block."""
@@ -97,39 +96,30 @@ class _Merge:
         self.store, self.survey, self.classes = store, survey, classes
         self.fields: dict[str, _Out] = {}
         self.columns: dict[str, _Out] = {}
-        for name in sorted(survey.fields):
-            self.new_field(name, survey.fields[name])
+        for name, found in sorted(survey.fields.items()):
+            width = found.width(survey.filled)
+            if width:
+                self.new_column(name, "<f4" if found.kind == "float_list" else "<i8", width)
+            else:
+                where = survey.files or found.offset
+                rows = row_type(where, found.length, whole_files=survey.files > 0)
+                file = store.new(f"field-{len(self.fields)}", rows, (survey.records,))
+                self.fields[name] = _Out(file, "crc32c" if found.kind == "bytes" else None)
         self.strings = [_Strings(store, name, *told) for name, told in survey.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
         self.numbers: Int64s | None = None  # of the names in the survey's numbering
         if survey.options.label_from:
-            self.new_column("label", "<i8", (survey.records,), "<i8")
+            self.new_column("label", "<i8", 1)
             if survey.table is None:
                 self.number_classes()
 
-    def new_field(self, name: str, found: FieldSurvey) -> None:
-        """Begin the column or the table of a field."""
-        survey, (kind,) = self.survey, found.kinds
-        width = found.width(survey.filled)
-        if width:
-            shape = (survey.records,) if width == 1 else (survey.records, width)
-            if kind == "float_list":
-                self.new_column(name, "<f4", shape, "<f8")
-            else:
-                self.new_column(name, "<i8", shape, "<i8")
-            return
-        where = survey.files or found.offset
-        rows = row_type(where, found.length, whole_files=survey.files > 0)
-        file = self.store.new(f"field-{len(self.fields)}", rows, (survey.records,))
-        self.fields[name] = _Out(file, "crc32c" if kind == "bytes" else None)
-
-    def new_column(
-        self, name: str, dtype: str, shape: tuple[int, ...], kind: Literal["<i8", "<f8"]
-    ) -> None:
-        """Begin a column."""
+    def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
+        """Begin a column of so many numbers a record."""
+        records = self.survey.records
+        shape = (records,) if width == 1 else (records, width)
         file = self.store.new(f"column-{len(self.columns)}", dtype, shape)
-        self.columns[name] = _Out(file, kind)
+        self.columns[name] = _Out(file, "<i8" if dtype == "<i8" else "<f8")
 
     def number_classes(self) -> None:
         """Number the classes, all names of labels being known."""
@@ -167,18 +157,12 @@ class _Merge:
     def add_labels(self, block: Block, names: Int64s | None) -> None:
         """Add the labels of a block: integers, or the places of `names`."""
         labels, without = block.arrays["labels"], block.arrays["unlabelled"]
-        labels = labels.copy() if names is None else names[labels]
-        if len(without):
-            labels[without] = self.background
+        if names is not None:
+            labels = names[labels]
+        elif len(without):
+            labels = labels.copy()
+            labels[without] = whole_background(self.survey.options.background)
         self.columns["label"].write(labels)
-
-    @property
-    def background(self) -> int:
-        """The label of a record that has none of its own."""
-        survey = self.survey
-        if self.numbers is None:
-            return whole_background(survey.options.background)
-        return int(self.numbers[survey.numbering.of([None])[0]])
 
     def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
         """Add the rows of a field, which a part may lack altogether."""
@@ -193,14 +177,14 @@ class _Merge:
 
     def join(self, table: FromTable) -> None:
         """Add the labels of a table by the keys, which are written already."""
-        survey = self.survey
+        survey, background = self.survey, self.survey.options.background
         keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
-        labels = table.match(keys.tolist(), partial=survey.options.background is not None)
+        labels = table.match(keys.tolist(), partial=background is not None)
         places = survey.numbering.of(labels)
         self.number_classes()
         if self.numbers is None:
-            filled = [self.background if label is None else label for label in labels]
-            self.columns["label"].write(np.array(filled, np.int64))
+            whole = [whole_background(background) if x is None else x for x in labels]
+            self.columns["label"].write(np.array(whole, np.int64))
         else:
             self.columns["label"].write(self.numbers[places])
 
@@ -226,11 +210,7 @@ class _Merge:
             "classes": self.names,
             "columns": list(self.columns),
             "fields": [
-                {
-                    "name": name,
-                    "kind": next(iter(survey.fields[name].kinds)),
-                    "missing": out.missing,
-                }
+                {"name": name, "kind": survey.fields[name].kind, "missing": out.missing}
                 for name, out in self.fields.items()
             ],
             "digests": {n: out.digest.hexdigest() for n, out in outs.items() if out.kind},

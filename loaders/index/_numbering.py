@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from twinfeed.loaders._checks import Array, Int64s
+from twinfeed.loaders._checks import names as checked_names
 from twinfeed.loaders.index.labels import Label, is_label
 
 PIECE = 1 << 20
@@ -56,23 +57,22 @@ def class_numbers(
     >>> class_numbers(["7", None], classes=None, background=-2, from_text=True)
     (array([ 7, -2]), [])
     """
-    known = {name for name in names if name is not None}
-    if None in names and isinstance(background, int):
-        clash = sorted(name for name in known if not (from_text and _is_integer(name)))
-        if clash:
-            raise ValueError(
-                f"background={background} is an integer, and labels are names ({clash[0]!r})"
-            )
+    texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
+    if texts and None in names and isinstance(background, int):
+        raise ValueError(
+            f"background={background} is an integer, and labels are names ({min(texts)!r})"
+        )
     filled = [str(background) if name is None else name for name in names]
-    known.update(filled)
-    if classes is not None and known <= set(classes):
-        return _places(filled, classes), list(classes)
-    if from_text and all(map(_is_integer, known)):
-        return np.array([int(name) for name in filled], np.int64), list(classes or ())
-    if classes is not None:
-        unknown = sorted(known - set(classes))
-        raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
-    return _places(filled, sorted(known)), sorted(known)
+    known = set(filled)
+    if classes is None or not known <= set(classes):
+        if from_text and all(map(_is_integer, known)):
+            return np.array([int(name) for name in filled], np.int64), list(classes or ())
+        if classes is not None:
+            unknown = sorted(known - set(classes))
+            raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
+        classes = sorted(known)
+    place = {name: n for n, name in enumerate(classes)}
+    return np.array([place[name] for name in filled], np.int64), list(classes)
 
 
 def whole_background(background: Label | None, /) -> int:
@@ -89,33 +89,22 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
     Traceback (most recent call last):
     ValueError: classes must be different names, and not empty, got ['cat']
     """
-    if classes is None:
-        return
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise TypeError(f"classes must be a list of names, got {classes!r}")
-    bad = [name for name, count in Counter(classes).items() if count > 1 or not is_label(name)]
+    counts = Counter(checked_names("classes", () if classes is None else classes))
+    bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
         raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")
 
 
 def check_range(labels: Array, classes: Sequence[str], /) -> None:
     """Raise ValueError for labels that are no numbers of `classes`."""
-    bad, first = 0, list[int]()
-    for start in range(0, len(labels), PIECE):
-        piece = labels[start : start + PIECE]
-        outside = piece[(piece < 0) | (piece >= len(classes))]
-        first += outside[: 5 - len(first)].tolist()
-        bad += len(outside)
+    pieces = (labels[start : start + PIECE] for start in range(0, len(labels), PIECE))
+    outside = [piece[(piece < 0) | (piece >= len(classes))] for piece in pieces]
+    bad = sum(map(len, outside))
     if bad:
+        first = np.concatenate(outside)[:5].tolist()
         raise ValueError(
             f"labels lie outside [0, {len(classes)}) of classes= ({bad}, first: {first})"
         )
-
-
-def _places(names: Sequence[str], among: Sequence[str]) -> Int64s:
-    """Return the place of each name among others."""
-    place = {name: n for n, name in enumerate(among)}
-    return np.array([place[name] for name in names], np.int64)
 
 
 def _is_integer(name: str) -> bool:

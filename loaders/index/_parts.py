@@ -67,7 +67,8 @@ class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
     `tag` is what the shard's store gave. `strings` has the number and the bytes of the "keys", and
-    of the "files" of loose files. `labels` are "integers", or else the numbers of `names`.
+    of the "files" of loose files. `labels` says where the first label is of each kind: "integers",
+    or "names", which the blocks have as numbers of `names`.
     """
 
     plan: str
@@ -82,7 +83,7 @@ class ShardPart:
     broken: bool = False
     lacking: int = 0
     strings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    labels: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldFacts] = field(default_factory=dict)
     file: Path = Path()
@@ -98,8 +99,6 @@ class ShardPart:
             options = IndexOptions(**facts["options"])
             fields = {name: FieldFacts(*found) for name, found in facts["fields"].items()}
             return cls(**facts | {"options": options, "fields": fields, "file": file})
-        except FileNotFoundError:
-            return None
         except (AttributeError, OSError, RecursionError, TypeError, ValueError):
             return None
 
@@ -169,11 +168,9 @@ def new_part(file: Path, /) -> Iterator[PartFile]:
 def _is_whole(data: io.BufferedReader) -> bool:
     """Compare the bytes of a part with their digest."""
     digest = hashlib.sha256()
-    left = os.fstat(data.fileno()).st_size - digest.digest_size
-    while left > 0:
-        chunk = data.read(min(CHUNK, left))
+    end = os.fstat(data.fileno()).st_size - digest.digest_size
+    while chunk := data.read(min(CHUNK, max(end - data.tell(), 0))):
         digest.update(chunk)
-        left -= len(chunk)
     return data.read() == digest.digest()
 
 

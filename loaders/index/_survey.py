@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,24 +15,19 @@ from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index._columns import StringColumn
 from twinfeed.loaders.index._numbering import Numbering
 from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart
-from twinfeed.loaders.index.labels import FromTable, label_clash
+from twinfeed.loaders.index.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.index.opened import SHARD
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.limits import LIMITS
 
 
-@dataclass
 class FieldSurvey:
-    """Sum up a field over all shards: the first that has it, how many with records do, and its
-    facts there.
-    """
+    """Sum up the facts of a field over all shards; `path` is the first shard that has the field."""
 
-    path: str
-    kinds: set[str] = field(default_factory=set)
-    widths: set[int] = field(default_factory=set)
-    offset: int = 0
-    length: int = 0
-    shards: int = 0
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.kinds, self.widths = set[str](), set[int]()
+        self.offset = self.length = self.shards = 0
 
     def add(self, facts: FieldFacts, records: int) -> None:
         """Take in the facts of one shard."""
@@ -42,6 +37,12 @@ class FieldSurvey:
         if records:
             self.widths.add(facts.width)
             self.shards += 1
+
+    @property
+    def kind(self) -> str:
+        """The kind in every shard, once kinds are not mixed."""
+        (kind,) = self.kinds
+        return kind
 
     def width(self, filled: int) -> int:
         """Return how many numbers each record has of a feature that becomes a column, 0 for a
@@ -67,8 +68,8 @@ class Survey:
         self.strings: dict[str, tuple[int, int]] = {}
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
-        for label in table.labels.values() if table is not None else ():
-            self.labels["names" if isinstance(label, str) else "integers"] = "the table"
+        if table is not None:
+            self.labels = {kind_of(label): "the table" for label in table.labels.values()}
         for part in parts:
             self.add(part)
 
@@ -98,9 +99,7 @@ class Survey:
         self.left_out += part.excluded + part.lacking + part.records - records
         self.broken += part.broken
         self.numbering.of(part.names)
-        if part.labels:
-            example = next((f" ({name!r})" for name in part.names if name is not None), "")
-            self.labels.setdefault(part.labels, f"{part.path}{example}")
+        self.labels = part.labels | self.labels
         for name, facts in part.fields.items():
             self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
 
@@ -177,9 +176,8 @@ class Survey:
                 )
             if "label" in self.fields:
                 raise label_clash(self.fields["label"].path)
-        elif len(self.labels) > 1:
-            names, integers = self.labels["names"], self.labels["integers"]
-            raise ValueError(f"labels are names in {names} and integers in {integers}")
+        else:
+            refuse_mixed(self.labels)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays that tell of the shards."""

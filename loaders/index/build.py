@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import starmap
+from itertools import pairwise, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +20,6 @@ from twinfeed.loaders.index._merge import write_index
 from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
-from twinfeed.loaders.index._plan import Fields, Plan
 from twinfeed.loaders.index._remote_index import send_index
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.index._store import DAY, is_part, make_folder, own_folder
@@ -29,7 +27,7 @@ from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.bad_records import Exclude, without
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
-from twinfeed.loaders.index.options import DEFAULT, Reading
+from twinfeed.loaders.index.options import DEFAULT, Fields, Plan, Reading
 
 KEEP_FROM = 1 << 20
 """A build that fails keeps the parts of shards of at least so many bytes, to go on from them."""
@@ -80,9 +78,10 @@ def build_index(
     - `progress`: whether to show a progress bar.
 
     Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
-    DecodeError where the function of `label` fails or returns what is no label, ValueError where
-    labels, classes, tables or fields do not fit, FileExistsError where `path` holds other files,
-    OSError where the index cannot be written.
+    DecodeError where the function of `label` fails or returns what is no label, KeyError where no
+    record of a shard has the label, field or key that is named, ValueError where labels, classes,
+    tables or fields do not fit, FileExistsError where `path` holds other files, OSError where the
+    index cannot be written.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -93,42 +92,25 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
-    if is_url(os.fspath(path)):
-        source = find_source(
-            shards, None, container=reading.container, root=root, complete=reading.complete
-        )
-        with TemporaryDirectory(prefix="twinfeed-") as temporary:
-            here = Path(temporary, os.fspath(path).rstrip("/").rpartition("/")[2])
-            build_index(
-                shards,
-                here,
-                label=label,
-                classes=classes,
-                fields=fields,
-                reading=reading,
-                exclude=exclude,
-                root=source.root,
-                executor=executor,
-                progress=progress,
-            )
-            send_index(here, os.fspath(path))
-        return open_index(path, root=source.root)
-    path = own_folder(to_write(path))
+    url = os.fspath(path) if is_url(os.fspath(path)) else None
+    here = None if url else own_folder(to_write(path))
     check_classes(classes)
     source = find_source(
-        shards, path, container=reading.container, root=root, complete=reading.complete
+        shards, here, container=reading.container, root=root, complete=reading.complete
     )
-    plan = Plan.of(source, label, fields, reading)
-    jobs = without(source, exclude)
+    plan, jobs = Plan.of(source, label, fields, reading), without(source, exclude)
     table = label if isinstance(label, FromTable) else None
-    folder = path / "parts"
-    with _alone(folder):
-        survey = Survey(_parts(plan, jobs, folder, executor, progress), table)
-        mixed = survey.mixed()
-        if mixed:  # some shards have one value a record, others several: read all as lists
-            plan = plan.with_lists(mixed)
-            survey = Survey(_parts(plan, jobs, folder, executor, progress), table)
-        write_index(path, survey, classes=classes)
+    with TemporaryDirectory(prefix="twinfeed-") if url else nullcontext("") as temporary:
+        here = here or Path(temporary, os.fspath(path).rstrip("/").rpartition("/")[2])
+        with _alone(here / "parts"):
+            survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
+            mixed = survey.mixed()
+            if mixed:  # some shards have one value a record, others several: read all as lists
+                plan = plan.with_lists(mixed)
+                survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
+            write_index(here, survey, classes=classes)
+        if url:
+            send_index(here, url)
     return open_index(path, root=source.root)
 
 
@@ -209,17 +191,17 @@ def merge_parts(
         plans.add(part.plan)
     if not found:
         raise ValueError("no parts to merge")
+    found.sort()
     if len(plans) > 1:
         raise IndexFormatError(
             f"parts were built with {len(plans)} different sets of arguments",
             path=found[0][1].parent,
             advice="build all parts with the same arguments",
         )
-    counts = Counter(name for name, _ in found)
-    twice = sorted(name for name, count in counts.items() if count > 1)
+    twice = [name for (name, _), (other, _) in pairwise(found) if name == other]
     if twice:
         raise ValueError(f"shards have two parts ({len(twice)}: {', '.join(twice[:5])})")
-    survey = Survey((load_part(file, check=False) for _, file in sorted(found)), label)
+    survey = Survey((load_part(file, check=False) for _, file in found), label)
     mixed = survey.mixed()
     if mixed:
         raise ValueError(
@@ -261,21 +243,17 @@ def _is_small(file: Path) -> bool:
     return part is None or max(part.bytes, part.strings.get("files", (0, 0))[0] << 10) < KEEP_FROM
 
 
-def _part_files(plan: Plan, jobs: Sequence[Job], folder: Path) -> list[Path]:
-    """Return where the part of each job lies: under another name if the plan, the shard or its
-    state is another.
-    """
-    texts = [f"{plan.digest()} {state}" for state in describe_jobs(plan.root, jobs)]
-    return [folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.part" for text in texts]
-
-
 def _parts(
     plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
 ) -> Iterator[ShardPart]:
-    """Yield the part of every job: those that lie there already, the others built. Nothing tells
-    that a function gives the labels that it gave before: its parts are built anew.
+    """Yield the part of every job: those that lie there already, the others built.
+
+    A part has another name if the plan, the shard or its state is another. Nothing tells that a
+    function gives the labels that it gave before: its parts are built anew.
     """
-    files = _part_files(plan, jobs, folder)
+    digest = plan.digest()
+    states = [f"{digest} {state}".encode() for state in describe_jobs(plan.root, jobs)]
+    files = [folder / f"{hashlib.sha256(state).hexdigest()[:32]}.part" for state in states]
     if callable(plan.label):
         for file in files:
             file.unlink(missing_ok=True)
@@ -284,12 +262,8 @@ def _parts(
         for job, file in zip(jobs, files, strict=True)
         if ShardPart.load(file) is None
     ]
-    side_by_side = is_url(plan.root) and not callable(plan.label)
-    with (
-        ThreadPoolExecutor(_COPIES)
-        if side_by_side and executor is None
-        else nullcontext(executor) as pool
-    ):
+    copies = executor is None and is_url(plan.root) and not callable(plan.label)
+    with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
         done = starmap(build_part, todo) if pool is None else _run(pool, todo)
         for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
             pass

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -76,11 +76,10 @@ class FromTable:
         """
         keys = list(keys)
         known = set(keys)
-        found: dict[str, Sequence[object]] = {
+        unknown = [] if partial else [key for key in keys if key not in self.labels]
+        found: dict[str, list[Any]] = {
             "records have the key of another": _twice(keys),
-            "records are not in the table": (
-                [] if partial else [key for key in keys if key not in self.labels]
-            ),
+            "records are not in the table": unknown,
             "rows of the table have no record": [key for key in self.labels if key not in known],
             "labels are not a name or an integer": [
                 (key, label) for key, label in self.labels.items() if not is_label(label)
@@ -91,16 +90,14 @@ class FromTable:
             for what, bad in found.items()
             if bad
         ]
-        if found["records are not in the table"]:
+        if unknown:
             problems.append("give these a background=, or leave them out with missing='skip'")
         if problems:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        first: dict[type, str] = {}
-        for key, label in self.labels.items():
-            first.setdefault(str if isinstance(label, str) else int, f"{key!r}: {label!r}")
-        refuse_mixed(first, "the table")
+        items = reversed(self.labels.items())  # so that the first of each kind is told
+        refuse_mixed({kind_of(label): f"the table, {key!r}: {label!r}" for key, label in items})
         return [self.labels.get(key) for key in keys]
 
 
@@ -115,24 +112,29 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     raises an error.
     """
     if isinstance(source, str):
-        return _of_field(source, record, shard)
-    if isinstance(source, FromJson):
-        return _of_json(source, record, shard)
-    if isinstance(source, FromFolder):
-        found = record.label or PurePosixPath(record.key or shard).parent.name or None
-        return _checked(found, "the folder's name must be a label", record, shard)
-    sample = sample_of(record, shard)
-    try:
-        given = source(sample)
-    except Exception as error:
-        problem = f"the function of label= failed: {type(error).__name__}: {error}"
-        raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
-    if given is None:
+        value = _of_field(source, record)
+        rule = f"label={source!r} must hold one integer or one name"
+    elif isinstance(source, FromJson):
+        value = _of_json(source, record, shard)
+        rule = f"{source} must lead to an integer or a name"
+    elif isinstance(source, FromFolder):
+        value = record.label or PurePosixPath(record.key or shard).parent.name or None
+        rule = "the folder's name must be a label"
+    else:
+        value = _of_function(source, record, shard)
+        rule = "label= must return an int, a str or None"
+    if value is None:
         return None
-    if not is_label(given):
-        problem = "label= must return an int, a str or None"
-        raise DecodeError(problem, **at(record, shard), **_unlike(given), advice=_FUNCTION)
-    return str(given) if isinstance(given, str) else int(given)
+    if not is_label(value):
+        kind = DecodeError if callable(source) else DataCorruptionError
+        raise kind(
+            rule,
+            **at(record, shard),
+            expected="an int64, or UTF-8 text that is not empty",
+            found=reprlib.repr(value),
+            advice=_FUNCTION if callable(source) else _REPAIR,
+        )
+    return str(value) if isinstance(value, str) else int(value)
 
 
 def is_label(value: object, /) -> bool:
@@ -150,12 +152,17 @@ def is_label(value: object, /) -> bool:
     return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
 
 
-def refuse_mixed(first: Mapping[type, str], where: str, /) -> None:
-    """Raise ValueError if labels of `where` are of two kinds, given the first of each kind."""
+def kind_of(label: Label, /) -> str:
+    """Return "names" or "integers"."""
+    return "names" if isinstance(label, str) else "integers"
+
+
+def refuse_mixed(first: Mapping[str, str], /) -> None:
+    """Raise ValueError if labels are of two kinds, given where the first of each kind is."""
     if len(first) > 1:
         raise ValueError(
-            f"labels of {where} are integers for some records and names for others: "
-            f"{first[int]}, but {first[str]}"
+            "labels must be all integers or all names, "
+            f"got an integer ({first['integers']}) and a name ({first['names']})"
         )
 
 
@@ -174,28 +181,18 @@ def at(record: Record, shard: str) -> dict[str, Any]:
     return {"path": path, "offset": record.offset, "record": record.number, "key": record.key}
 
 
-def sample_of(record: Record, shard: str) -> Sample:
-    """Return a record as the dict that functions are given."""
-    sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
-    for name, part in record.fields.items():
-        sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
-    return sample
-
-
-def _of_field(name: str, record: Record, shard: str) -> Label | None:
-    """Return the value of a field that holds one integer or one name."""
+def _of_field(name: str, record: Record) -> Any:
+    """Return the value of a field: text, or the one integer of a list, or the list."""
     part = record.fields.get(name)
     if part is None:
         return None
-    rule = f"label={name!r} must hold one integer or one name"
     if part.kind == "bytes":
-        return _checked(part.data.decode("utf-8", "surrogateescape").strip(), rule, record, shard)
+        return part.data.decode("utf-8", "surrogateescape").strip()
     values = decode_list(part.kind, part.data)
-    single = part.kind == "int64_list" and len(values) == 1
-    return _checked(int(values[0]) if single else values, rule, record, shard)
+    return values[0] if part.kind == "int64_list" and len(values) == 1 else values
 
 
-def _of_json(source: FromJson, record: Record, shard: str) -> Label | None:
+def _of_json(source: FromJson, record: Record, shard: str) -> Any:
     """Return the value at a key path of a JSON field."""
     part = record.fields.get(source.field)
     if part is None:
@@ -208,20 +205,19 @@ def _of_json(source: FromJson, record: Record, shard: str) -> Label | None:
         raise DataCorruptionError(problem, **facts, advice=_REPAIR) from None
     for step in source.key.split(".") if source.key else ():
         value = value.get(step) if isinstance(value, dict) else None
-    return _checked(value, f"{source} must lead to an integer or a name", record, shard)
+    return value
 
 
-def _checked(value: Any, rule: str, record: Record, shard: str) -> Label | None:
-    """Return a label that was found in a record, or None; anything else breaks the rule."""
-    if value is not None and not is_label(value):
-        raise DataCorruptionError(rule, **at(record, shard), **_unlike(value), advice=_REPAIR)
-    label: Label | None = value
-    return label
-
-
-def _unlike(value: object) -> dict[str, Any]:
-    """Say what a label must be, and what there is instead."""
-    return {"expected": "an int64, or UTF-8 text that is not empty", "found": reprlib.repr(value)}
+def _of_function(function: LabelFunction, record: Record, shard: str) -> Any:
+    """Return what the caller's function makes of a record."""
+    sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
+    for name, part in record.fields.items():
+        sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
+    try:
+        return function(sample)
+    except Exception as error:
+        problem = f"the function of label= failed: {type(error).__name__}: {error}"
+        raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
 
 
 def _twice(items: Iterable[str]) -> list[str]:

@@ -1,25 +1,34 @@
-"""How the records of shards are read, and what an index remembers of how it was built."""
+"""How shards are read, what an index shall hold, and what it remembers of how it was built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import marshal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from twinfeed.loaders._checks import choice, count, flag, names
-from twinfeed.loaders.formats._records import CONTAINERS, Container
+from twinfeed.loaders.formats import files, tar, tfrecord
+from twinfeed.loaders.formats._checksum import crc32c
+from twinfeed.loaders.formats._records import CONTAINERS, Container, OnBad, Record
+from twinfeed.loaders.index._paths import is_url
+from twinfeed.loaders.index._sources import Job, Source
+from twinfeed.loaders.index._store import VERSION
 from twinfeed.loaders.index.labels import (
     FromFolder,
     FromJson,
     FromTable,
     Label,
     LabelSource,
+    RecordLabel,
     is_label,
 )
 from twinfeed.loaders.limits import LIMITS
 
 Missing = Literal["error", "skip", "empty"]
 LabelFrom = Literal["field", "folder", "function", "json", "table"]
+Fields = Mapping[str, str] | Iterable[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +71,8 @@ class Reading:
     def __post_init__(self) -> None:
         if self.container is not None:
             choice("container", self.container, CONTAINERS)
-        flag("example", self.example)
-        flag("join", self.join)
-        flag("complete", self.complete)
-        flag("digest", self.digest)
+        for name in ("example", "join", "complete", "digest"):
+            flag(name, getattr(self, name))
         choice("missing", self.missing, get_args(Missing))
         count("max_record_bytes", self.max_record_bytes)
         object.__setattr__(self, "lists", tuple(sorted(set(names("lists", self.lists)))))
@@ -116,18 +123,93 @@ class IndexOptions(Reading):
 
     def facts(self) -> dict[str, Any]:
         """Return the options as JSON holds them, without tags if there are none."""
-        told = vars(self) | {"lists": list(self.lists), "tags": list(self.tags)}
-        return told if self.tags else {name: told[name] for name in told if name != "tags"}
+        return {name: value for name, value in vars(self).items() if name != "tags" or value}
 
 
-def describe_label(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:
+@dataclass(frozen=True)
+class Plan:
+    """Say what an index shall hold; what a worker needs to know besides its job."""
+
+    root: str
+    options: IndexOptions
+    label: RecordLabel | None = None
+
+    @classmethod
+    def of(
+        cls, source: Source, label: LabelSource | None, fields: Fields | None, reading: Reading
+    ) -> Plan:
+        """Return the plan for the shards of `source`; the labels of a table are joined later."""
+        if label is None and any(entry.label for job in source.jobs for entry in job.entries):
+            label = FromFolder()
+        if isinstance(label, FromTable):
+            label = None
+        kind, name = _described(label)
+        facts = vars(reading) | {
+            "container": source.container,
+            "label_from": kind,
+            "label": name,
+            "fields": _named(fields),
+            "root": source.root if is_url(source.root) else None,
+        }
+        return cls(source.root, IndexOptions(**facts), label)
+
+    def with_lists(self, fields: Iterable[str]) -> Plan:
+        """Return the plan that reads these fields as lists too."""
+        return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
+
+    def digest(self) -> str:
+        """Return a digest of all that a part depends on. Of a label function it has the code, but
+        not what the code uses: that its parts are the same can be refuted, never proved.
+        """
+        label: Any = self.label
+        if callable(label):
+            code = getattr(label, "__code__", None)
+            label = type(label) if code is None else marshal.dumps(code, 2)  # 3 counts references
+        text = repr([VERSION, replace(self.options, root=None), label])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
+        """Scan the records of a job, its shard being at `path`."""
+        options, most = self.options, self.options.max_record_bytes
+        if job.entries:
+            return files.scan(self.root, job.entries, max_record_bytes=most, on_bad=on_bad)
+        if options.container == "tar":
+            return tar.scan(path, max_record_bytes=most, join=options.join, on_bad=on_bad)
+        return tfrecord.scan(path, example=options.example, max_record_bytes=most, on_bad=on_bad)
+
+
+def add_header(checksum: int, record: Record) -> int:
+    """Return the checksum over the record headers so far and one more."""
+    return crc32c(checksum.to_bytes(4, "little") + record.header)
+
+
+def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
     """Return what kind of thing labels come from, and its name."""
-    if label is None:
-        return None, None
-    if isinstance(label, str):
-        return "field", label
+    if label is None or isinstance(label, str):
+        return "field" if label is not None else None, label
     if isinstance(label, FromJson):
         return "json", f"{label.field}:{label.key}" if label.key else label.field
-    if isinstance(label, FromTable):
-        return "table", None
-    return ("folder" if isinstance(label, FromFolder) else "function"), None
+    if isinstance(label, FromFolder):
+        return "folder", None
+    if callable(label) and not isinstance(label, type):
+        return "function", None
+    raise TypeError(
+        "label must be a field's name, FromJson(...), FromFolder(), FromTable(...) or a "
+        f"function, got {label!r}"
+    )
+
+
+def _named(fields: Fields | None) -> dict[str, str] | None:
+    """Return the names that each field may have in a record, with ";" between them."""
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a mapping or a list of names, got {fields!r}")
+    pairs = dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
+    for name, aliases in pairs.items():
+        if not isinstance(name, str) or not isinstance(aliases, str):
+            raise TypeError(
+                "fields must map names to names in the records, several with ';' between them, "
+                f"got {name!r} to {aliases!r}"
+            )
+    return pairs
