@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -106,6 +108,40 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
     return LocalShards(index, verify, max_open_files)
 
 
+class Advice:
+    """Tell the kernel what will be read, on a thread that ends when all is told.
+
+    The kernel takes memory for the pages before it returns, and where the disk is busy it waits.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[Extents], None], Extents]] = deque()
+        self._lock = threading.Lock()
+        self._running = False
+
+    def add(self, tell: Callable[[Extents], None], extents: Extents) -> None:
+        """Have ranges told after those that wait."""
+        with self._lock:
+            self._waiting.append((tell, extents))
+            if not self._running:
+                threading.Thread(target=self._run, name="twinfeed-advice").start()
+                self._running = True
+
+    def clear(self) -> None:
+        """Forget what is not told yet."""
+        self._waiting.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running = False
+                    return
+                tell, extents = self._waiting.popleft()
+            tell(extents)
+            del tell  # which keeps files open
+
+
 class LocalShards(Fetcher):
     """Read local shards with `os.pread`.
 
@@ -116,9 +152,11 @@ class LocalShards(Fetcher):
         super().__init__(index, verify)
         self.handles = Handles(partial(open_shard, index), max_open_files)
         self.most_held = max(1, max_open_files // 4)
+        self._advice = Advice()
 
     def close(self) -> None:
         """Close the shards."""
+        self._advice.clear()
         self.handles.close()
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
@@ -167,6 +205,9 @@ class LocalShards(Fetcher):
 
     def ahead(self, extents: Extents, /) -> None:
         """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
+        self._advice.add(self._advise, extents)
+
+    def _advise(self, extents: Extents) -> None:
         for fd, start, stop in self._opened(extents):
             advise(fd, start, stop - start, "WILLNEED")
 
