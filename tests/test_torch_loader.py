@@ -71,6 +71,13 @@ def counted(sample: dict[str, Any]) -> dict[str, Any]:
     return {"numbers": np.arange(len(sample["word"]) % 5, dtype=np.float32)}
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", 1.5])
+def test_a_device_that_torch_cannot_use_is_refused_at_once(index: Index, device: Any) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(len(index), batch_size=4))
+    with pytest.raises(ValueError, match=f"torch can use here, got {device!r}: "):
+        TorchLoader(feed, device=device)
+
+
 @pytest.mark.parametrize("how", ["pad", "ragged"])
 def test_lists_of_different_lengths(index: Index, how: Any) -> None:
     loader = TorchLoader(Feed(index, random(), decode=counted, collate=how))

@@ -114,15 +114,25 @@ def copier_for(device: torch.device, /) -> Copier:
     return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 
-def default_device() -> torch.device:
-    """Give the current CUDA device, or the CPU where there is none.
+def chosen_device(device: torch.device | str | None, /) -> torch.device:
+    """Return the device; for None the current CUDA device, or the CPU where there is none.
 
-    >>> default_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
-    True
+    Raises ValueError for a device that torch cannot use here.
+
+    >>> chosen_device("cpu")
+    device(type='cpu')
     """
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    if device is None:
+        cuda_here = cuda.is_available()
+        return torch.device("cuda", cuda.current_device()) if cuda_here else torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device must be one that torch can use here, got {device!r}: {str(error).splitlines()[0]}"
+        ) from error
+    return chosen
 
 
 def each_tensor(

@@ -20,7 +20,7 @@ from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch._device import Copier, Sent, copier_for, default_device
+from twinfeed.loaders.torch._device import Copier, Sent, chosen_device, copier_for
 from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 
@@ -45,7 +45,7 @@ class TorchLoader(Loader):
     never waits for the device may be far ahead of these steps. Capture CUDA graphs before the loop,
     or with `capture_error_mode="thread_local"`, as other threads use the device.
 
-    Raises ValueError where options contradict each other.
+    Raises ValueError where options contradict each other, and for a device that torch cannot use.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -75,7 +75,7 @@ class TorchLoader(Loader):
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(feed)
-        self.device = default_device() if device is None else torch.device(device)
+        self.device = chosen_device(device)
         self.num_workers = _checks.count("num_workers", num_workers, minimum=0)
         if num_workers:
             self.prefetch = _checks.count("prefetch", prefetch, minimum=0)
