@@ -33,15 +33,6 @@ class Batcher(Closing):
     `reader` may be shared with other passes; without one the batcher has its own. `threads` share
     the decoding of a batch. `meter` adds up where time goes. A batcher pickles without the sampler,
     its threads and its cache.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import Feed, pack
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
-    >>> feed = Feed(index, ExactOnceBatchSampler(3, batch_size=2))
-    >>> with Batcher(feed) as batcher:
-    ...     batcher(Request.of(feed.sampler, 0, 1))
-    {'id': array([2]), 'word': [b'or']}
     """
 
     def __init__(
@@ -170,12 +161,6 @@ def stored_fields(feed: Feed) -> list[str]:
 def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:
     """Return a row for each sample of a request without padding: of the index's columns by record,
     and of side tables by sample id. Their byte order is the machine's, which both frameworks take.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> index = pack([{"label": 7}, {"label": 9}], mkdtemp())["data"]
-    >>> joined_rows(index, {"weight": np.array([0.5, 1.0])}, Request.plain(np.array([1])))
-    {'label': array([9]), 'weight': array([1.])}
     """
     rows = {name: column[request.records] for name, column in index.columns.items()}
     rows |= {name: np.asarray(table[request.ids]) for name, table in side.items()}

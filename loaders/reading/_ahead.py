@@ -46,17 +46,6 @@ class Planner:
 
     Without a limit the planner sleeps while reading waits for nothing: now and then it looks
     whether a few pages of a coming batch are in memory.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
-    >>> index = pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]
-    >>> stream = BatchSampler(SequentialSampler(2), batch_size=1)
-    >>> with Reader(index) as reader:
-    ...     planner = Planner(reader, ["word"], stream, 0, 0, limit=1000)
-    ...     planner.reached(0)
-    ...     planner.told
-    2
     """
 
     def __init__(
@@ -181,13 +170,7 @@ class Planner:
 
 
 def large(index: Index, /) -> bool:
-    """Whether the shards take more than half of the memory that this process may use.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> large(pack([{"word": b"to"}], mkdtemp())["data"])
-    False
-    """
+    """Whether the shards take more than half of the memory that this process may use."""
     stored = int(index.shards["bytes"].sum())
     if index.container == "files":
         stored = int(len(index) * record_bytes(index))
@@ -198,11 +181,6 @@ def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
     """Return the bytes of fields, by default of all, of a record: the mean over some records.
 
     The records are spread evenly over the index.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> record_bytes(pack([{"word": b"to"}, {"word": b"tone"}], mkdtemp())["data"])
-    3.0
     """
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
     lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]

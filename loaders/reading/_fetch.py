@@ -111,7 +111,7 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
 class Advice:
     """Tell the kernel what will be read, on a thread that ends when all is told.
 
-    The kernel takes memory for the pages before it returns, and where the disk is busy it waits.
+    The kernel takes memory for the pages before a call returns, and a call waits for a busy disk.
     """
 
     def __init__(self) -> None:
@@ -329,13 +329,7 @@ class WholeFiles(Fetcher):
 
 
 def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
-    """Return the `EXTENT`s of rows, by file and offset: neighbours in one, of some bytes at most.
-
-    >>> rows = np.array([(0, 50, 0, 0), (40, 9, 0, 0)], [(n, "<i8") for n in ("offset", "length")]
-    ...                 + [("file", "<i4"), ("crc", "<u4")])
-    >>> extents_of(rows, np.ones(2, np.int64)).tolist()
-    [(0, 0, 50, 2)]
-    """
+    """Return the `EXTENT`s of rows, by file and offset: neighbours in one, of some bytes at most."""
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop, uses = start + rows["length"][order], uses[order]
@@ -354,9 +348,7 @@ def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
 
 
 def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
-    """Tell of each row but the first whether it follows the one before closely; None if there is
-    but one row.
-    """
+    """Tell of each row but the first whether the row follows closely; None for a single row."""
     if len(rows) < 2:
         return None
     offset, length, file = rows["offset"], rows["length"], rows["file"]
@@ -368,7 +360,7 @@ def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | Non
 
 
 def many_near(near: npt.NDArray[np.bool_]) -> bool:
-    """Tell whether so many rows follow the one before closely that sorting out pieces pays."""
+    """Tell whether enough rows follow closely that sorting out pieces pays."""
     return 4 * int(np.count_nonzero(near)) > len(near)
 
 

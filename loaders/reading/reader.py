@@ -104,11 +104,6 @@ class Reader(Closing):
         Each has the fields `file`, `start`, `stop` (bytes) and `uses`: how many rows of it will be
         taken, by default one of each record and field, else `uses` of each record. Records that do
         not lie within their shards are left out; reading them says what is wrong.
-
-        >>> from tempfile import mkdtemp
-        >>> from twinfeed.loaders import pack
-        >>> with Reader(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]) as reader:
-        ...     reader.ahead(reader.extents([0, 1]))
         """
         names = [name for name in self._names(fields) if name not in self.index.columns]
         ids = _checks.check_ids(ids, len(self.index))
@@ -134,14 +129,7 @@ class Reader(Closing):
         self._fetcher.ahead(extents)
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
-        """Know which batch of a stream is read now: a cache keeps what the stream needs soonest.
-
-        >>> from tempfile import mkdtemp
-        >>> from twinfeed.loaders import pack
-        >>> from twinfeed.samplers import ExactOnceBatchSampler
-        >>> with Reader(pack([{"word": b"to"}], mkdtemp())["data"]) as reader:
-        ...     reader.follow(ExactOnceBatchSampler(1, batch_size=1), ["word"], 0, 0)
-        """
+        """Know which batch of a stream is read now: a cache keeps what the stream needs soonest."""
         if self._pid != os.getpid():
             self._renew()
         self._fetcher.follow(sampler, fields, epoch, step)

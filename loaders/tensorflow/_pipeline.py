@@ -62,7 +62,7 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
 def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make the batches one by one.
 
-    Each batch of a step is wrapped into one opaque value. These are the rows of the step, and they
+    Each batch of a step is wrapped into one opaque value. The values are the rows of the step, and
     are said to be one row. Steps without rows fill the epoch up.
     """
     ranks = len(engine.server.ranks)

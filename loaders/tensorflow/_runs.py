@@ -113,7 +113,7 @@ def _cut_last(
     turns: list[int],
     turn: int,
 ) -> int:
-    """Free the reader of the piece that ends last; what it has yet to read waits again."""
+    """Free the reader of the piece that ends last. The rest of the piece waits again."""
     ending = max(busy)
     busy.remove(ending)
     heapq.heapify(busy)

@@ -39,12 +39,7 @@ _LONG = 1 << 15
 
 
 class Drawn:
-    """Remember the steps of a sampler that were drawn last: many cost hardly more than one.
-
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> Drawn(ExactOnceBatchSampler(5, batch_size=4)).batch(0, 1)
-    array([4])
-    """
+    """Remember the steps of a sampler that were drawn last: many cost hardly more than one."""
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler

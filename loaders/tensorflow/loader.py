@@ -50,8 +50,8 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
     this loader fails. The loader itself is what a checkpoint holds.
 
-    The tf.data service runs a pipeline in processes of its own. They cannot call this one, so a
-    dataset of this loader fails there.
+    The tf.data service runs a pipeline in processes of its own. Other processes cannot call this
+    one, so a dataset of this loader fails there.
 
     `dataset.cache()` keeps the batches of one epoch, and gives the same in every later one. This is
     right for an evaluation. In a training the loader does not hear of the later epochs, and
@@ -93,7 +93,7 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
 
     @cached_property
     def dataset(self) -> tf.data.Dataset:
-        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. It counts nothing.
+        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
 
         Its length is always that of a whole epoch, and shapes are static where they can be. A pass
         runs from where the loader stands to the end of the epoch; an evaluation is whole, but for
@@ -192,6 +192,6 @@ class _Pass(Iterator[Any]):
             return next(self._batches)
 
     def close(self) -> None:
-        """Give the iterator up, and with it what it has drawn ahead; it is no longer counted."""
+        """Give up the iterator, with the batches drawn ahead, and count no more."""
         self._loader._disarm()
         self._dataset, self._batches = (), iter(())

@@ -27,11 +27,7 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def whole(self) -> torch.Tensor:
-        """Make the jagged tensor, which need not ask the device for its longest row.
-
-        >>> JaggedParts(torch.arange(3), torch.tensor([0, 1, 3]), 1, 2).whole().unbind()
-        (tensor([0]), tensor([1, 2]))
-        """
+        """Make the jagged tensor, which need not ask the device for its longest row."""
         return torch.nested.nested_tensor_from_jagged(
             self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
         )
@@ -51,7 +47,7 @@ class Copier:
         self.device = device
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
-        """Put a batch where its copy can start from; the threads that make batches call it."""
+        """Put a batch into memory that a copy can start from. Threads that make batches call this."""
         return dict(batch)
 
     def send(self, batch: Batch, /) -> Sent:
@@ -106,11 +102,7 @@ def _copying_stream(device: torch.device) -> Any:
 
 
 def copier_for(device: torch.device, /) -> Copier:
-    """Choose the copier that fits the device.
-
-    >>> copier_for(torch.device("cpu")).send({"x": torch.ones(1)}).batch
-    {'x': tensor([1.])}
-    """
+    """Choose the copier that fits the device."""
     return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 
@@ -138,11 +130,7 @@ def chosen_device(device: torch.device | str | None, /) -> torch.device:
 def each_tensor(
     function: Callable[[torch.Tensor], torch.Tensor], batch: Mapping[str, Any], /
 ) -> Batch:
-    """Apply `function` to every tensor of a batch, to the two of a jagged one; keep the rest.
-
-    >>> each_tensor(lambda tensor: tensor + 1, {"x": torch.ones(1), "name": [b"cat"]})
-    {'x': tensor([2.]), 'name': [b'cat']}
-    """
+    """Apply `function` to every tensor of a batch, to the two of a jagged one; keep the rest."""
 
     def one(value: Any) -> Any:
         if isinstance(value, JaggedParts):
@@ -153,12 +141,7 @@ def each_tensor(
 
 
 def joined(batch: Mapping[str, Any], /) -> Batch:
-    """Make the jagged tensors of their parts; keep the rest.
-
-    >>> parts = JaggedParts(torch.arange(3), torch.tensor([0, 1, 3]), 1, 2)
-    >>> joined({"x": parts, "name": [b"cat"]})["x"].is_nested
-    True
-    """
+    """Make the jagged tensors of their parts; keep the rest."""
     return {
         name: value.whole() if isinstance(value, JaggedParts) else value
         for name, value in batch.items()

@@ -63,11 +63,7 @@ class CatchingDataset(RecordDataset):
 
 
 def as_served(batch: Any, /) -> Any:
-    """Return the batch as it is.
-
-    >>> as_served(3)
-    3
-    """
+    """Return the batch as it is."""
     return batch
 
 
@@ -164,12 +160,7 @@ def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
 def died(
     number: int, workers: int, pid: int | None, exitcode: int, *, forked: bool
 ) -> WorkerDiedError:
-    """Say how a worker ended, and what most often ends workers so.
-
-    >>> print(died(1, 4, 321, -9, forked=True))
-    worker 1 of 4 (process 321) was killed by SIGKILL
-      what to do: the system may have run out of memory (see `dmesg`): ...
-    """
+    """Say how a worker ended, and what most often ends workers so."""
     how = f"ended with exit code {exitcode}"
     if exitcode < 0:
         how = f"was killed by {signal.Signals(-exitcode).name}"
@@ -187,6 +178,6 @@ def _advice(number: int, forked: bool) -> str:
             f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
             f"enlarge it (in a container `--shm-size`), {fewer}"
         )
-    if not forked and number < 0:  # an exit code: it may have ended before it began to work
+    if not forked and number < 0:  # the worker may have ended before its work began
         return IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

@@ -31,11 +31,7 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 
 def as_parts(batch: Mapping[str, Any], /) -> Batch:
-    """Do the same, but leave a `Ragged` in its parts.
-
-    >>> as_parts({"x": Ragged(np.arange(3), np.array([1, 2]))})["x"].offsets
-    tensor([0, 1, 3])
-    """
+    """Turn arrays into tensors, and each `Ragged` into the parts of a jagged tensor."""
     return {name: _as_parts(value) for name, value in batch.items()}
 
 
@@ -60,9 +56,9 @@ class RecordDataset(Dataset[Any]):
     For a `DataLoader` of your own, with every option that torch has:
     `DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors)`.
 
-    Asked for plain record numbers it is a map-style dataset like any other: `dataset[3]` is one
-    sample, and a DataLoader with a `batch_size` or torch's own samplers collates such samples.
-    Those know no step, so that the seed of a transform comes from torch's random numbers then.
+    Asked for plain record numbers, the dataset is map-style like any other: `dataset[3]` is one
+    sample. A DataLoader with a `batch_size` or with torch's own samplers collates such samples.
+    There is no step then, and the seed of a transform comes from torch's random numbers.
 
     Raises ValueError in a worker process for a sampler that reuses decoded images: they stay in
     the process that decoded them.
@@ -114,11 +110,15 @@ NO_CACHE_IN_WORKERS = (
 class RequestSampler:
     """Yield the requests of a feed's batches, for `DataLoader(batch_sampler=…)`.
 
-    It cannot know what a training loop received. So a pass is an epoch, as for any sampler in a
-    DataLoader of your own: the last batch moves on to the next epoch when it is drawn, a pass that
-    was broken off begins its epoch again, and `set_epoch` says where the next pass begins.
-    The state counts what was drawn; torchdata's `StatefulDataLoader` keeps it for each batch, and
-    resumes exactly. `TorchLoader` counts what was received, with any workers.
+    The sampler cannot know what a training loop received. So a pass is an epoch, as for any sampler
+    in a DataLoader of your own:
+
+    - Drawing the last batch moves on to the next epoch.
+    - A pass that was broken off begins its epoch again.
+    - `set_epoch` says where the next pass begins.
+
+    The state counts what was drawn. torchdata's `StatefulDataLoader` keeps the state of each batch,
+    and resumes exactly. `TorchLoader` counts what was received, with any workers.
 
     Workers draw ahead: where an epoch has no more than `prefetch_factor * num_workers` batches,
     `iter(dataloader)` alone moves on to the next epoch. Call `set_epoch` before each pass then.

@@ -96,7 +96,7 @@ class TorchLoader(Loader):
             "worker_init_fn": worker_init_fn,
         }
         self._place = _Place(self)
-        # It checks the options.
+        # A DataLoader checks the options.
         DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
 
     @cached_property
@@ -128,7 +128,7 @@ class TorchLoader(Loader):
         )
 
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
-        """Make a `DataLoader` of the batches, for Keras on torch. It counts nothing.
+        """Make a `DataLoader` of the batches, for Keras on torch. The DataLoader counts nothing.
 
         - `arrange` makes of a batch what a model is given, such as `(inputs, targets)`.
 
