@@ -329,7 +329,7 @@ class WholeFiles(Fetcher):
 
 
 def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
-    """Return the `EXTENT`s of rows, by file and offset: neighbours in one, of some bytes at most."""
+    """Return the `EXTENT`s of rows, by file and offset; neighbours share one, up to some bytes."""
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop, uses = start + rows["length"][order], uses[order]

@@ -47,7 +47,7 @@ class Copier:
         self.device = device
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
-        """Put a batch into memory that a copy can start from. Threads that make batches call this."""
+        """Put a batch into memory that a copy can start from; the makers of batches call this."""
         return dict(batch)
 
     def send(self, batch: Batch, /) -> Sent:
@@ -121,9 +121,9 @@ def chosen_device(device: torch.device | str | None, /) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device must be one that torch can use here, got {device!r}: {str(error).splitlines()[0]}"
-        ) from error
+        why = str(error).splitlines()[0]
+        problem = f"device must be one that torch can use here, got {device!r}: {why}"
+        raise ValueError(problem) from error
     return chosen
 
 
