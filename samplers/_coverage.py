@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 
 import numpy as np
 
@@ -65,7 +65,9 @@ class CoverageDraw:
 def _once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
     """Return B, the chunks of each class, and the class of each chunk that may be left out."""
     whole = sizes // k
-    steps = _largest(lambda b: int(np.minimum(whole, b).sum()) >= p * b, int(whole.sum()) // p)
+    # How many sizes of a grid can be filled: each one below the largest can.
+    sizes_of_grids = range(1, int(whole.sum()) // p + 1)
+    steps = bisect_left(sizes_of_grids, True, key=lambda b: np.minimum(whole, b).sum() < p * b)
     chunks = np.minimum(whole, steps)
     return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
 
@@ -74,14 +76,6 @@ def _all(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
     """Return B, the chunks of each class, and the classes that may be given another."""
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    level = _largest(lambda h: int(np.maximum(needed, h).sum()) <= p * steps, steps)
+    levels, room = range(1, steps + 1), p * steps
+    level = bisect_left(levels, True, key=lambda h: np.maximum(needed, h).sum() > room)
     return steps, np.maximum(needed, level), np.flatnonzero(needed <= level)
-
-
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which a rule that holds for 0 still holds."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low

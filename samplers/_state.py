@@ -78,11 +78,12 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 def digest(array: NDArray[Any]) -> str:
     """Return a hash of an array's values, whatever its byte order or the machine."""
+    text = b""
+    numbers: NDArray[Any] = array
     if array.dtype.kind == "U":
-        lengths = np.char.str_len(array).astype("<i8")
-        content = hashlib.blake2b(np.ascontiguousarray(lengths).data, digest_size=16)
-        content.update("".join(array.tolist()).encode("utf-8", "surrogatepass"))
-    else:
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        content = hashlib.blake2b(np.ascontiguousarray(little).data, digest_size=16)
+        numbers = np.char.str_len(array).astype(np.int64)
+        text = "".join(array.tolist()).encode("utf-8", "surrogatepass")
+    little = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+    content = hashlib.blake2b(np.ascontiguousarray(little).data, digest_size=16)
+    content.update(text)
     return f"{len(array)} values {content.hexdigest()}"

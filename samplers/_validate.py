@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -162,8 +163,5 @@ def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
     }
     if 0 not in steps:
         raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
-    changes: dict[int, int] = {}
-    for step in sorted(steps):
-        if not changes or steps[step] != next(reversed(changes.values())):
-            changes[step] = steps[step]
-    return changes
+    first, *later = sorted(steps.items())
+    return dict([first, *(b for a, b in pairwise([first, *later]) if a[1] != b[1])])

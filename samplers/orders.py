@@ -29,9 +29,9 @@ class Order(SampleSpace, ABC):
 
     seed: int = 0
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Return the number of samples of an epoch."""
+        """Return the number of samples of an epoch: as it is here, each sample comes once."""
+        return self.num_ids
 
     def __iter__(self) -> NoReturn:
         """Refuse: an order has no epoch of its own."""
@@ -126,9 +126,6 @@ class SequentialSampler(Order):
     def __init__(self, n: SupportsIndex, /) -> None:
         self.num_records = _validate.integer("n", n, minimum=0)
 
-    def __len__(self) -> int:
-        return self.num_records
-
     def __repr__(self) -> str:
         return f"SequentialSampler({_validate.counted(len(self), 'record')})"
 
@@ -159,18 +156,16 @@ class RandomSampler(Order):
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
 
-    def __len__(self) -> int:
-        return self.num_records
-
     def __repr__(self) -> str:
         return f"RandomSampler({_validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
-        if len(self) > SMALL:
-            return permute(len(self), key, positions)
+        n = self.num_records
+        if n > SMALL:
+            return permute(n, key, positions)
         # An order keeps its own tables: permute keeps few, and a mixture has many orders.
-        table = self._recent.get(epoch, lambda: small_table(len(self), key))
+        table = self._recent.get(epoch, lambda: small_table(n, key))
         return table[positions].astype(np.int64)
 
     def _parameters(self) -> dict[str, Any]:

@@ -54,9 +54,6 @@ class ReuseSampler(Order):
         self._key = root_key(self.seed, "reuse")
         self._recent: Recent[Lanes] = Recent(2)
 
-    def __len__(self) -> int:
-        return self.num_ids
-
     def __repr__(self) -> str:
         return (
             f"ReuseSampler({_validate.counted(self.num_records, 'record')} x "

@@ -91,9 +91,6 @@ class ShardShuffleSampler(Order):
         self._batch_size = self._sections
         self._recent: Recent[_Table] = Recent(2)
 
-    def __len__(self) -> int:
-        return self.num_records
-
     def __repr__(self) -> str:
         return (
             f"ShardShuffleSampler({counted(self.num_records, 'record')} in "
