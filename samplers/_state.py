@@ -76,6 +76,17 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield f"{path}{name}", value
 
 
+def told(parameter: Any) -> Any:
+    """Return a parameter as JSON can hold it: an array as its digest, orders as fingerprints."""
+    if isinstance(parameter, np.ndarray):
+        return digest(parameter)
+    if isinstance(parameter, Mapping):
+        return {name: told(each) for name, each in parameter.items()}
+    if isinstance(parameter, list):
+        return [told(each) for each in parameter]
+    return getattr(parameter, "fingerprint", parameter)
+
+
 def digest(array: NDArray[Any]) -> str:
     """Return a hash of an array's values, whatever its byte order or the machine."""
     text = b""

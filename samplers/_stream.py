@@ -15,7 +15,7 @@ from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
 from twinfeed.samplers._cursor import Passes
 from twinfeed.samplers._explain import drawing, html
 from twinfeed.samplers._space import SampleSpace
-from twinfeed.samplers._state import STATE_VERSION, position
+from twinfeed.samplers._state import STATE_VERSION, position, told
 
 STREAM_VERSION = 1
 _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating
@@ -52,6 +52,7 @@ class BatchStream(SampleSpace, ABC):
     """
 
     seed: int
+    _parameters: Mapping[str, Any]  # what the stream depends on beside the seed
     #: This rank, 0 when not sharded.
     rank: int = 0
     #: Number of ranks, 1 when not sharded.
@@ -84,10 +85,6 @@ class BatchStream(SampleSpace, ABC):
     def _given(self, epoch: int, step: int) -> int:
         """Return how many ids came before a step; 0 will do where ranks divide every batch."""
         return 0
-
-    @abstractmethod
-    def _parameters(self) -> dict[str, Any]:
-        """Return what the stream depends on beside the seed, as JSON can hold it."""
 
     def _check_world(self, world_size: int) -> None:
         """Refuse world sizes that the global batch cannot be divided by; here, none."""
@@ -302,7 +299,7 @@ class BatchStream(SampleSpace, ABC):
                 "stream_version": STREAM_VERSION,
                 "steps": self._steps,
                 "seed": self.seed,
-                **self._parameters(),
+                **told(self._parameters),
             }
         return dict(self._known)
 

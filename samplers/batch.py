@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class BatchSampler(BatchStream):
         largest = min(batch_size, self._size) or batch_size
         steps = -(-self._size // largest)
         self._even = self._size % largest == 0
+        self._parameters = {"batch_size": largest, "final": final, "order": order}
         super().__init__(steps=steps, size=self._size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
@@ -97,6 +98,3 @@ class BatchSampler(BatchStream):
         ids = np.full(len(positions), -1)
         ids[: len(real)] = self._order._ids(epoch, real)
         return ids
-
-    def _parameters(self) -> dict[str, Any]:
-        return {"batch_size": self._largest, "final": self._final, "order": self._order.fingerprint}

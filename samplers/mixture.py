@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -71,6 +71,11 @@ class MixtureSampler(Order):
             )
         self._samples = _validate.integer("num_samples", num_samples, minimum=1)
         self.seed = _validate.seed(seed)
+        self._parameters = {
+            "num_samples": self._samples,
+            "weights": self._weights.tolist(),
+            "orders": self._orders,
+        }
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
         self.in_blocks = any(order.in_blocks for order in self._orders)
         self._recent: list[Recent[Int64]] = [Recent(1) for _ in orders]  # a piece of each order
@@ -130,13 +135,6 @@ class MixtureSampler(Order):
         ]
         own: Int64 = np.stack(pieces)[row, place]
         return self._id_bounds[stream] + own
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "num_samples": self._samples,
-            "weights": self._weights.tolist(),
-            "orders": [order.fingerprint for order in self._orders],
-        }
 
 
 def _drawn(order: Order, piece: int) -> Int64:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from twinfeed.samplers._explain import html
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers._space import SampleSpace
+from twinfeed.samplers._state import told
 
 _Inner = TypeVar("_Inner", bound="InnerOrder")
 
@@ -28,6 +30,7 @@ class Order(SampleSpace, ABC):
     """
 
     seed: int = 0
+    _parameters: Mapping[str, Any]  # what the order depends on beside the seed
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch: as it is here, each sample comes once."""
@@ -65,14 +68,10 @@ class Order(SampleSpace, ABC):
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         """Return the sample ids at positions within an epoch, int64[positions] both."""
 
-    @abstractmethod
-    def _parameters(self) -> dict[str, Any]:
-        """Return what the order depends on beside the seed, as JSON can hold it."""
-
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What the order is a function of: class, seed, parameters, digests of data."""
-        return {"name": type(self).__name__, "seed": self.seed, **self._parameters()}
+        return {"name": type(self).__name__, "seed": self.seed, **told(self._parameters)}
 
     def for_batches(self, batch_size: int) -> Order:
         """Return the order to use for batches of this size; ValueError where there is none."""
@@ -125,15 +124,13 @@ class SequentialSampler(Order):
 
     def __init__(self, n: SupportsIndex, /) -> None:
         self.num_records = _validate.integer("n", n, minimum=0)
+        self._parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
         return f"SequentialSampler({_validate.counted(len(self), 'record')})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return positions.copy()
-
-    def _parameters(self) -> dict[str, Any]:
-        return {"n": len(self)}
 
 
 class RandomSampler(Order):
@@ -152,6 +149,7 @@ class RandomSampler(Order):
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
         self.num_records = _validate.integer("n", n, minimum=0)
+        self._parameters = {"n": self.num_records}
         self.seed = _validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
@@ -167,6 +165,3 @@ class RandomSampler(Order):
         # An order keeps its own tables: permute keeps few, and a mixture has many orders.
         table = self._recent.get(epoch, lambda: small_table(n, key))
         return table[positions].astype(np.int64)
-
-    def _parameters(self) -> dict[str, Any]:
-        return {"n": len(self)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,6 @@ from twinfeed.samplers._bits import Int64
 from twinfeed.samplers._coverage import CoverageDraw
 from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._schedule import PerStep, Schedule
-from twinfeed.samplers._state import digest
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
 
@@ -92,17 +91,25 @@ class PKBatchSampler(BatchStream):
         self._coverage = coverage
         self._within = _validate.choice("order_within", order_within, ("random", "stored"))
         order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self._label_digest, self.num_records = order.digest, len(order.records)
-        self._records_digest: str | None = None
+        self.num_records, chosen = len(order.records), None
         if records is not None:
             chosen = _validate.records(records, self.num_records)
-            self._records_digest = digest(chosen)
             order = order._some(chosen)
         self._drawn = len(order.records)
         parents = order._supers(super_labels, self.num_records)
         kept = self._kept_classes(order.sizes)
         self._classes, supers = order._classes(kept), ClassOrder(parents[kept])
-        self._super_digest = None if super_labels is None else supers.digest
+        self._parameters = {
+            "labels": order.digest,
+            "super_labels": None if super_labels is None else supers.digest,
+            "p": schedule.p_text,
+            "k": schedule.k_text,
+            "small": small,
+            "min_class_size": self._min_size,
+            "coverage": coverage,
+            "order_within": order_within,
+            "records": chosen,
+        }
         self._check_enough(supers.sizes)
         if coverage is None:
             fair = FairDraw(self._classes, supers, schedule, seed, self._within == "stored")
@@ -136,7 +143,7 @@ class PKBatchSampler(BatchStream):
         """Check that there are P classes, and P in every super-class."""
         p, fewest = self._schedule.largest_p, int(super_sizes.min(initial=len(self._classes)))
         if fewest < p:
-            where = "every super-class" if self._super_digest else "the data"
+            where = "every super-class" if self._parameters["super_labels"] else "the data"
             raise ValueError(
                 f"p must be at most the number of classes in {where}, {fewest} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
@@ -148,7 +155,7 @@ class PKBatchSampler(BatchStream):
         rules = {
             "p and k must be plain integers": self._schedule.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
-            "super_labels must not be given": self._super_digest is None,
+            "super_labels must not be given": self._parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
         }
         if coverage == "once":
@@ -170,7 +177,7 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self._records_digest is None else f"{self._drawn:,} of "
+        some = "" if self._parameters["records"] is None else f"{self._drawn:,} of "
         told = _validate.counted
         return (
             f"PKBatchSampler({some}{told(self.num_records, 'record')}, "
@@ -198,16 +205,3 @@ class PKBatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         steps = epoch * self._steps + start + np.arange(len(lows))
         return self._draws.ids(steps, self.rank, self.world_size)
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "labels": self._label_digest,
-            "super_labels": self._super_digest,
-            "p": self._schedule.p_text,
-            "k": self._schedule.k_text,
-            "small": self._small,
-            "min_class_size": self._min_size,
-            "coverage": self._coverage,
-            "order_within": self._within,
-            "records": self._records_digest,
-        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class ReuseSampler(Order):
             raise ValueError(f"live must be at most n, got live={live}, n={n}")
         self._num_ids = _validate.integer("samples of an epoch", n * reuse, minimum=1)
         self.seed = _validate.seed(seed)
+        self._parameters = {"n": n, "reuse": reuse, "live": live}
         self._bounds, self._starts = _staggered(n, reuse, live)
         self._key = root_key(self.seed, "reuse")
         self._recent: Recent[Lanes] = Recent(2)
@@ -84,9 +85,6 @@ class ReuseSampler(Order):
         )
         turn, use = np.divmod(lanes.places(positions), self.reuse)
         return permute(self.num_records, derive(key, 1), turn) * self.reuse + use
-
-    def _parameters(self) -> dict[str, Any]:
-        return {"n": self.num_records, "reuse": self.reuse, "live": self.live}
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:

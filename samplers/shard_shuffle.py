@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,7 +14,6 @@ from twinfeed.samplers._bits import Int64, below, derive, root_key, spread, word
 from twinfeed.samplers._lanes import MAX_LANES, Lanes
 from twinfeed.samplers._memo import Recent
 from twinfeed.samplers._permutation import permute, permute_rows
-from twinfeed.samplers._state import digest
 from twinfeed.samplers._validate import counted
 from twinfeed.samplers.orders import Order
 
@@ -87,6 +86,13 @@ class ShardShuffleSampler(Order):
                 f"sections must be at most the number of blocks, {len(self._sizes)}, "
                 f"got {self._sections}: take smaller blocks"
             )
+        self._parameters = {
+            "shard_lengths": self._lengths,
+            "block": self.block,
+            "window": self.window,
+            "sections": self._sections,
+            "order_within": order_within,
+        }
         self._key = root_key(self.seed, "shard shuffle")
         self._batch_size = self._sections
         self._recent: Recent[_Table] = Recent(2)
@@ -178,15 +184,6 @@ class ShardShuffleSampler(Order):
         bounds = np.arange(width + 1) * size // width
         bounds[1:-1] += below(words(derive(key, 0), np.arange(1, width)), jitter) - jitter // 2
         return Lanes(bounds, np.zeros(width, np.int64), key=derive(key, 1), renew=False)
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "shard_lengths": digest(self._lengths),
-            "block": self.block,
-            "window": self.window,
-            "sections": self._sections,
-            "order_within": self._within,
-        }
 
 
 class _Table(NamedTuple):

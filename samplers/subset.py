@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, UInt64, root_key, words
-from twinfeed.samplers._state import digest
 from twinfeed.samplers.orders import InnerOrder, Order, SequentialSampler
 
 
@@ -59,6 +58,11 @@ class SubsetSampler(InnerOrder):
         # The records of a block of places are a range where the table ascends.
         self.in_blocks = inner.in_blocks and bool((self._table[1:] > self._table[:-1]).all())
         self.seed = inner.seed
+        self._parameters = {
+            "records": self._table,
+            "num_records": self.num_records,
+            "order": inner,
+        }
 
     def __repr__(self) -> str:
         of = f"{len(self._table):,} of {self.num_records:,} records"
@@ -79,13 +83,6 @@ class SubsetSampler(InnerOrder):
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return self._table[self._order._ids(epoch, positions)]
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "records": digest(self._table),
-            "num_records": self.num_records,
-            "order": self._order.fingerprint,
-        }
 
 
 def split(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, root_key, words
 from twinfeed.samplers._permutation import permute_rows
-from twinfeed.samplers._state import digest
 from twinfeed.samplers.orders import InnerOrder, Order
 
 
@@ -59,6 +58,7 @@ class ViewSampler(InnerOrder):
         units = "records" if one else "(record, view) pairs"
         self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
         self.seed = _validate.seed(seed)
+        self._parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}
         self._key = root_key(self.seed, "views")
 
     def __repr__(self) -> str:
@@ -92,10 +92,3 @@ class ViewSampler(InnerOrder):
         """Return the view number of each sample id within its record."""
         first: Int64 = self._bounds[self.records(ids)]
         return ids - first
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "views": digest(self._counts),
-            "per_epoch": self._per_epoch,
-            "order": self._order.fingerprint,
-        }

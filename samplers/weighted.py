@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import Int64, below, derive, root_key, words
 from twinfeed.samplers._memo import Recent
-from twinfeed.samplers._state import digest
 from twinfeed.samplers._waits import Waiting
 from twinfeed.samplers.orders import Order
 
@@ -62,6 +61,11 @@ class WeightedSampler(Order):
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
+        self._parameters = {
+            "weights": self._weights,
+            "num_samples": self._samples,
+            "replacement": self.repeats,
+        }
         self._bounds = np.cumsum(self._weights if self.repeats else [])
         self._key = root_key(self.seed, "weighted")
         self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
@@ -88,13 +92,6 @@ class WeightedSampler(Order):
         """Return the order of an epoch, kept while this epoch and the next are drawn."""
         key = derive(self._key, epoch)
         return self._recent.get(epoch, lambda: Waiting(self._weights, key))
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            "weights": digest(self._weights),
-            "num_samples": self._samples,
-            "replacement": self.repeats,
-        }
 
 
 def _quantised(weights: ArrayLike) -> Int64:
