@@ -119,10 +119,7 @@ class Cursor:
 
 
 class Passes(Cursor):
-    """Begin each pass over a bare stream at step 0, and move on as the latest pass draws batches.
-
-    Nobody tells a bare stream what a training loop received.
-    """
+    """Begin each pass at step 0, and move on as the latest pass draws batches."""
 
     def __init__(self, stream: BatchStream, /) -> None:
         super().__init__(stream)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from itertools import islice
 
 from twinfeed.samplers._bits import Int64
-
-if TYPE_CHECKING:
-    from twinfeed.samplers._space import SampleSpace
+from twinfeed.samplers._space import SampleSpace
 
 _SHOWN = 12  # samples of a batch that a notebook shows
 
@@ -17,11 +15,9 @@ _SHOWN = 12  # samples of a batch that a notebook shows
 def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
     """Write steps as rows and ranks as columns below a title."""
     steps = len(ranks[0])
-    cells = samples([ids for batches in ranks for ids in batches], namer)
+    cells = map(" ".join, samples([ids for batches in ranks for ids in batches], namer))
     columns = [["step", *map(str, range(steps))]]
-    for rank in range(len(ranks)):
-        own = cells[rank * steps : (rank + 1) * steps]
-        columns.append([f"rank {rank}", *map(" ".join, own)])
+    columns += [[f"rank {rank}", *islice(cells, steps)] for rank in range(len(ranks))]
     widths = [max(map(len, column)) for column in columns]
     rows = [
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -68,7 +68,6 @@ class TableCache:
         return out
 
     def _computed(self, population: Int64, lap: Int64, positions: Int64) -> Int64:
-        """Return the same without the cache."""
         return permute_rows(self._sizes[population], self._keys(population, lap), positions)
 
     def _keys(self, population: Int64, lap: Int64) -> NDArray[np.uint64]:

@@ -225,7 +225,6 @@ class BatchStream(SampleSpace, ABC):
 
     @property
     def _own(self) -> Passes:
-        """The passes of bare iteration."""
         if self._passes is None:
             # Of a copy: a cycle would keep large tables until the garbage collector runs.
             self._passes = Passes(copy.copy(self))
@@ -325,7 +324,6 @@ class BatchStream(SampleSpace, ABC):
         return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
 
     def _repr_html_(self) -> str:
-        """Show the first steps in a notebook."""
         batches = self.batches(self.epoch, 0, min(4, self._steps))
         return html(repr(self), [f"step {step}" for step in range(len(batches))], batches, self)
 

@@ -29,55 +29,45 @@ class Waiting:
     def __init__(self, weights: Int64, key: int) -> None:
         self._weights, self._key = weights, key
         count = len(weights)
-        self._blocks = -(-count // _BLOCK)
+        self._blocks = [slice(a, min(a + _BLOCK, count)) for a in range(0, count, _BLOCK)]
         waits = np.sort(self._waits(np.arange(0, count, max(1, count // _SAMPLE))))
         pieces = min(count // _PIECE + 1, 1 << 15)
         # The bounds of pieces decide how many records are sorted at once, never the order.
         self._edges = waits[np.arange(1, pieces) * len(waits) // pieces]
-        # By block, as threads may make the same one: then one of them was for nothing.
-        self._divided: dict[int, NDArray[np.uint16]] = {}
-        self._whole: tuple[NDArray[np.uint16], Int64] | None = None
+        # Threads may divide the same block: they write the same pieces.
+        self._piece_of = np.empty(count, np.uint16)
+        self._divided = 0  # so many blocks, the first ones
+        self._bounds: Int64 | None = None  # of the pieces, once all blocks are divided
         self._sorted: Recent[Int64] = Recent(2)
 
     def prepare(self, share: float) -> None:
         """Divide this share of the blocks, and a little more."""
-        if self._whole is not None:
-            return
-        goal = min(self._blocks, int(self._blocks * share * _AHEAD))
-        for number in range(len(self._divided), goal):
-            self._divided[number] = self._block(number)
+        goal = min(len(self._blocks), int(len(self._blocks) * share * _AHEAD))
+        for number in range(self._divided, goal):
+            block = self._blocks[number]
+            waits = self._waits(np.arange(block.start, block.stop))
+            self._piece_of[block] = np.searchsorted(self._edges, waits, side="right")
+            self._divided = number + 1
 
     def records(self, positions: Int64) -> Int64:
         """Return the records at these places of the order, int64 as `positions`."""
-        piece_of, bounds = self._whole or self._finished()
+        bounds = self._bounds
+        if bounds is None:
+            self.prepare(1)
+            pieces = len(self._edges) + 1
+            counts = sum(np.bincount(self._piece_of[b], minlength=pieces) for b in self._blocks)
+            bounds = self._bounds = np.append(0, np.cumsum(counts))
         piece = np.searchsorted(bounds, positions, side="right") - 1
         out = np.empty(positions.shape, np.int64)
         for number in np.unique(piece).tolist():
             mine = piece == number
-            members = self._sorted.get(number, lambda: self._piece(piece_of, number))  # noqa: B023
+            members = self._sorted.get(number, lambda: self._piece(number))  # noqa: B023
             out[mine] = members[positions[mine] - bounds[number]]
         return out
 
-    def _finished(self) -> tuple[NDArray[np.uint16], Int64]:
-        """Divide the blocks that are left."""
-        divided = [
-            self._divided[number] if number in self._divided else self._block(number)
-            for number in range(self._blocks)
-        ]
-        counts = sum(np.bincount(block, minlength=len(self._edges) + 1) for block in divided)
-        whole = self._whole = np.concatenate(divided), np.append(0, np.cumsum(counts))
-        self._divided = {}
-        return whole
-
-    def _block(self, number: int) -> NDArray[np.uint16]:
-        """Return the piece of each record of a block."""
-        stop = min((number + 1) * _BLOCK, len(self._weights))
-        waits = self._waits(np.arange(number * _BLOCK, stop))
-        return np.searchsorted(self._edges, waits, side="right").astype(np.uint16)
-
-    def _piece(self, piece_of: NDArray[np.uint16], number: int) -> Int64:
+    def _piece(self, number: int) -> Int64:
         """Return the records of a piece in the order of their waits, equal ones as stored."""
-        records = np.flatnonzero(piece_of == number)
+        records = np.flatnonzero(self._piece_of == number)
         return records[np.argsort(self._waits(records), kind="stable")]
 
     def _waits(self, records: Int64) -> Float64:

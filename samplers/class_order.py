@@ -143,22 +143,20 @@ class ClassOrder:
             )
         owner, record = self._by_class()
         first = self._records[self._starts]
-        strays = np.flatnonzero(parents[record] != parents[first][owner])
+        found: Int64 = parents[first]
+        strays = np.flatnonzero(parents[record] != found[owner])
         if strays.size:
             here, there = record[strays[0]], first[owner[strays[0]]]
             raise ValueError(
                 f"super_labels must agree within a class: records {there} and {here} have one "
                 f"label and two super-labels"
             )
-        found: Int64 = parents[first]
         return found
 
 
 def _locked(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view, so that the owner may still change the array."""
-    if not array.flags.writeable:
-        return array
-    view = array.view()
+    view = array.view() if array.flags.writeable else array
     view.flags.writeable = False
     return view
 

@@ -117,7 +117,6 @@ class Diagnosis:
 
 
 def _line(name: str, measure: Measure) -> str:
-    """Write a measure on one line."""
     return f"{name:27} {measure.value:,.1f} of {measure.uniform:,.1f} ({measure.ratio:.0%})"
 
 
@@ -172,18 +171,7 @@ def diagnose(
         raise ValueError(
             f"stream must hold records below num_records={records}, got {int(ids.max())}"
         )
-    groups = _groups(records, labels, shard_lengths, block)
-    return _measure(ids, batch, records, groups)
-
-
-def _groups(
-    records: int,
-    labels: ArrayLike | None,
-    shard_lengths: ArrayLike | None,
-    block: SupportsIndex | None,
-) -> dict[str, Int64]:
-    """Return what each record belongs to, int64[records] each."""
-    groups = {}
+    groups = {}  # what each record belongs to
     if labels is not None:
         groups["classes"] = np.unique(_validate.labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:
@@ -194,11 +182,10 @@ def _groups(
     for name, group in groups.items():
         if len(group) != records:
             raise ValueError(f"{name} must be given for {records} records, got {len(group)}")
-    return groups
+    return _measure(ids, batch, records, groups)
 
 
 def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]) -> Diagnosis:
-    """Compute the numbers of a diagnosis."""
     samples = len(ids)
     head = -(-samples // 10)
     place = np.arange(samples)

@@ -45,7 +45,6 @@ class Order(SampleSpace, ABC):
         )
 
     def _repr_html_(self) -> str:
-        """Show the first samples in a notebook."""
         first = self.ids(0, np.arange(min(12, len(self))))
         return html(repr(self), ["epoch 0 begins"], [first], self)
 

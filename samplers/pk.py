@@ -140,7 +140,6 @@ class PKBatchSampler(BatchStream):
         return kept
 
     def _check_enough(self, super_sizes: Int64) -> None:
-        """Check that there are P classes, and P in every super-class."""
         p, fewest = self._schedule.largest_p, int(super_sizes.min(initial=len(self._classes)))
         if fewest < p:
             where = "every super-class" if self._parameters["super_labels"] else "the data"
@@ -150,7 +149,6 @@ class PKBatchSampler(BatchStream):
             )
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
-        """Refuse what would contradict an epoch made for coverage."""
         coverage = _validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._schedule.fixed,

@@ -80,7 +80,10 @@ class ShardShuffleSampler(Order):
             )
         self.num_records = int(self._lengths.sum())
         self.in_blocks = self.block > 1
-        self._begins, self._sizes = _blocks(self._lengths, self.block)
+        shard, number = spread(-(-self._lengths // self.block))
+        within = number * self.block
+        self._begins = (np.cumsum(self._lengths) - self._lengths)[shard] + within
+        self._sizes = np.minimum(self._lengths[shard] - within, self.block)
         if len(self._sizes) < self._sections > 1:
             raise ValueError(
                 f"sections must be at most the number of blocks, {len(self._sizes)}, "
@@ -193,11 +196,3 @@ class _Table(NamedTuple):
     bounds: Int64
     sections: Int64
     lanes: list[Lanes]
-
-
-def _blocks(shard_lengths: Int64, block: int) -> tuple[Int64, Int64]:
-    """Return the first record and the length of every block, shard by shard."""
-    shard, number = spread(-(-shard_lengths // block))
-    within = number * block
-    begins = (np.cumsum(shard_lengths) - shard_lengths)[shard] + within
-    return begins, np.minimum(shard_lengths[shard] - within, block)

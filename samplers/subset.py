@@ -47,11 +47,8 @@ class SubsetSampler(InnerOrder):
         self._table = _validate.integers("records", records, minimum=0)
         values = _validate.distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
-        self.num_records = (
-            least
-            if num_records is None
-            else _validate.integer("num_records", num_records, minimum=least)
-        )
+        given = least if num_records is None else num_records
+        self.num_records = _validate.integer("num_records", given, minimum=least)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._take(inner, size, f"len(records)={size} places")
