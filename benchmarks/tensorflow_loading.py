@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from twinfeed.loaders import DecodeImage, Feed, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.loaders.tensorflow._calls import called
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -148,6 +150,51 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
             batches=min(count // BATCH - 1, options.batches),
             pairs=options.pairs,
         )
+
+
+def stages(options: argparse.Namespace, folder: Path) -> None:
+    """Print the microseconds of a batch, with one stage of `gather` after the other added."""
+    for size in options.record_bytes:
+        index = packed(folder / "stages", size, options.megabytes * 1_000_000)
+        sampler = BatchSampler(RandomSampler(len(index), seed=0), batch_size=BATCH, final="drop")
+        print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
+        server = dataset(index, sampler).twinfeed_engine.server
+        with closing(server.passes()) as passes:
+            for way, (make, together) in staged(server, next(passes)).items():
+                calls = min(len(sampler) - 2 * together, options.batches) // together
+                rates = [rate(make, calls, together) for _ in range(options.pairs)]
+                clock = statistics.median(1e6 / one.clock for one in rates)
+                used = statistics.median(1e6 / one.processor for one in rates)
+                print(f"  {way:<44} {clock:9.0f} ({used:.0f})", flush=True)
+
+
+def staged(server: Any, begun: Any) -> dict[str, tuple[Make, int]]:
+    """Return each stage of a pass, and how many batches an element of the stage has."""
+    index, sampler = server.feed.index, server.feed.sampler
+    # The first calls give fewer batches, and the last one may.
+    numbers = range(int(server.together).bit_length(), int(begun[4]) - 1)
+    types = [tf.int64] * 3 + server.layout.dtypes
+    shapes = [(5,), (), (), *(spec.shape for spec in server.layout.flat)]
+
+    def tensors() -> tf.data.Dataset:
+        calls = tf.data.Dataset.range(numbers.start, numbers.stop)
+        return calls.map(lambda call: called(server.read_together, [begun, call], types))
+
+    def shaped(*parts: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        for part, shape in zip(parts, shapes, strict=True):
+            part.set_shape([None, *shape])
+        return parts
+
+    return {
+        "sequential": (lambda: sequential(index), 1),
+        "reading by id and checks, in Python": (
+            lambda: (server.read_together(begun, np.int64(call)) for call in numbers),
+            server.together,
+        ),
+        "and its tensors, in TensorFlow": (tensors, server.together),
+        "and rows of them, a call ahead": (lambda: tensors().map(shaped).prefetch(1).unbatch(), 1),
+        "the dataset": (lambda: dataset(index, sampler), 1),
+    }
 
 
 def class_files(folder: Path, classes: int, each: int, size: int) -> Index:
@@ -271,7 +318,7 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parts = {"gather": gather_and_choose, "classes": classes, "jpeg": jpeg}
+    parts = {"gather": gather_and_choose, "stages": stages, "classes": classes, "jpeg": jpeg}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[[], *parts], help=", ".join(parts))
     parser.add_argument("--record-bytes", type=int, nargs="+", default=[1000, 10_000, 100_000])
