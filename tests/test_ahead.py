@@ -1,6 +1,8 @@
 """The planner: what coming batches read is told in time, once, in few ranges, within a bound."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from making_shards import tfrecords
+from running import started_threads
 from sampler_cases import CASES
 
 from twinfeed.loaders import (
@@ -22,6 +25,7 @@ from twinfeed.loaders import (
     shuffled,
 )
 from twinfeed.loaders.index import _arrays
+from twinfeed.loaders.reading import _fetch
 from twinfeed.loaders.reading._ahead import Planner, large
 from twinfeed.loaders.reading._fetch import MOST_AT_ONCE, REMOTE_GAP, extents_of
 from twinfeed.loaders.reading.reader import Reader
@@ -208,6 +212,35 @@ def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
         if _system.cold(file.fileno(), 5000) is None:
             pytest.skip("this file system cannot tell")
         assert file.read(1) == b"\0"
+
+
+def test_closing_a_reader_ends_what_is_told_beside_the_loop(
+    long: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(fd: int, *_: Any) -> None:
+        told.append(fd)
+        begun.set()
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(_fetch, "advise", slow)
+    reader = Reader(long)
+    for _ in range(2):
+        told.clear()
+        reader.ahead(reader.extents([0, 50, 150]))  # in three shards
+        assert begun.wait(20)
+        closing = threading.Thread(target=reader.close)
+        closing.start()
+        while not reader._fetcher._advice._stopped:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        go_on.set()
+        closing.join()
+        assert len(told) == 1
+        assert not started_threads()
+        begun.clear()
+        go_on.clear()
 
 
 def test_memory_is_no_more_than_the_machine_has(long: Index) -> None:

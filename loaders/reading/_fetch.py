@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -115,31 +115,31 @@ class Advice:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Callable[[Extents], None], Extents]] = deque()
-        self._lock = threading.Lock()
-        self._running = False
+        self._waiting: deque[Iterator[None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
 
-    def add(self, tell: Callable[[Extents], None], extents: Extents) -> None:
-        """Have ranges told after those that wait."""
-        with self._lock:
-            self._waiting.append((tell, extents))
-            if not self._running:
-                threading.Thread(target=self._run, name="twinfeed-advice").start()
-                self._running = True
+    def add(self, telling: Iterator[None]) -> None:
+        """Have a generator run, after those that wait."""
+        self._stopped = False
+        self._waiting.append(telling)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
+            self._thread.start()
 
-    def clear(self) -> None:
-        """Forget what is not told yet."""
+    def close(self) -> None:
+        """Tell no more."""
+        self._stopped = True
         self._waiting.clear()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._running = False
-                    return
-                tell, extents = self._waiting.popleft()
-            tell(extents)
-            del tell  # which keeps files open
+        with suppress(IndexError):  # nothing waits
+            while not self._stopped:
+                for _ in self._waiting.popleft():
+                    if self._stopped:
+                        break
 
 
 class LocalShards(Fetcher):
@@ -156,7 +156,7 @@ class LocalShards(Fetcher):
 
     def close(self) -> None:
         """Close the shards."""
-        self._advice.clear()
+        self._advice.close()
         self.handles.close()
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
@@ -205,11 +205,12 @@ class LocalShards(Fetcher):
 
     def ahead(self, extents: Extents, /) -> None:
         """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
-        self._advice.add(self._advise, extents)
+        self._advice.add(self._advised(extents))
 
-    def _advise(self, extents: Extents) -> None:
+    def _advised(self, extents: Extents) -> Iterator[None]:
         for fd, start, stop in self._opened(extents):
             advise(fd, start, stop - start, "WILLNEED")
+            yield
 
     def waits(self, extents: Extents, /) -> bool:
         """Whether the last page of one of these is not in memory."""
