@@ -26,7 +26,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.reading._fetch import WrongBytes, extents_of, fetcher, many_near
+from twinfeed.loaders.reading._fetch import Fetcher, WrongBytes, extents_of, fetcher, many_near
 from twinfeed.loaders.reading._handles import default_limit
 from twinfeed.samplers import BatchStream
 
@@ -72,7 +72,8 @@ class Reader(Closing):
 
     def close(self) -> None:
         """Close the open files; a later call opens them anew."""
-        self._fetcher.close()
+        if self._pid == os.getpid():
+            self._own.close()
 
     def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Value]]:
         """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
@@ -83,8 +84,6 @@ class Reader(Closing):
         Raises IndexError for an id outside [0, N), KeyError for an unknown field, LoaderError
         where a record lacks a field, StaleIndexError, DataCorruptionError.
         """
-        if self._pid != os.getpid():
-            self._renew()
         ids = _checks.as_ids(ids)
         names = self._names(fields)
         stored = [name for name in names if name not in self.index.columns]
@@ -115,8 +114,6 @@ class Reader(Closing):
 
     def waits(self, extents: npt.NDArray[Any], /) -> bool:
         """Whether reading would wait for a disk or a network; a few of the ranges are looked at."""
-        if self._pid != os.getpid():
-            self._renew()
         return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
 
     def ahead(self, extents: npt.NDArray[Any], /) -> None:
@@ -124,23 +121,24 @@ class Reader(Closing):
 
         `extents` are such as the method `extents` gives, in the order in which they will be read.
         """
-        if self._pid != os.getpid():
-            self._renew()
         self._fetcher.ahead(extents)
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
         """Know which batch of a stream is read now: a cache keeps what the stream needs soonest."""
-        if self._pid != os.getpid():
-            self._renew()
         self._fetcher.follow(sampler, fields, epoch, step)
 
+    @property
+    def _fetcher(self) -> Fetcher:
+        """What reads files; a forked child starts anew, as a thread may have held a lock."""
+        if self._pid != os.getpid():
+            self._renew()
+        return self._own
+
     def _renew(self) -> None:
-        """Start without open files, as a forked child must: a thread may have held the lock."""
         self._pid = os.getpid()
         _system.keep_freed_memory()
-        self._fetcher = fetcher(
-            self.index, verify=self.verify, max_open_files=self.max_open_files or default_limit()
-        )
+        limit = self.max_open_files or default_limit()
+        self._own = fetcher(self.index, verify=self.verify, max_open_files=limit)
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""
