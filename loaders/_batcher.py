@@ -140,17 +140,12 @@ class Batcher(Closing):
             raise DecodeError(f"{where}: {error}") from error
 
 
-def planner_for(
-    feed: Feed, reader: Reader, epoch: int, start: int, /, *, elsewhere: bool = False
-) -> Planner | None:
-    """Return what plans the reading of a pass, where the feed reads anything ahead; `elsewhere`
-    where other processes read.
-    """
+def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planner | None:
+    """Return what plans the reading of a pass, where the feed reads anything ahead."""
     stored = stored_fields(feed)
     if feed.readahead == 0 or not stored:
         return None
-    limit = feed.readahead
-    return Planner(reader, stored, feed.sampler, epoch, start, limit=limit, elsewhere=elsewhere)
+    return Planner(reader, stored, feed.sampler, epoch, start, limit=feed.readahead)
 
 
 def stored_fields(feed: Feed) -> list[str]:

@@ -201,7 +201,7 @@ class _Ledger(Reader):
 
     requests = bytes = 0
 
-    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
         self.requests += len(extents)
         self.bytes += int((extents["stop"] - extents["start"]).sum())
 

@@ -53,7 +53,7 @@ class Noting(Reader):
         self.looks = 0
         self.waiting = waiting
 
-    def ahead(self, extents: Any, /) -> None:
+    def ahead(self, extents: Any, /, *, fresh: bool = False) -> None:
         self.told.append(extents.tolist())
 
     def waits(self, extents: Any, /) -> bool:
@@ -137,7 +137,7 @@ def test_a_block_left_for_long_is_told_again(
             counted.append(len(records))
             return np.zeros(0, [("start", int), ("stop", int)])
 
-        def ahead(self, extents: Any) -> None:
+        def ahead(self, extents: Any, *, fresh: bool = False) -> None:
             pass
 
     counted: list[int] = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._fetch import EXTENT
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote import _network, _store, _wire
+from twinfeed.loaders.remote import _link, _network, _store, _wire
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -150,7 +152,7 @@ def test_what_nobody_takes_makes_room_for_what_is_needed(
     index = large(tmp_path, shards=1, records=32, size=900)
     with Reader(at(server, index)) as reader:
         reader.ahead(extents(index, range(16)))
-        reader.ahead(extents(index, range(16, 32)))
+        reader.ahead(extents(index, range(16, 32)), fresh=True)
         held = reader._fetcher._ahead  # type: ignore[attr-defined]
         for record in range(16, 32):
             reader.read([record])
@@ -159,6 +161,21 @@ def test_what_nobody_takes_makes_room_for_what_is_needed(
         assert held._bytes <= 4 * 1000
         assert not held._waiting
     assert server.asked["GET"] <= 4 + 16
+
+
+def test_ranges_are_needed_in_another_order_than_they_were_told(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them is given up where there is no room to begin them all, nor makes room for one
+    that the same batch needs.
+    """
+    network(monkeypatch, held=1000)
+    index = large(tmp_path, shards=1, records=8, size=900)
+    with Reader(at(server, index)) as reader, Reader(index) as local:
+        reader.ahead(extents(index, [5, 3, 7, 1]))
+        for ids in ([3, 5], [7], [1]):
+            assert reader.read(ids) == local.read(ids)
+    assert server.asked["GET"] == 4
 
 
 @pytest.mark.parametrize("fate", [500, 503, 429, "reset", "short"])
@@ -304,6 +321,16 @@ def test_a_child_process_reads_with_connections_of_its_own(
         process.join(60)
     assert process.exitcode == 0
     assert (pid, found) == (process.pid, want)
+
+
+def test_who_asks_a_killed_parent_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a child has inherited the other end, the connection does not close."""
+    here, there = socket.socketpair()
+    monkeypatch.setattr(_link, "_LOOK", 0.01)
+    link = _link.Link(Connection(here.detach()))
+    monkeypatch.setattr(_link.os, "getppid", lambda: 1)
+    with there, pytest.raises(EOFError):
+        link.ask("anything")
 
 
 def test_errors_of_the_network_pickle(tmp_path: Path, server: RangeServer) -> None:

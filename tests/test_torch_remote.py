@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from range_server import RangeServer
+from running import started_threads
 
 from twinfeed.loaders import DiskCache, Feed, open_index, pack
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import BatchSampler, RandomSampler
+from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
 
 
 @pytest.fixture
@@ -48,3 +54,110 @@ def test_workers_read_remotely(
         assert bool(server.asked) is not cached
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["blocks", "random", "cached"])
+def test_workers_cost_no_request_and_no_byte(
+    tmp_path: Path, server: RangeServer, method: Any, kind: str
+) -> None:
+    """Each byte is asked for once, whichever workers need it, in as few requests as without."""
+    draw = np.random.default_rng(0)
+    local = pack(({"x": draw.bytes(1000)} for _ in range(512)), tmp_path, shards=2)["data"]
+    order: Any = RandomSampler(512, seed=0)
+    if kind == "blocks":
+        order = ShardShuffleSampler(local.shard_lengths, block=64, window=3, seed=0)
+    sampler = BatchSampler(order, batch_size=16)
+    asked = {}
+    for workers in (0, 2):
+        cache = DiskCache(tmp_path / f"cache{workers}", bytes=10**7) if kind == "cached" else None
+        feed = Feed(open_index(f"{server.url}/data.index", cache=cache), sampler)
+        options: Any = {"num_workers": workers, "multiprocessing_context": method}
+        server.clear()
+        with TorchLoader(feed, device="cpu", **(options if workers else {})) as loader:
+            pairs = zip(loader, Feed(local, sampler).batches(), strict=True)
+            assert all(list(one["x"]) == list(other["x"]) for one, other in pairs)
+        asked[workers] = server.asked["GET"], sum(stop - at for _, at, stop in server.ranges)
+    with_workers, without = asked[2], asked[0]
+    few = 1.05 if kind == "random" else 1.0  # where two ranges hold a record, either may be taken
+    assert all(one <= few * other for one, other in zip(with_workers, without, strict=True))
+    assert without[0] < (200 if kind == "random" else 30)
+
+
+@pytest.mark.parametrize("fault", ["changed", "corrupted", "refused", "gone"])
+def test_workers_tell_what_is_wrong_and_go_on_after_it(
+    tmp_path: Path, server: RangeServer, fault: str
+) -> None:
+    draw = np.random.default_rng(0)
+    local = pack(({"x": draw.bytes(1000)} for _ in range(64)), tmp_path, shards=1)["data"]
+    shard = tmp_path / local.shard_paths[0]
+    right = shard.read_bytes()
+    feed = Feed(
+        open_index(f"{server.url}/data.index"),
+        BatchSampler(RandomSampler(64, seed=0), batch_size=8),
+        spec={"x": ((), None)},  # type: ignore[dict-item]
+    )
+    kinds = {"changed": StaleIndexError, "corrupted": DataCorruptionError, "refused": LoaderError}
+    with TorchLoader(feed, device="cpu", num_workers=2) as loader:
+        if fault in ("changed", "corrupted"):
+            more = b"x" if fault == "changed" else b""
+            shard.write_bytes(bytes(byte ^ 1 for byte in right) + more)
+        else:
+            server.fail = lambda _path, _start: 404 if fault == "gone" else 403
+        with pytest.raises(kinds.get(fault, FileNotFoundError)) as caught:
+            next(iter(loader))
+        assert server.url in str(caught.value)
+        assert "__getitems__" in str(caught.value.__cause__), "where in the worker"
+        shard.write_bytes(right)
+        server.fail = lambda _path, _start: None
+        if fault != "corrupted":  # wrong bytes that came ahead are told one by one
+            assert sum(len(batch["id"]) for batch in loader) == 64
+    for thread in threading.enumerate():
+        if "twinfeed" in thread.name:
+            thread.join(10)
+    assert not started_threads()
+
+
+KILLED = """
+import sys
+from torch.utils.data._utils import worker
+from twinfeed.loaders import Feed, open_index
+from twinfeed.loaders.torch import TorchLoader
+from twinfeed.samplers import BatchSampler, SequentialSampler
+worker.MP_STATUS_CHECK_INTERVAL = 0.2
+def size(sample):
+    return {"size": len(sample["x"])}  # torch's queue of a batch of bytes would keep a worker
+sampler = BatchSampler(SequentialSampler(64), batch_size=8)
+feed = Feed(open_index(sys.argv[1]), sampler, decode=size, readahead=0)
+loader = TorchLoader(feed, device="cpu", num_workers=2)
+next(iter(loader))
+print(*(worker.pid for worker in loader._workers._iterator._workers), flush=True)
+sys.stdin.readline()
+for batch in loader:
+    pass
+"""
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path, server: RangeServer) -> None:
+    """They wait then for an answer that does not come any more."""
+    pack(({"x": b"x" * 100_000} for _ in range(64)), tmp_path, shards=1)
+    url = f"{server.url}/data.index"
+    code = KILLED.replace("num_workers=2", "num_workers=2, persistent_workers=True")
+    command, pipe = [sys.executable, "-c", code, url], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        while server.now:
+            time.sleep(0.01)
+        server.delay = 60.0
+        print(file=process.stdin, flush=True)
+        while not server.now:
+            time.sleep(0.01)
+        process.kill()
+    assert len(workers) == 2
+    for _ in range(600):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            return
+        time.sleep(0.05)
+    pytest.fail("a worker outlives its parent")

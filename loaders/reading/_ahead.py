@@ -42,8 +42,6 @@ class Planner:
     comes, and again only after a long time without any, when its pages may be gone. About `limit`
     bytes are told of batches that nobody has asked for yet: the last batch told may go beyond.
 
-    What is read `elsewhere`, by other processes, is told with no uses.
-
     Without a limit the planner sleeps while reading waits for nothing: now and then it looks
     whether a few pages of a coming batch are in memory.
     """
@@ -58,12 +56,10 @@ class Planner:
         /,
         *,
         limit: int | None,
-        elsewhere: bool = False,
     ) -> None:
         self._reader, self._fields = reader, fields
         self._sampler, self._epoch = sampler, epoch
         self._limit = limit or LIMIT
-        self._elsewhere = elsewhere
         self._asks = limit is None  # whether pages are cold
         self._asleep = self._asks and not large(reader.index)
         self._nap = _NAP
@@ -78,6 +74,7 @@ class Planner:
         self._waiting: deque[tuple[int, int]] = deque()  # last step and bytes of what was told
         self._bytes = 0  # of these
         self._wake = start  # nothing is to do before this step
+        self._fresh_plan = True  # nothing was told yet
         self._lock = Lock()
 
     @property
@@ -127,9 +124,8 @@ class Planner:
         if self._asks and len(extents):
             self._warm = 0 if self._reader.waits(extents) else self._warm + 1
             self._asleep = self._warm >= _WARM
-        if self._elsewhere:
-            extents["uses"] = 0
-        self._reader.ahead(extents)
+        self._reader.ahead(extents, fresh=self._fresh_plan)
+        self._fresh_plan = False
         told = int((extents["stop"] - extents["start"]).sum())
         self._waiting.append((stop - 1, told))
         self._bytes += told

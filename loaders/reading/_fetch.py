@@ -54,7 +54,7 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
     """Say which row's bytes were not as indexed, and what was read instead."""
 
     def __init__(self, place: int, found: bytes) -> None:
-        super().__init__(place)
+        super().__init__(place, found)  # both, since workers are sent the error
         self.place = place
         self.found = found
 
@@ -77,10 +77,9 @@ class Fetcher(ABC):
     def reread(self, row: np.void, /) -> bytes:
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
-    def ahead(self, extents: Extents, /) -> None:
-        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait.
-
-        Of a range with no uses, other processes take the rows.
+    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
+        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait. A
+        `fresh` plan takes the place of what was told before.
         """
         return
 
@@ -203,7 +202,7 @@ class LocalShards(Fetcher):
         advise(handle.fd, offset, length, "DONTNEED")
         return read_at(handle.fd, length, offset)
 
-    def ahead(self, extents: Extents, /) -> None:
+    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
         self._advice.add(self._advised(extents))
 
@@ -314,7 +313,7 @@ class WholeFiles(Fetcher):
             advise(opened.fileno(), 0, 0, "DONTNEED")
             return read_at(opened.fileno(), length, 0)
 
-    def ahead(self, extents: Extents, /) -> None:
+    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Tell the kernel which files will be needed. A file that cannot be opened is left out."""
         for file, start, stop, _ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:

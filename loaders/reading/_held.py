@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 
 import numpy as np
@@ -89,8 +89,12 @@ class Ahead:
         self._bytes = 0
         self._starts: dict[int, list[tuple[int, int]]] = {}
 
-    def tell(self, extents: npt.NDArray[np.void]) -> None:
-        """Take in what will be needed, in this order."""
+    def tell(self, extents: npt.NDArray[np.void], *, fresh: bool) -> None:
+        """Take in what will be needed, in this order. A `fresh` plan takes the place of an older
+        one, of which nothing more is begun.
+        """
+        while fresh and self._waiting:
+            self._forget(self._waiting.popitem()[1])
         for file, start, stop, uses in extents.tolist():
             known = self._equal(file, start, stop)
             if known is not None:
@@ -113,20 +117,20 @@ class Ahead:
         ]
         return min(found, key=lambda one: one.number, default=None)
 
-    def need(self, one: Range) -> None:
-        """Have a range fetched now. What was to come before it, and was not begun, is given up."""
-        one.pins += 1
-        if one.number in self._held:
+    def need(self, ranges: Collection[Range]) -> None:
+        """Have ranges fetched now. None of them makes room for another."""
+        for one in ranges:
+            one.pins += 1
+        for one in ranges:
+            if one.number not in self._held:
+                del self._waiting[one.number]
+                self._hold(one, soon=True)
+                continue
             self._held.move_to_end(one.number)
             if one.failed:  # some time ago, and for nobody yet
                 one.begin(self._read, soon=True)
             else:
                 one.hurry()
-            return
-        for number in [n for n in self._waiting if n < one.number]:
-            self._forget(self._waiting.pop(number))
-        del self._waiting[one.number]
-        self._hold(one, soon=True)
         for other in self._shed():
             self._drop(other)
 

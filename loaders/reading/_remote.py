@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
 from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import join, stale_file
@@ -29,7 +26,6 @@ from twinfeed.loaders.remote._chunks import Chunks, chunk_bytes
 from twinfeed.loaders.remote._download import describe
 from twinfeed.loaders.remote._store import Facts, store_of
 from twinfeed.loaders.remote._uses import NextUses
-from twinfeed.loaders.remote._wire import wire
 from twinfeed.samplers import BatchStream
 
 _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
@@ -72,16 +68,10 @@ class RemoteShards(Fetcher):
         last = rows["offset"] + rows["length"] - 1
         return starts + rows["offset"] // size, starts + last // size
 
-    def ahead(self, extents: Extents, /) -> None:
-        """Begin to fetch ranges, in this order, as far as there is room for them; those that other
-        processes read go to the cache.
-        """
-        elsewhere = extents[extents["uses"] <= 0]
-        if self.chunks is not None:
-            for file, start, stop, _ in elsewhere.tolist():
-                wire().submit(partial(self._bring, file, start, stop), stop - start, soon=False)
+    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
+        """Begin to fetch ranges, in this order, as far as there is room for them."""
         with self._lock:
-            self._ahead.tell(extents[extents["uses"] > 0])
+            self._ahead.tell(extents, fresh=fresh)
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
@@ -130,9 +120,7 @@ class RemoteShards(Fetcher):
             for place in alone[first:last].tolist():
                 found[place] = one
         ranges = [one for one in found if one is not None]
-        for one in dict.fromkeys(ranges):
-            if one.number:
-                self._ahead.need(one)
+        self._ahead.need([one for one in dict.fromkeys(ranges) if one.number])
         return ranges
 
     def _cut(self, rows: Rows, ranges: list[Range]) -> list[bytes]:
@@ -173,11 +161,6 @@ class RemoteShards(Fetcher):
         if self.chunks is None:
             return self._fetch(file, start, stop)
         return self.chunks.read(file, start, stop, self._fetch)
-
-    def _bring(self, file: int, start: int, stop: int) -> None:
-        """Have a range in the cache; who reads it is told what is wrong with it."""
-        with suppress(LoaderError, OSError):
-            self._read(file, start, stop)
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, where it must be as it was indexed."""

@@ -116,12 +116,13 @@ class Reader(Closing):
         """Whether reading would wait for a disk or a network; a few of the ranges are looked at."""
         return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
 
-    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
         """Begin to bring near the ranges that coming batches will read, without waiting for them.
 
         `extents` are such as the method `extents` gives, in the order in which they will be read.
+        With `fresh`, what was told before will not be read, as far as it has not begun.
         """
-        self._fetcher.ahead(extents)
+        self._fetcher.ahead(extents, fresh=fresh)
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
         """Know which batch of a stream is read now: a cache keeps what the stream needs soonest."""
@@ -137,8 +138,12 @@ class Reader(Closing):
     def _renew(self) -> None:
         self._pid = os.getpid()
         _system.keep_freed_memory()
+        self._own = self._begin()
+
+    def _begin(self) -> Fetcher:
+        """Return what brings bytes here."""
         limit = self.max_open_files or default_limit()
-        self._own = fetcher(self.index, verify=self.verify, max_open_files=limit)
+        return fetcher(self.index, verify=self.verify, max_open_files=limit)
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""

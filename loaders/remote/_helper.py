@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
+from twinfeed.loaders.remote._link import Link, answer
 from twinfeed.loaders.remote._network import PassingError
 from twinfeed.loaders.remote._store import Backend, Facts, Piece, direct_backend
 
@@ -25,7 +25,10 @@ class Helped(Backend):
     tells = True
 
     def _ask(self, name: str, *arguments: object) -> Any:
-        return _helper().ask(self.root, name, arguments)
+        try:
+            return _helper().ask(self.root, name, *arguments)
+        except EOFError:
+            raise PassingError("the process that reads for this one ended") from None
 
     def facts(self, path: str, /) -> Facts:
         """Return the facts of a file."""
@@ -58,95 +61,47 @@ class Helped(Backend):
         self._ask("delete", path)
 
 
-class _Helper:
-    """Send requests to a process over a socket, and sort its answers; it ends when the socket
-    closes, as the socket does when this process ends.
-    """
-
-    def __init__(self) -> None:
-        here, there = socket.socketpair()
-        with there:
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
-                f"from {__name__} import serve; serve({there.fileno()})"
-            )
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[there.fileno()], stdin=subprocess.DEVNULL
-            )
-        self._link = Connection(here.detach())
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Future[Any]] = {}
-        self._count = 0
-        threading.Thread(target=self._listen, daemon=True, name="twinfeed-helper").start()
-
-    def ask(self, root: str, name: str, arguments: tuple[object, ...]) -> Any:
-        """Return what a backend's method returns there."""
-        future: Future[Any] = Future()
-        with self._lock:
-            self._count += 1
-            self._waiting[self._count] = future
-            try:
-                self._link.send((self._count, root, name, arguments))
-            except OSError as error:
-                raise PassingError(f"the process that reads for this one ended: {error}") from error
-        return future.result()
-
-    def _listen(self) -> None:
-        """Hand out answers until the other process ends."""
-        try:
-            while True:
-                number, error, value = self._link.recv()
-                future = self._waiting.pop(number)
-                if error is None:
-                    future.set_result(value)
-                else:
-                    future.set_exception(error)
-        except (EOFError, OSError):
-            with self._lock:
-                _helpers.pop(os.getpid(), None)
-                for future in self._waiting.values():
-                    future.set_exception(PassingError("the process that reads for this one ended"))
-                self._waiting.clear()
-
-
-_helpers: dict[int, _Helper] = {}
+_helpers: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
 _starting: dict[int, threading.Lock] = {}
 
 
-def _helper() -> _Helper:
-    """Return the helper of this process, started when first asked for."""
+def _helper() -> Link:
+    """Return the link to the helper of this process, which is started when first asked for.
+
+    The helper ends when the socket closes, as the socket does when this process ends.
+    """
     with _starting.setdefault(os.getpid(), threading.Lock()):
-        found = _helpers.get(os.getpid())
-        if found is None:
-            found = _helpers[os.getpid()] = _Helper()
+        found, _ = _helpers.get(os.getpid(), (None, None))
+        if found is None or found.ended:
+            here, there = socket.socketpair()
+            with there:
+                code = (
+                    f"import sys; sys.path[:] = {sys.path!r}; "
+                    f"from {__name__} import serve; serve({there.fileno()})"
+                )
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    pass_fds=[there.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            found = Link(Connection(here.detach()))
+            _helpers[os.getpid()] = found, process
         return found
 
 
 def serve(fd: int) -> None:
     """Make the requests that come over a socket, many at once, until the socket closes."""
-    link, lock = Connection(fd), threading.Lock()
+    lock = threading.Lock()
     backends: dict[str, Backend] = {}
 
-    def answer(number: int, root: str, name: str, arguments: tuple[Any, ...]) -> None:
-        error, value = None, None
-        try:
-            with lock:
-                if root not in backends:
-                    backends[root] = direct_backend(root)
-            value = getattr(backends[root], name)(*arguments)
-            if name == "walk":
-                value = list(value)
-            elif name == "read":
-                value = bytes(value.data), value.facts
-        except Exception as caught:
-            error = caught
+    def call(root: str, name: str, *arguments: Any) -> Any:
         with lock:
-            link.send((number, error, value))
+            if root not in backends:
+                backends[root] = direct_backend(root)
+        value = getattr(backends[root], name)(*arguments)
+        if name == "walk":
+            return list(value)
+        return (bytes(value.data), value.facts) if name == "read" else value
 
-    with ThreadPoolExecutor(_network.NETWORK.requests) as pool:
-        while True:
-            try:
-                number, root, name, arguments = link.recv()
-            except (EOFError, ConnectionError):
-                os._exit(0)
-            pool.submit(answer, number, root, name, arguments)
+    answer(Connection(fd), call, _network.NETWORK.requests)
+    os._exit(0)

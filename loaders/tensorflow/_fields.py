@@ -186,7 +186,7 @@ class GivenRecords(Reader):
         """Return False: TensorFlow reads ahead of what it has given."""
         return False
 
-    def ahead(self, extents: npt.NDArray[Any], /) -> None:
+    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
         """Leave reading ahead to TensorFlow."""
 
     def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,13 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders._batcher import Batch
+from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._meter import Meter, Spent
 from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
-from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
+from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError
+from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.remote._link import sendable
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
@@ -43,8 +45,13 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
 class CatchingDataset(RecordDataset):
     """Serve batches of tensors, jagged tensors in their parts, and errors as they are.
 
-    torch would put words of its own in place of an error. For `collate_fn=as_served`.
+    torch would put words of its own in place of an error. For `collate_fn=as_served`. The workers
+    read with `reader`, or each with one of its own.
     """
+
+    def __init__(self, feed: Feed, reader: Reader | None, /, *, threads: int) -> None:
+        self._records = len(feed.index)
+        self._batcher = Batcher(feed, reader=reader, threads=threads)
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request."""
@@ -53,13 +60,7 @@ class CatchingDataset(RecordDataset):
             return _Made(batch, self._batcher.meter.take())
         except Exception as error:
             trace = traceback.format_exc()
-            # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            try:
-                pickle.loads(pickle.dumps(error))
-            except Exception:
-                error = LoaderError(f"{type(error).__name__}: {error}")
-            return _Failed(error, trace)
+            return _Failed(sendable(error), trace)
 
 
 def as_served(batch: Any, /) -> Any:

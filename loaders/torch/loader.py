@@ -19,6 +19,8 @@ from twinfeed.loaders._making import ahead, making
 from twinfeed.loaders._prefetch import Prefetcher, in_order
 from twinfeed.loaders.errors import WorkerDiedError
 from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.index._paths import is_url
+from twinfeed.loaders.reading._asking import Answering
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch._device import Copier, Sent, chosen_device, copier_for
 from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
@@ -102,11 +104,17 @@ class TorchLoader(Loader):
     @cached_property
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches."""
-        dataset = CatchingDataset(self.feed, threads=self.threads)
+        reader = None if self._answering is None else self._answering.reader()
+        dataset = CatchingDataset(self.feed, reader, threads=self.threads)
         serve: dict[str, Any] = {"batch_sampler": self._place, "collate_fn": as_served}
         # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
         serve["generator"] = torch.Generator()
         return DataLoader(dataset, **serve, **self._worker_options)
+
+    @cached_property
+    def _answering(self) -> Answering | None:
+        """What reads for the workers: remote shards are read by this process, which plans."""
+        return Answering(self._reader, self.threads) if is_url(self.feed.index.root) else None
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         return _Pass(self, epoch, start)
@@ -161,6 +169,9 @@ class TorchLoader(Loader):
         """Stop the running pass, the workers and the files; a later pass starts them anew."""
         super().close()
         self.__dict__.pop("_workers", None)
+        answering = self.__dict__.pop("_answering", None)
+        if answering is not None:
+            answering.close()
 
 
 class _Lent(DataLoader[Any]):
@@ -203,10 +214,10 @@ class _Place:
         self.begins = (0, 0)
 
     def __iter__(self) -> Iterator[Request]:
-        # The workers share this process's page cache and its disk cache: what they will read is
-        # told here, once.
+        # The workers share the page cache, and this process reads remote shards for them: what they
+        # will read is told here, once.
         feed, reader = self._loader.feed, self._loader._reader
-        planner = planner_for(feed, reader, *self.begins, elsewhere=True)
+        planner = planner_for(feed, reader, *self.begins)
         stored = stored_fields(feed)
         for request in feed.requests(*self.begins):
             reader.follow(feed.sampler, stored, request.epoch, request.step)

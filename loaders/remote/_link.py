@@ -1,0 +1,96 @@
+"""Questions that one process asks another: many at once over one connection."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from twinfeed.loaders.errors import LoaderError
+
+_LOOK = 5.0
+"""Seconds after which a process that waits for an answer looks whether its parent lives."""
+
+
+class Link:
+    """Ask what `answer` answers at the other end of a connection; several threads may ask.
+
+    The other process has ended where its end is closed. Of a parent that is not enough: its
+    children may have inherited that end.
+    """
+
+    def __init__(self, connection: Connection, /) -> None:
+        self._connection = connection
+        self._parent = os.getppid()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._count = 0
+        self.ended = False
+        threading.Thread(target=self._listen, daemon=True, name="twinfeed-link").start()
+
+    def ask(self, *question: object) -> Any:
+        """Return the answer; raise what answering raised, and EOFError where the other process has
+        ended.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.ended:
+                raise EOFError
+            self._count += 1
+            self._waiting[self._count] = future
+            with suppress(OSError):  # then the other process has ended, which `_listen` is told
+                self._connection.send((self._count, question))
+        return future.result()
+
+    def _listen(self) -> None:
+        """Hand out answers until the other process ends."""
+        with suppress(EOFError, OSError):
+            while self._connection.poll(_LOOK) or os.getppid() == self._parent:
+                if not self._connection.poll(0):
+                    continue
+                number, error, value = self._connection.recv()
+                future = self._waiting.pop(number)
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+        with self._lock:
+            self.ended = True
+            for future in self._waiting.values():
+                future.set_exception(EOFError())
+
+
+def answer(connection: Connection, call: Callable[..., Any], threads: int, /) -> None:
+    """Answer with `call` what is asked, some questions at once, until the connection closes."""
+    lock = threading.Lock()
+
+    def reply(number: int, question: tuple[Any, ...]) -> None:
+        error, value = None, None
+        try:
+            value = call(*question)
+        except Exception as caught:
+            error = sendable(caught)
+        with lock, suppress(OSError):
+            connection.send((number, error, value))
+
+    pool = ThreadPoolExecutor(threads, "twinfeed-answer")
+    with suppress(EOFError, OSError):
+        while True:
+            pool.submit(reply, *connection.recv())
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def sendable(error: Exception, /) -> Exception:
+    """Return an error as another process can be sent it: without its frames."""
+    # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return LoaderError(f"{type(error).__name__}: {error}")
+    return error
