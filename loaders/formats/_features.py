@@ -26,11 +26,7 @@ Span = tuple[str, int, int]
 
 
 def usual(data: bytes, /) -> dict[str, Span] | None:
-    """Return the (kind, start, stop) of each feature's list; None for an unusual layout.
-
-    >>> usual(bytes.fromhex("0a0c0a0a0a016112051a030a0107"))
-    {'a': ('int64_list', 11, 14)}
-    """
+    """Return the (kind, start, stop) of each feature's list; None for an unusual layout."""
     found: dict[str, Span] = {}
     size = len(data)
     try:
@@ -66,13 +62,7 @@ def usual(data: bytes, /) -> dict[str, Span] | None:
 
 
 def list_items(kind: str, data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Return the (wire type, start, stop) of each value field of one list message.
-
-    Raises WireError where packed numbers are not whole.
-
-    >>> list_items("int64_list", bytes.fromhex("0a0107"), 0, 3)
-    [(2, 2, 3)]
-    """
+    """Return the (wire type, start, stop) of each value field of one list message."""
     wires = WIRES[kind]
     found = []
     for count, (number, wire, at, end) in enumerate(fields(data, start, stop)):
@@ -95,10 +85,7 @@ def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
 
 
 def unusual(data: bytes, /) -> dict[str, list[Span]]:
-    """Return the (kind, start, stop) of each piece of each feature's list, by proto3's rules.
-
-    Raises WireError where the message is malformed.
-    """
+    """Return the (kind, start, stop) of each piece of each feature's list, by proto3's rules."""
     found = {}
     for number, wire, start, stop in fields(data, 0, len(data)):
         if number == 2 and wire == LEN:

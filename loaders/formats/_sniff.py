@@ -24,52 +24,49 @@ HEAD = 512
 """So many of a file's first bytes are looked at."""
 
 _IMAGES = {
-    "jpg": ("JPEG", rb"\xff\xd8\xff"),
-    "png": ("PNG", rb"\x89PNG\r\n\x1a\n"),
-    "webp": ("WebP", rb"RIFF....WEBP"),
-    "gif": ("GIF", rb"GIF8[79]a"),
-    "bmp": ("BMP", rb"BM.{4}\x00{4}"),
-    "tif": ("TIFF", rb"II\*\x00|MM\x00\*"),
+    "jpg": ("a JPEG image", rb"\xff\xd8\xff"),
+    "png": ("a PNG image", rb"\x89PNG\r\n\x1a\n"),
+    "webp": ("a WebP image", rb"RIFF....WEBP"),
+    "gif": ("a GIF image", rb"GIF8[79]a"),
+    "bmp": ("a BMP image", rb"BM.{4}\x00{4}"),
+    "tif": ("a TIFF image", rb"II\*\x00|MM\x00\*"),
 }
-_IMAGE_ADVICE = "loose images are indexed as they are: give the folder that holds them"
-_OTHER_ADVICE = "write its records to shards with loaders.pack, which takes any iterable of dicts"
-_TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
-_PAGE_ADVICE = "download the shard again and look at its URL"
-_LFS_ADVICE = "fetch the data with: git lfs pull"
 _BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
-_KNOWN = (
-    (rb"\x1f\x8b", "gzip-compressed", COMPRESSED_ADVICE),
-    (rb"BZh", "bzip2-compressed", COMPRESSED_ADVICE),
-    (rb"\xfd7zXZ\x00", "xz-compressed", COMPRESSED_ADVICE),
-    (rb"\x28\xb5\x2f\xfd", "zstd-compressed", COMPRESSED_ADVICE),
-    (rb"\x04\x22\x4d\x18", "lz4-compressed", COMPRESSED_ADVICE),
-    (rb"\x78[\x01\x5e\x9c\xda]", "zlib-compressed", COMPRESSED_ADVICE),
-    (rb"version https://git-lfs", "a Git LFS pointer, not the data", _LFS_ADVICE),
-    (
-        _BLANK + rb"(?i:<!doctype html|<html|<head|<body)",
-        "an HTML page, probably of an error",
-        _PAGE_ADVICE,
-    ),
-    (_BLANK + rb"(?i:<\?xml|<error)", "an XML page, probably of an error", _PAGE_ADVICE),
-    *((magic, f"a {name} image", _IMAGE_ADVICE) for name, magic in _IMAGES.values()),
-    (rb"PAR1", "a Parquet file", _OTHER_ADVICE),
-    (rb"ARROW1", "an Arrow file", _OTHER_ADVICE),
-    (rb"\x89HDF\r\n\x1a\n", "an HDF5 file", _OTHER_ADVICE),
-    (rb"\x93NUMPY", "a .npy array", _OTHER_ADVICE),
-    (rb"PK\x03\x04", "a zip archive (.zip or .npz)", _OTHER_ADVICE),
-    (rb"SQLite format 3\x00", "an SQLite database", _OTHER_ADVICE),
-)
-"""How a file begins, what the file is, and what to do."""
+_HTML = rb"(?i:<!doctype html|<html|<head|<body)"
+_KNOWN = {
+    COMPRESSED_ADVICE: [
+        ("gzip-compressed", rb"\x1f\x8b"),
+        ("bzip2-compressed", rb"BZh"),
+        ("xz-compressed", rb"\xfd7zXZ\x00"),
+        ("zstd-compressed", rb"\x28\xb5\x2f\xfd"),
+        ("lz4-compressed", rb"\x04\x22\x4d\x18"),
+        ("zlib-compressed", rb"\x78[\x01\x5e\x9c\xda]"),
+    ],
+    "fetch the data with: git lfs pull": [
+        ("a Git LFS pointer, not the data", rb"version https://git-lfs"),
+    ],
+    "download the shard again and look at its URL": [
+        ("an HTML page, probably of an error", _BLANK + _HTML),
+        ("an XML page, probably of an error", _BLANK + rb"(?i:<\?xml|<error)"),
+    ],
+    "loose images are indexed as they are: give the folder that holds them": _IMAGES.values(),
+    "write its records to shards with loaders.pack, which takes any iterable of dicts": [
+        ("a Parquet file", rb"PAR1"),
+        ("an Arrow file", rb"ARROW1"),
+        ("an HDF5 file", rb"\x89HDF\r\n\x1a\n"),
+        ("a .npy array", rb"\x93NUMPY"),
+        ("a zip archive (.zip or .npz)", rb"PK\x03\x04"),
+        ("an SQLite database", rb"SQLite format 3\x00"),
+    ],
+}
+"""What to do about files of a kind, and how files of each kind begin."""
 
+_TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def image_extension(head: bytes, /) -> str | None:
-    r"""Return the extension that the first bytes of an image call for; None for no known image.
-
-    >>> image_extension(b"\xff\xd8\xff\xe0"), image_extension(b"plain")
-    ('jpg', None)
-    """
+    """Return the extension that the first bytes of an image call for; None for no known image."""
     found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
     return next(found, None)
 
@@ -87,20 +84,15 @@ def is_tar(head: bytes, /) -> bool:
 
 
 def disguise(head: bytes, /) -> tuple[str, str] | None:
-    """Return (what the file is, what to do) by its first bytes; None for an unknown kind of file.
-
-    >>> disguise(b"version https://git-lfs.github.com/spec/v1")
-    ('a Git LFS pointer, not the data', 'fetch the data with: git lfs pull')
-    >>> disguise(bytes(12)) is None
-    True
-    """
+    """Return (what the file is, what to do) by its first bytes; None for an unknown kind."""
     if is_tar(head):
         return "a tar archive", "index it with container='tar'"
     if len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little"):
         return "a TFRecord file", "index it with container='tfrecord'"
-    for magic, what, advice in _KNOWN:
-        if re.match(magic, head, re.DOTALL):
-            return what, advice
+    for advice, kinds in _KNOWN.items():
+        for what, magic in kinds:
+            if re.match(magic, head, re.DOTALL):
+                return what, advice
     return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
@@ -73,27 +73,11 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     the end.
 
     Raises DataCorruptionError and TruncatedShardError, each naming `path`.
-
-    >>> import io, tarfile
-    >>> archive = io.BytesIO()
-    >>> with tarfile.open(fileobj=archive, mode="w") as tar:
-    ...     tar.addfile(tarfile.TarInfo("a.txt"))
-    >>> [(m.name, m.offset, m.size) for m in members(archive, "a.tar")]
-    [(b'a.txt', 512, 0)]
     """
     walk = _Walk(file, path)
     while (member := walk.member()) is not None:
         yield member
         walk.at = member.end
-
-
-class _Extended:
-    """What the extended headers before one member say of it: GNU long names, PAX records."""
-
-    def __init__(self) -> None:
-        self.blocks = bytearray()
-        self.gnu: dict[bytes, bytes] = {}
-        self.pax: dict[bytes, bytes] | None = None
 
 
 class _Walk:
@@ -109,18 +93,19 @@ class _Walk:
 
     def member(self) -> Member | None:
         """Read the headers of the next member; None at the end of the archive."""
-        start, extended = self.at, _Extended()
+        start, blocks = self.at, b""
+        told: dict[bytes, Any] = {}  # by the extended headers before this member, by their kinds
         while (block := self._header()) is not None:
             kind, size = block[156:157], self._number(block[124:136])
             self.at += BLOCK
             if kind not in b"xXgLK":
-                return self._finish(start, block, size, extended)
+                return self._finish(start, block, size, blocks, told)
             data = self._payload(size)
-            extended.blocks += block + data
-            if len(extended.blocks) > 2 * LIMITS.header_bytes:
+            blocks += block + data
+            if len(blocks) > 2 * LIMITS.header_bytes:
                 raise self._error(f"extended headers of more than {2 * LIMITS.header_bytes} bytes")
-            self._extend(extended, kind, data[:size])
-        if extended.gnu or extended.pax is not None:
+            self._extend(told, kind, data[:size])
+        if told:
             raise self._truncated("an extended header, and no member after it", BLOCK)
         following = self._check_end()
         if following is None:
@@ -168,21 +153,18 @@ class _Walk:
         self.at += len(data)
         return data
 
-    def _extend(self, extended: _Extended, kind: bytes, data: bytes) -> None:
+    def _extend(self, told: dict[bytes, Any], kind: bytes, data: bytes) -> None:
         """Take in one extended header."""
-        if kind in b"LK":
-            if kind in extended.gnu:
-                raise self._error("two GNU long names before one member")
-            extended.gnu[kind] = data.rstrip(b"\x00")
-        elif kind == b"g":
+        if kind == b"g":
             self.shared_bytes += len(data)
             if self.shared_bytes > LIMITS.header_bytes:
                 raise self._error(f"global PAX headers of more than {LIMITS.header_bytes} bytes")
             self.shared.update(self._pax(data))
-        elif extended.pax is not None:
-            raise self._error("two PAX headers before one member")
-        else:
-            extended.pax = self._pax(data)
+            return
+        gnu, kind = kind in b"LK", b"x" if kind == b"X" else kind
+        if kind in told:
+            raise self._error(f"two {'GNU long names' if gnu else 'PAX headers'} before one member")
+        told[kind] = data.rstrip(b"\x00") if gnu else self._pax(data)
 
     def _pax(self, data: bytes) -> dict[bytes, bytes]:
         """Parse PAX records, each `length key=value` and a newline; keep those that matter here."""
@@ -200,7 +182,9 @@ class _Walk:
             at = end
         return records
 
-    def _finish(self, start: int, block: bytes, size: int, extended: _Extended) -> Member:
+    def _finish(
+        self, start: int, block: bytes, size: int, blocks: bytes, told: Mapping[bytes, Any]
+    ) -> Member:
         """Put a member together from its header block and what was said before it."""
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
         if kind == b"\x00" and name.endswith(b"/"):
@@ -209,16 +193,16 @@ class _Walk:
             raise self._unsupported(kind, start)
         if block[345] and block[257:263] == b"ustar\x00":
             name = _text(block[345:500]) + b"/" + name
-        if extended.blocks or self.shared:
-            pax = {**self.shared, **(extended.pax or {})}
+        if blocks or self.shared:
+            pax = self.shared | told.get(b"x", {})
             if any(key.startswith(_SPARSE) for key in pax):
                 raise self._unsupported(b"S", start)
-            name = self._longer(name, extended.gnu.get(b"L"), pax.get(b"path"))
-            link = self._longer(link, extended.gnu.get(b"K"), pax.get(b"linkpath"))
-            if told := pax.get(b"size"):
-                if not told.isdigit() or len(told) > 19:
-                    raise self._error("PAX size that is no number", found=told)
-                size = int(told)
+            name = self._longer(name, told.get(b"L"), pax.get(b"path"))
+            link = self._longer(link, told.get(b"K"), pax.get(b"linkpath"))
+            if length := pax.get(b"size"):
+                if not length.isdigit() or len(length) > 19:
+                    raise self._error("PAX size that is no number", found=length)
+                size = int(length)
         if len(name) > LIMITS.name_bytes or len(link) > LIMITS.name_bytes:
             raise self._error(
                 f"name longer than {LIMITS.name_bytes} bytes",
@@ -228,7 +212,7 @@ class _Walk:
             size = 0
         if self.at + _padded(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
-        return Member(name, kind, start, self.at, size, link, bytes(extended.blocks) + block)
+        return Member(name, kind, start, self.at, size, link, blocks + block)
 
     def _longer(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
         """Return the name that holds: PAX's or GNU's, which must agree, else the header's own."""

@@ -29,11 +29,7 @@ class WireError(ValueError):
 
 
 def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, place after it) of the varint at `at`: at most ten bytes, cut to 64 bits.
-
-    >>> read_varint(bytes([0xAC, 0x02]), 0, 2)
-    (300, 2)
-    """
+    """Return (value, place after it) of the varint at `at`: at most ten bytes, cut to 64 bits."""
     value = 0
     try:
         for shift in _SHIFTS:
@@ -50,11 +46,7 @@ def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
 
 
 def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, place after it) of a tag or a length: five bytes and 32 bits at most.
-
-    >>> read_short(bytes([0xAC, 0x02]), 0, 2)
-    (300, 2)
-    """
+    """Return (value, place after it) of a tag or a length: five bytes and 32 bits at most."""
     value = 0
     try:
         for shift in _SHORT:
@@ -71,14 +63,14 @@ def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
 
 
 def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
-    """Return the packed varints of `data`, each at most ten bytes and cut to 64 bits, as uint64[n].
-
-    >>> read_varints(bytes([0xAC, 0x02, 0x07]))
-    array([300,   7], dtype=uint64)
-    """
-    if len(data) < 32:
-        return np.array(list(_each_varint(data)), np.uint64)
+    """Return packed varints as uint64[n]: each at most ten bytes, and cut to 64 bits."""
     pieces, at = [], 0
+    if len(data) < 32:
+        short = []
+        while at < len(data):
+            value, at = read_varint(data, at, len(data))
+            short.append(value)
+        return np.array(short, np.uint64)
     while at < len(data):  # in chunks, so that what numpy needs in between stays small
         end = min(at + _CHUNK, len(data))
         while end < len(data) and end > at and data[end - 1] > 127:
@@ -86,14 +78,6 @@ def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
         pieces.append(_varint_array(data, at, end))
         at = end
     return np.concatenate(pieces)
-
-
-def _each_varint(data: bytes) -> Iterator[int]:
-    """Yield packed varints one by one."""
-    at = 0
-    while at < len(data):
-        value, at = read_varint(data, at, len(data))
-        yield value
 
 
 def _varint_array(data: bytes, at: int, end: int) -> npt.NDArray[np.uint64]:
@@ -110,11 +94,7 @@ def _varint_array(data: bytes, at: int, end: int) -> npt.NDArray[np.uint64]:
 
 
 def varint(value: int, /) -> bytes:
-    """Encode a value in `[0, 2**64)`.
-
-    >>> varint(300).hex()
-    'ac02'
-    """
+    """Encode a value in `[0, 2**64)`."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -129,13 +109,10 @@ def length_delimited(tag: int, payload: bytes, /) -> bytes:
 
 
 def fields(data: bytes, at: int, end: int, /) -> Iterator[tuple[int, int, int, int]]:
-    r"""Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
+    """Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
 
     `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
     Groups, which are deprecated, are passed over.
-
-    >>> list(fields(b"\x0a\x03abc\x10\x07", 0, 7))
-    [(1, 2, 2, 5), (2, 0, 6, 7)]
     """
     while at < end:
         number, wire, start, stop = _field(data, at, end)

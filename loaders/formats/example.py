@@ -56,10 +56,6 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
 
     Raises DataCorruptionError where the message is malformed, or one feature's list is stored in
     several pieces.
-
-    >>> found = locate(encode({"label": [7], "image": [b"jpeg"]}), base=12)
-    >>> found["image"].data, found["image"].kind, decode_list("int64_list", found["label"].data)
-    (b'jpeg', 'bytes', array([7]))
     """
     try:
         found = usual(data)
@@ -98,9 +94,6 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     """Return the values of one list message: a list of bytes, int64[n] or float32[n] by `kind`.
 
     Raises DataCorruptionError where the message is malformed, ValueError where `kind` is no list's.
-
-    >>> decode_list("int64_list", bytes.fromhex("0a03010203"))
-    array([1, 2, 3])
     """
     if kind not in WIRES:
         raise ValueError(f"kind must be one of {sorted(WIRES)}, got {kind!r}")

@@ -59,11 +59,15 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
     paths = [path for path in found if os.path.splitext(path)[1][1:].lower() in wanted]
     if extensions is IMAGES and len(paths) < len(found):
         _warn_of_others(root, set(found).difference(paths))
-    stems = Counter(_stem(path) for path in paths)
-    keys = (_stem(path) if stems[_stem(path)] == 1 else path for path in paths)
+    stems = [os.path.splitext(path)[0] for path in paths]
+    times = Counter(stems)
     return [
-        Entry(key, {"image": path}, path.partition("/")[0] if "/" in path else None)
-        for key, path in zip(keys, paths, strict=True)
+        Entry(
+            stem if times[stem] == 1 else path,
+            {"image": path},
+            path.partition("/")[0] if "/" in path else None,
+        )
+        for stem, path in zip(stems, paths, strict=True)
     ]
 
 
@@ -99,13 +103,6 @@ def scan(
 
     Raises FileNotFoundError, UnsafeContentError for a path that leaves `root` (links followed), and
     DataCorruptionError for a record longer than `max_record_bytes`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = Path(root, "1.txt").write_bytes(b"abc")
-    ...     record = next(scan(root, [Entry("1", {"text": "1.txt"})]))
-    >>> record.key, record.paths, record.fields["text"].data
-    ('1', ('1.txt',), b'abc')
     """
     places = Places(root)
     for number, entry in enumerate(entries):
@@ -125,10 +122,11 @@ def scan(
                 raise error
             on_bad(error)
             continue
-        fields = {
-            field: _whole(place, path)
-            for place, (field, path) in enumerate(zip(entry.paths, full, strict=True))
-        }
+        fields = {}
+        for place, (field, path) in enumerate(zip(entry.paths, full, strict=True)):
+            with open(open_regular(path), "rb", buffering=0) as file:
+                data = file.read()
+            fields[field] = Range("bytes", place, 0, len(data), data, 0)
         header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
         octets = header.encode("utf-8", "surrogateescape")
         yield Record(0, sum(sizes), entry.key, fields, octets, number, paths, entry.label)
@@ -156,19 +154,6 @@ class Places:
                 advice="give a root that holds all the files, also the files that links lead to",
             )
         return full
-
-
-def _whole(place: int, path: str) -> Range:
-    """Return a whole file as a field."""
-    with open(open_regular(path), "rb", buffering=0) as file:
-        data = file.read()
-    return Range("bytes", place, 0, len(data), data, 0)
-
-
-def _stem(path: str) -> str:
-    """Return a path without its extension."""
-    stem, extension = os.path.splitext(path)
-    return stem if extension else path
 
 
 def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:

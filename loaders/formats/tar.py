@@ -67,48 +67,40 @@ def scan(
     [('0001', ['cls', 'jpg'])]
     """
     path = os.fspath(path)
-    waiting: dict[str, _Sample] = {}
     numbers = itertools.count()
     sample: _Sample | None = None
+    waiting: dict[str, _Sample] = {}
     with open_shard(path) as file:
-        known = KnownKeys(file, path)
-        left: dict[str, int] = {}
-
-        def leave(sample: _Sample) -> Iterator[Record]:
-            left[sample.key] = left.get(sample.key, 1) - 1
-            if left[sample.key]:
-                waiting[sample.key] = sample
-            else:
-                del left[sample.key]
-                yield from sample.finish(on_bad)
-
+        known, links = KnownKeys(file, path), _HardLinks(file, path)
         try:
-            if join:
-                left = {key: times for key, (_, times) in repeated(file, path).items()}
-            links = _HardLinks(file, path)
+            apart = repeated(file, path) if join else {}
             for member in members(file, path):
                 split = field_of(member)
                 if split is None:
                     continue
+                key, extension = split
                 member = links.resolve(member)
-                if sample is None or split[0] != sample.key:
-                    if sample is not None:
-                        yield from leave(sample)
-                    sample = waiting.pop(split[0], None)
+                if sample is None or key != sample.key:
+                    if sample is not None and not sample.stretches:
+                        yield from sample.finish(on_bad)
+                    first = None if join else known.first(key, member.start)
+                    sample = waiting.pop(key, None)
                     if sample is None:
-                        number = next(numbers)
-                        sample = _Sample(path, split[0], member.start, number, max_record_bytes)
-                        first = None if join else known.first(sample.key, member.start)
-                        if first is not None:
-                            problem = f"key {sample.key!r} is met again, first at offset {first}"
-                            sample.fail(member, problem, APART)
-                sample.add(member, split[1], file)
+                        sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
+                        _, sample.stretches = apart.get(key, (0, 1))
+                    if first is not None:
+                        problem = f"key {key!r} is met again, first at offset {first}"
+                        sample.fail(member, problem, APART)
+                    sample.stretches -= 1
+                    if sample.stretches:
+                        waiting[key] = sample
+                sample.add(member, extension, file)
         except DataCorruptionError as error:
             if error.record is None:  # the archive breaks off within this sample, or after it
                 error.record = next(numbers) if sample is None else sample.number
             raise
         if sample is not None:
-            yield from leave(sample)
+            yield from sample.finish(on_bad)
 
 
 class _HardLinks:
@@ -150,18 +142,18 @@ def _plain(name: bytes) -> bytes:
 
 
 class _Sample:
-    """The sample being gathered: its members so far and the first thing wrong with it."""
+    """Gather a sample: its members so far, the first thing wrong, and the stretches to come."""
 
     def __init__(self, path: str, key: str, start: int, number: int, limit: int) -> None:
         self.path, self.key, self.number, self.limit = path, key, number, limit
         self.start = self.end = start
-        self.bytes = 0
+        self.bytes = self.stretches = 0
         self.fields: dict[str, Range] = {}
         self.headers: list[bytes] = []
         self.bad: DataCorruptionError | None = None
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
-        """Take in one member, its data read from the file."""
+        """Take in one member, with the data read from the file."""
         self.headers.append(member.header)
         self.end = member.end
         offset, size = member.data

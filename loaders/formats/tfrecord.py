@@ -84,11 +84,7 @@ def scan(
 
 
 def framed_length(header: bytes, /) -> int | None:
-    """Return the length, framing included, of the record with this header; None if it is no header.
-
-    >>> framed_length(bytes(12)) is None
-    True
-    """
+    """Return the length, with framing, of the record of this header; None if it is no header."""
     if len(header) < HEADER:
         return None
     length, stored = _HEADER.unpack(header[:HEADER])
@@ -101,32 +97,31 @@ def _frames(
     """Yield (offset, header, data, footer) of each record, the header checked."""
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
+
+    def where() -> dict[str, Any]:
+        return {"path": path, "offset": offset, "record": number}
+
     while offset < size:
         header = file.read(HEADER)
         framed = framed_length(header)
         if framed is None:
-            raise _header_error(header, _where(path, offset, number))
+            raise _header_error(header, where())
         length = framed - HEADER - FOOTER
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
-                **_where(path, offset, number),
+                **where(),
                 expected=f"at most max_record_bytes={max_record_bytes}",
                 advice=TOO_LONG,
             )
         if offset + framed > size:
-            raise _truncated(framed, size - offset, _where(path, offset, number))
+            raise _truncated(framed, size - offset, where())
         data, footer = file.read(length), file.read(FOOTER)
         if len(footer) < FOOTER:
-            raise _truncated(framed, HEADER + len(data) + len(footer), _where(path, offset, number))
+            raise _truncated(framed, HEADER + len(data) + len(footer), where())
         yield offset, header, data, footer
         offset += framed
         number += 1
-
-
-def _where(path: str, offset: int, number: int) -> dict[str, Any]:
-    """Return the facts that every framing error has."""
-    return {"path": path, "offset": offset, "record": number}
 
 
 def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedShardError:
