@@ -42,8 +42,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
                 "rows-0": rows[:count],
                 "keys-text": np.full(8 * count, ord("k"), np.uint8),
                 "keys-ends": np.arange(8, 8 * count + 8, 8, dtype=np.uint32),
-                "labels": np.arange(start, start + count) * 7919 % CLASSES,
-                "unlabelled": np.zeros(0, np.int64),
+                "names": np.arange(start, start + count) * 7919 % CLASSES,
             }
             out.add(count, arrays)
         out.finish(part)

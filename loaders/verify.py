@@ -29,7 +29,7 @@ from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file
 from twinfeed.loaders.index._remote_index import index_at_url
 from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.index._store import file_digest
-from twinfeed.loaders.index.bad_records import BadRecord, bad_record, lost_file, write_bad_records
+from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
 from twinfeed.loaders.index.opened import Index, load_index
 from twinfeed.loaders.index.options import DEFAULT, Plan, Reading, add_header
 from twinfeed.loaders.reading.reader import Reader
@@ -138,14 +138,8 @@ def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) ->
         return
     size = math.ceil(len(shards) / _GROUPS) or 1
     groups = [shards[first : first + size] for first in range(0, len(shards), size)]
-    sent = pickle.dumps(check)
-    futures = [executor.submit(_check_group, sent, group) for group in groups]
-    try:
-        for future in futures:
-            yield from future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    for checked in executor.map(partial(_check_group, pickle.dumps(check)), groups):
+        yield from checked
 
 
 def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
@@ -213,7 +207,7 @@ class _Scan:
         except (OSError, StaleIndexError) as error:
             self.lost = True
             name = getattr(error, "filename", None) if job.entries else None
-            self.bad.append(lost_file(name or job.shard, error))
+            self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
             if error.record is not None:  # what the index has after the break counts with it
@@ -249,10 +243,10 @@ def _plain_shards(plan: Plan, full: bool, jobs: Sequence[Job]) -> Iterator[_Chec
     """Verify shards by themselves, named by their full paths if so wanted."""
     for job in jobs:
         scan = _Scan(plan, job)
-        name = join(plan.root, job.shard) if full else job.shard
-        bad = [one._replace(shard=name) for one in scan.bad] if full else scan.bad
         # Half a sample is not to be left out, since that would keep the other half.
-        bad = [one._replace(record=-1) if one.record in scan.halves else one for one in bad]
+        bad = [one._replace(record=-1) if one.record in scan.halves else one for one in scan.bad]
+        if full:
+            bad = [one._replace(shard=join(plan.root, job.shard)) for one in bad]
         yield scan.records, bad
 
 
@@ -260,20 +254,20 @@ def _indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Checked]:
     """Verify shards against their index."""
     with Reader(index) as reader:
         for shard in shards:
-            yield _indexed_shard(index, shard, reader)
+            stop = int(index.shard_stops[shard])
+            start = int(index.shard_stops[shard - 1]) if shard else 0
+            yield stop - start, _indexed_shard(reader, shard, start, stop)
 
 
-def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
-    """Verify one shard against its index."""
-    stop = int(index.shard_stops[shard])
-    start = int(index.shard_stops[shard - 1]) if shard else 0
-    name = index.shard_paths[shard]
+def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
+    """Return what is bad in one shard of an index, which has the records from `start` to `stop`."""
+    index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
-        return stop - start, [_entry(name, n, e) for n, e in _unreadable(reader, start, stop)]
+        return [_entry(name, n, error) for n, error in _unreadable(reader, start, stop)]
     plan = Plan(index.root, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
-        return stop - start, scan.bad
+        return scan.bad
     changed = scan.headers != index.shards["headers"][shard]
     offsets = _offsets(index, start, stop)
     held = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
@@ -290,13 +284,15 @@ def _indexed_shard(index: Index, shard: int, reader: Reader) -> _Checked:
         bad.setdefault(entry.record, entry)
     if index.container == "tar":  # there fields count as well
         explained = bool(bad)
+    sums = index.shard_sums
     if changed and not explained:
-        problem = "the shard has changed: the checksum over its records is not that of the index"
-        bad[-1] = BadRecord(name, -1, None, None, problem)
-    if not bad and plan.options.digest and scan.sha256 != index.shard_sums[shard].tobytes().hex():
-        problem = "the shard has changed: its SHA-256 is not that of the index"
-        bad[-1] = BadRecord(name, -1, None, None, problem)
-    return stop - start, list(bad.values())
+        what = "the checksum over its records"
+    elif not bad and len(sums) and scan.sha256 != sums[shard].tobytes().hex():
+        what = "its SHA-256"
+    else:
+        return list(bad.values())
+    problem = f"the shard has changed: {what} is not that of the index"
+    return list((bad | {-1: BadRecord(name, -1, problem=problem)}).values())
 
 
 def _offsets(index: Index, start: int, stop: int) -> Int64s:
@@ -313,10 +309,9 @@ def _offsets(index: Index, start: int, stop: int) -> Int64s:
 
 def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
     """Return the entry for the error of reading one record."""
-    if isinstance(error, StaleIndexError):
-        return lost_file(error.path or shard, error)
-    if isinstance(error, OSError):
-        return lost_file(error.filename or shard, error)
+    if isinstance(error, OSError | StaleIndexError):
+        file = error.filename if isinstance(error, OSError) else error.path
+        return bad_record(file or shard, error)
     return bad_record(shard, error)._replace(record=number)
 
 

@@ -60,8 +60,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
                 "rows-0": rows,
                 "keys-text": np.full(8000, ord("k"), np.uint8),
                 "keys-ends": np.arange(8, 8008, 8, dtype="<u4"),
-                "labels": np.arange(start, start + 1000) * 7 % 100,
-                "unlabelled": np.zeros(0, np.int64),
+                "names": np.arange(start, start + 1000) * 7 % 100,
             }
             out.add(1000, arrays)
             part.records += 1000

@@ -1,7 +1,7 @@
 """The arrays of an open index: small ones read, large ones mapped, each compared with its digest.
 
-A small array is read and checked when the index is opened. A large one is mapped, so that opening
-costs the same for a thousand and ten million records and all processes share one copy. A large
+A small array is read and checked when the index is opened. A large array is mapped, so that opening
+costs the same for a thousand and ten million records, and all processes share one copy. A large
 array is checked when somebody first asks for that. A mapping keeps a file descriptor. So small
 arrays are not mapped.
 """
@@ -31,8 +31,8 @@ _MAGIC = 10
 class Arrays:
     """Hold every array that a manifest names, after checking the size, type and shape of its file.
 
-    `checked` names those of the mapped arrays that were compared with their digest. Mapping is safe
-    since these files are replaced, never cut.
+    `checked` names the mapped arrays that were compared with their digest. Mapping is safe, since
+    the files of arrays are replaced, never cut.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -40,7 +40,6 @@ class Arrays:
         self.checked: set[str] = set()
         self._error = partial(IndexFormatError, path=self.folder, advice=REBUILD)
         self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
-        self._maps: dict[str, Any] = {}
         self._arrays = {name: self._open(name) for name in self._entries}
 
     def __contains__(self, name: str) -> bool:
@@ -48,20 +47,19 @@ class Arrays:
 
     def __getitem__(self, name: str) -> Array:
         """Return an array as it is, checked or not."""
-        return self._arrays[name]
+        return np.asarray(self._arrays[name])
 
     def check(self, name: str) -> Array:
         """Return an array; raise IndexFormatError if its bytes have changed."""
-        if name in self._maps and name not in self.checked:
-            self._compare(name, _mapped_digest(self._maps[name].base))
-            self.checked.add(name)
-        return self._arrays[name]
+        return np.asarray(self.mapped(name))
 
     def mapped(self, name: str) -> Array:
         """Return a checked array, as numpy's memmap if it is mapped: a memmap tells its file."""
-        array = self.check(name)
-        mapped: Array = self._maps.get(name, array)
-        return mapped
+        array = self._arrays[name]
+        if isinstance(array, np.memmap) and name not in self.checked:
+            self._compare(name, _mapped_digest(array.base))
+            self.checked.add(name)
+        return array
 
     def _open(self, name: str) -> Array:
         """Read or map one array."""
@@ -78,8 +76,7 @@ class Arrays:
                 data = opened.read(size if size <= READ_WHOLE else _MAGIC)
             start = _start(data, dtype, size - dtype.itemsize * math.prod(entry["shape"]))
             if size > READ_WHOLE:
-                self._maps[name] = np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
-                return np.asarray(self._maps[name])
+                return np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
             array = np.frombuffer(data, dtype, offset=start).reshape(entry["shape"])
         except (MemoryError, RecursionError, TypeError, ValueError) as error:
             problem = f"damaged index: {file.name} cannot be read"
@@ -117,9 +114,7 @@ class Columns(Mapping[str, Array]):
 
 
 def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Return where the values of a `.npy` file begin, which must be at `start`. The manifest, and
-    not the header, says of what type and shape they are.
-    """
+    """Return where the values of a `.npy` file begin, which the manifest's shape says too."""
     if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
         raise ValueError("no .npy file of format 1.0, or one of objects")
     found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
@@ -128,7 +123,7 @@ def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
     return start
 
 
-def _mapped_digest(mapped: mmap.mmap) -> str:
+def _mapped_digest(mapped: Any) -> str:
     """Return the SHA-256 of a mapped file, whose pages do not stay with this process."""
     digest = hashlib.sha256()
     with memoryview(mapped) as view:

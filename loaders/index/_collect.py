@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._records import Range, Record
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index._columns import StringColumn, row_type
-from twinfeed.loaders.index._numbering import Numbering
+from twinfeed.loaders.index._numbering import Numbering, whole_background
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._sources import Job, local
@@ -109,7 +110,7 @@ class _Column:
         self.first = first
         self.offset = self.length = self.width = self.count = 0
         self.numeric = kind not in ("bytes", "bytes_list")
-        self.memo: dict[bytes, Array] = {}
+        self.decode = lru_cache(_MEMO)(partial(decode_list, kind))
         self.clear()
 
     def clear(self) -> None:
@@ -118,8 +119,8 @@ class _Column:
         self.values: list[Array] = []
 
     def add(self, place: int, piece: Range, where: int) -> None:
-        """Note where the field of record number `place` of the block lies, and its value if it may
-        become a column.
+        """Note where the field of record number `place` of the block lies. Keep the numbers as long
+        as all records have the same few.
         """
         if len(self.rows) < place:
             self.pad(place)
@@ -127,24 +128,16 @@ class _Column:
         self.offset = max(self.offset, where)
         self.length = max(self.length, piece.length)
         if self.numeric:
-            self.add_value(piece)
+            value = np.asarray(self.decode(piece.data))
+            if self.count == 0:
+                self.width = len(value)
+            self.count += 1
+            self.values.append(value)
+            self.numeric = len(value) == self.width <= WIDEST_COLUMN
 
     def pad(self, records: int) -> None:
         """Note that the records up to this number lack the field."""
         self.rows += [_LACKS] * (records - len(self.rows))
-
-    def add_value(self, piece: Range) -> None:
-        """Keep the numbers as long as all records have the same few."""
-        value = self.memo.get(piece.data)
-        if value is None:
-            value = np.asarray(decode_list(piece.kind, piece.data))
-            if len(self.memo) < _MEMO:
-                self.memo[piece.data] = value
-        if self.count == 0:
-            self.width = len(value)
-        self.count += 1
-        self.values.append(value)
-        self.numeric = len(value) == self.width <= WIDEST_COLUMN
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
         """Return the table of the field for a block, and its values if all records have some."""
@@ -198,7 +191,7 @@ class _Collector:
             raise self.refused[1]
         if record.key is not None:
             self.keys.append(record.key)
-        base = self.part.strings.get("files", (0, 0))[0] + len(self.files)
+        base = self.part.files + len(self.files)
         self.files += record.paths
         for name, piece in pieces:
             self.add_field(name, piece, base, record.number)
@@ -346,14 +339,12 @@ class _Collector:
 
     def numbered(self) -> dict[str, Array]:
         """Return the labels of the block: integers, or the numbers of names."""
-        without = [place for place, label in enumerate(self.labels) if label is None]
-        if without:
-            self.numbering.of([None])
-        if "names" in self.part.labels:
-            numbers = self.numbering.of(self.labels)
-        else:
-            numbers = np.array([label or 0 for label in self.labels], np.int64)
-        return {"labels": numbers, "unlabelled": np.array(without, np.int64)}
+        if "integers" not in self.part.labels:
+            return {"names": self.numbering.of(self.labels)}
+        if None in self.labels:
+            background = whole_background(self.options.background)
+            self.labels = [background if label is None else label for label in self.labels]
+        return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:
         """Write what is left, and the facts of the part."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders._atomic import room_for
-from twinfeed.loaders._checks import Array, Int64s
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.index._class_order import write_class_order
 from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type, unsigned
 from twinfeed.loaders.index._numbering import check_range, class_numbers, whole_background
@@ -108,7 +108,7 @@ class _Merge:
         self.strings = [_Strings(store, name, *told) for name, told in survey.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
-        self.numbers: Int64s | None = None  # of the names in the survey's numbering
+        self.numbers = np.zeros(0, np.int64)  # of the names in the survey's numbering
         if survey.options.label_from:
             self.new_column("label", "<i8", 1)
             if survey.table is None:
@@ -123,12 +123,16 @@ class _Merge:
 
     def number_classes(self) -> None:
         """Number the classes, all names of labels being known."""
-        survey = self.survey
-        if not survey.whole:
+        survey, background = self.survey, self.survey.options.background
+        names = survey.numbering.names
+        if survey.whole:
+            whole = [whole_background(background) if name is None else name for name in names]
+            self.numbers = np.array(whole, np.int64)
+        else:
             self.numbers, self.names = class_numbers(
-                survey.numbering.names,
+                names,
                 classes=self.classes,
-                background=survey.options.background,
+                background=background,
                 from_text=survey.options.label_from in ("field", "table"),
             )
 
@@ -137,7 +141,7 @@ class _Merge:
         survey = self.survey
         labelled = survey.options.label_from is not None and survey.table is None
         place = {name: n for n, name in enumerate(part.fields)}
-        names = None if self.numbers is None else self.numbers[survey.numbering.of(part.names)]
+        names = self.numbers[survey.numbering.of(part.names)] if labelled else self.numbers
         for block in survey.blocks(part):
             for strings in self.strings:
                 if f"{strings.name}-ends" in block.arrays:
@@ -145,24 +149,16 @@ class _Merge:
             if not block.records:
                 continue
             if labelled:
-                self.add_labels(block, names)
+                labels = block.arrays.get("labels")
+                labels = names[block.arrays["names"]] if labels is None else labels
+                self.columns["label"].write(labels)
             for name, out in self.columns.items():
                 if name in place:
                     values = block.arrays[f"values-{place[name]}"]
                     out.write(values.reshape(block.records, *out.file.shape[1:]))
             for name, out in self.fields.items():
                 self.add_rows(out, block.arrays.get(f"rows-{place.get(name)}"), block.records)
-        self.files_before += part.strings.get("files", (0, 0))[0]
-
-    def add_labels(self, block: Block, names: Int64s | None) -> None:
-        """Add the labels of a block: integers, or the places of `names`."""
-        labels, without = block.arrays["labels"], block.arrays["unlabelled"]
-        if names is not None:
-            labels = names[labels]
-        elif len(without):
-            labels = labels.copy()
-            labels[without] = whole_background(self.survey.options.background)
-        self.columns["label"].write(labels)
+        self.files_before += part.files
 
     def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
         """Add the rows of a field, which a part may lack altogether."""
@@ -177,16 +173,11 @@ class _Merge:
 
     def join(self, table: FromTable) -> None:
         """Add the labels of a table by the keys, which are written already."""
-        survey, background = self.survey, self.survey.options.background
         keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
-        labels = table.match(keys.tolist(), partial=background is not None)
-        places = survey.numbering.of(labels)
+        partial = self.survey.options.background is not None
+        labels = self.survey.numbering.of(table.match(keys.tolist(), partial=partial))
         self.number_classes()
-        if self.numbers is None:
-            whole = [whole_background(background) if x is None else x for x in labels]
-            self.columns["label"].write(np.array(whole, np.int64))
-        else:
-            self.columns["label"].write(self.numbers[places])
+        self.columns["label"].write(self.numbers[labels])
 
     def finish(self) -> dict[str, Any]:
         """Write what takes all records to know, and return the facts of the index."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +36,9 @@ class Numbering:
         return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
 
     @property
-    def names(self) -> list[str | None]:
+    def names(self) -> list[Any]:
         """Every name, by its number."""
-        return [None if name is None else str(name) for name in self._numbers]
+        return list(self._numbers)
 
 
 def class_numbers(

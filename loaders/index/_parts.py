@@ -33,7 +33,7 @@ _TRAILER = 8 + hashlib.sha256().digest_size
 
 class Block(NamedTuple):
     """Hold some records of a shard: how many, and by name the arrays `rows-N` and `values-N` of
-    field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, `labels` and `unlabelled`.
+    field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, and either `labels` or `names`.
     """
 
     records: int
@@ -67,8 +67,8 @@ class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
     `tag` is what the shard's store gave. `strings` has the number and the bytes of the "keys", and
-    of the "files" of loose files. `labels` says where the first label is of each kind: "integers",
-    or "names", which the blocks have as numbers of `names`.
+    of the "files" of loose files. `labels` says where the first label of each kind is, "integers"
+    or "names". Blocks have the labels themselves, or numbers of `names`, None for no label.
     """
 
     plan: str
@@ -87,6 +87,11 @@ class ShardPart:
     names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldFacts] = field(default_factory=dict)
     file: Path = Path()
+
+    @property
+    def files(self) -> int:
+        """The number of loose files."""
+        return self.strings.get("files", (0, 0))[0]
 
     @classmethod
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:

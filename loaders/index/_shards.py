@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._opening import refuse_command
 from twinfeed.loaders.formats._sniff import COMPRESSED_ADVICE
+from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.remote._store import store_of
 
 MAX_NAMES = 1_000_000
@@ -37,16 +38,12 @@ def expand(
     shard named twice (in any spelling, or through a link) and an empty list, UnsafeContentError for
     `pipe:` commands, and DataCorruptionError (a ValueError) for an incomplete set and the names of
     compressed files.
-
-    >>> expand("s3://bucket/train-{000..002}.tar")[-1]
-    's3://bucket/train-002.tar'
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found: list[str] = []
     for pattern in [os.fspath(each) for each in given]:
         refuse_command(pattern)
-        names = [pattern] if os.path.exists(pattern) else expand_braces(pattern)
-        for name in names:
+        for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
             found += _glob(name)
     if not found:
         raise ValueError(f"shards must name at least one file, got {shards!r}")
@@ -64,9 +61,6 @@ def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
     Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
     comma or a range stands for itself. Raises ValueError for unbalanced or nested braces, and for
     more than `limit` names, before any is made.
-
-    >>> expand_braces("{a,b}-{08..10}")
-    ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
     """
     pieces = re.split(r"([{}])", pattern)
     choices: list[Sequence[str]] = [[pieces[0]]]
@@ -84,15 +78,7 @@ def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
 
 
 def check_complete(paths: Iterable[str], /) -> None:
-    """Raise DataCorruptionError (a ValueError), listing the gaps, for incomplete sets of
-    `-00003-of-00010` names.
-
-    Names without such a number are not looked at.
-
-    >>> check_complete(["a-00000-of-00002.tar"])  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    twinfeed.loaders.errors.DataCorruptionError: incomplete shards a-*-of-00002.tar: 1 of 2 ...
-    """
+    """Raise DataCorruptionError, with the gaps, for incomplete sets of `-00003-of-00010` names."""
     sets: dict[tuple[str, str, str], set[int]] = {}
     for path in paths:
         if match := _NUMBERED.fullmatch(path):
@@ -115,29 +101,17 @@ def check_complete(paths: Iterable[str], /) -> None:
 
 
 def check_distinct(names: Iterable[str], /) -> None:
-    """Raise ValueError where a shard is named twice, in whatever spelling, or through a link.
-
-    >>> check_distinct(["a.tar", "./a.tar"])
-    Traceback (most recent call last):
-    ValueError: shards are named twice (1: a.tar and ./a.tar)
-    """
+    """Raise ValueError where a shard is named twice, in whatever spelling, or through a link."""
     spelled: dict[str, list[str]] = {}
     for name in names:
-        spelled.setdefault(name if "://" in name else os.path.realpath(name), []).append(name)
+        spelled.setdefault(name if is_url(name) else os.path.realpath(name), []).append(name)
     twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
     if twice:
         raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
 
 
 def refuse_compressed(path: str, /) -> None:
-    """Raise DataCorruptionError, with advice, for the name of a compressed file.
-
-    >>> refuse_compressed("a.tar.gz")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    twinfeed.loaders.errors.DataCorruptionError: compressed shards cannot be read by id
-      shard: a.tar.gz
-      what to do: a compressed shard has no random access...
-    """
+    """Raise DataCorruptionError, with advice, for the name of a compressed file."""
     if _COMPRESSED.search(path):
         raise DataCorruptionError(
             "compressed shards cannot be read by id", path=path, advice=COMPRESSED_ADVICE
@@ -145,23 +119,20 @@ def refuse_compressed(path: str, /) -> None:
 
 
 def _glob(name: str) -> list[str]:
-    """Return the files that match one name."""
-    if "://" in name:
-        matches = _glob_url(name) if "*" in name else [name]
+    """Return the files or URLs that match one name."""
+    if is_url(name):
+        if "*" not in name:
+            return [name]
+        root = name[: name.index("*")].rpartition("/")[0]
+        store = store_of(root)
+        matches = [store.url(path) for path in store.glob(name[len(root) + 1 :])]
     elif os.path.exists(name) or not glob.has_magic(name):
-        matches = [name]
+        return [name]
     else:
         matches = sorted(glob.glob(name, recursive=True))
     if not matches:
         raise FileNotFoundError(f"no shard matches {name!r}")
     return matches
-
-
-def _glob_url(url: str) -> list[str]:
-    """Return the URLs that match one."""
-    root = url[: url.index("*")].rpartition("/")[0]
-    store = store_of(root)
-    return [store.url(path) for path in store.glob(url[len(root) + 1 :])]
 
 
 def _choices(text: str, limit: int, pattern: str) -> Sequence[str]:

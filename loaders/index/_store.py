@@ -32,8 +32,6 @@ from twinfeed.loaders.limits import LIMITS
 
 VERSION = 2
 COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
-_WRITTEN = re.compile(r"\.?columns-[0-9a-f]{16}")
-_HIDDEN = re.compile(r"\..*", re.DOTALL)
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 CHUNK = 1 << 24
@@ -167,10 +165,15 @@ def new_store(path: Path) -> Iterator[Store]:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest under `path`."""
+    file = path / MANIFEST
     rebuild = f"rebuild it with the options it had: twinfeed index SHARDS --out {path}"
     error = partial(IndexFormatError, path=path, advice=rebuild)
     try:
-        text = _bounded(path / MANIFEST)
+        size, most = file.stat().st_size, LIMITS.manifest_bytes
+        if size > most:  # a sparse file could be larger than memory
+            problem = "damaged index: its manifest is too long"
+            raise error(problem, expected=f"at most {most} bytes", found=f"{size} bytes")
+        text = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if (path / "parts").is_dir() or any(path.glob(".columns-*")):
             raise error(
@@ -202,19 +205,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _bounded(manifest: Path) -> bytes:
-    """Return the bytes of a manifest; a sparse file could be larger than memory."""
-    size = manifest.stat().st_size
-    if size > LIMITS.manifest_bytes:
-        raise IndexFormatError(
-            "damaged index: its manifest is too long",
-            path=manifest,
-            expected=f"at most {LIMITS.manifest_bytes} bytes",
-            found=f"{size} bytes",
-        )
-    return manifest.read_bytes()
-
-
 def _no_index(path: Path) -> str:
     """Say what is there in place of an index, and what to do."""
     if path.is_file():
@@ -238,25 +228,15 @@ def own_folder(path: Path) -> Path:
     if path.is_file():
         problem, name = "a file", path.with_suffix(".index")
     else:
-        problem, name = _other_files(path), path / "train.index"
-    if problem:
-        raise FileExistsError(
-            errno.EEXIST,
-            f"{problem}; an index needs a folder of its own, such as {name}",
-            str(path),
-        )
-    return path
-
-
-def _other_files(path: Path) -> str:
-    """Say which files of a folder are no part of an index; nothing where it is one."""
-    if is_index(path):
-        return ""
-    held = sorted(each.name for each in path.iterdir()) if path.exists() else []
-    others = [name for name in held if not _may_stay(path / name)]
-    if not others or is_index(path):  # another process may have finished it meanwhile
-        return ""
-    return f"it holds other files ({', '.join(others[:5])})"
+        held = sorted(each.name for each in path.iterdir()) if path.exists() else []
+        others = [] if is_index(path) else [each for each in held if not _may_stay(path / each)]
+        if not others or is_index(path):  # another process may have finished it meanwhile
+            return path
+        problem = f"it holds other files ({', '.join(others[:5])})"
+        name = path / "train.index"
+    raise FileExistsError(
+        errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {name}", str(path)
+    )
 
 
 def _may_stay(path: Path) -> bool:
@@ -264,15 +244,16 @@ def _may_stay(path: Path) -> bool:
     interrupted has left.
     """
     if path.name == "parts" and path.is_dir() and not path.is_symlink():
-        return all(_HIDDEN.match(each.name) or is_part(each) for each in path.iterdir())
-    return bool(_HIDDEN.match(path.name)) or _is_columns(path)
+        return all(each.name.startswith(".") or is_part(each) for each in path.iterdir())
+    return path.name.startswith(".") or _is_columns(path)
 
 
 def _is_columns(path: Path) -> bool:
     """Tell a folder of arrays that this library wrote, or was writing when the process was killed,
     by its name and by the names within.
     """
-    if not _WRITTEN.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+    named = COLUMNS.fullmatch(path.name.removeprefix("."))
+    if not named or path.is_symlink() or not path.is_dir():
         return False
     names = [each.name for each in path.iterdir()]
     return all(name.endswith(".npy") and ARRAY_NAME.fullmatch(name[:-4]) for name in names)

@@ -63,7 +63,7 @@ class Survey:
         self.tags: list[str | None] = []
         self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
         self.sums = bytearray()
-        self.records = self.left_out = self.broken = self.filled = 0
+        self.records = self.left_out = self.broken = self.filled = self.files = 0
         self.fields: dict[str, FieldSurvey] = {}
         self.strings: dict[str, tuple[int, int]] = {}
         self.numbering = Numbering()
@@ -87,6 +87,7 @@ class Survey:
         for name, (count, size) in strings.items():
             before = self.strings.get(name, (0, 0))
             self.strings[name] = (before[0] + count, before[1] + size)
+        self.files += part.files
         self.parts.append(part.file)
         self.paths.append(part.path)
         self.records += records
@@ -102,11 +103,6 @@ class Survey:
         self.labels = part.labels | self.labels
         for name, facts in part.fields.items():
             self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
-
-    @property
-    def files(self) -> int:
-        """The number of loose files."""
-        return self.strings.get("files", (0, 0))[0]
 
     @property
     def whole(self) -> bool:

@@ -36,22 +36,17 @@ class BadRecord(NamedTuple):
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
-def bad_record(shard: str, error: LoaderError, *, rest: bool = False) -> BadRecord:
-    """Return the entry for an error; a shard that is bad as a whole has record -1."""
-    if error.record is None:
-        return BadRecord(shard, -1, error.offset, error.key, error.problem)
-    return BadRecord(shard, error.record, error.offset, error.key, error.problem, rest)
-
-
-def lost_file(name: str, error: OSError | StaleIndexError) -> BadRecord:
-    """Return the entry for a shard or a loose file that is missing, cannot be read, or is another
-    than was indexed.
+def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
+    """Return the entry for an error. What is bad as a whole has record -1: a shard or a file that
+    is missing, cannot be read, or is another than was indexed.
     """
+    if isinstance(error, OSError):
+        return BadRecord(shard, -1, problem=error.strerror or str(error))
     if isinstance(error, StaleIndexError):
         problem = f"{error.problem}: {error.found}, not {error.expected}"
-    else:
-        problem = error.strerror or str(error)
-    return BadRecord(name, -1, None, None, problem)
+        return BadRecord(shard, -1, problem=problem)
+    number = -1 if error.record is None else error.record
+    return BadRecord(shard, number, error.offset, error.key, error.problem, rest and number >= 0)
 
 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
@@ -79,10 +74,9 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     records = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
         try:
-            records.append(_parsed(line))
+            if line.strip():
+                records.append(_parsed(line))
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line must be such "
@@ -110,23 +104,16 @@ def _parsed(line: str) -> BadRecord:
 
 
 def without(source: Source, exclude: Exclude, /) -> list[Job]:
-    """Return the jobs, each told which of its records to leave out.
-
-    >>> without(Source("tar", "/data", [Job("a.tar")]), [("a.tar", 7)])[0].exclude
-    frozenset({7})
-    """
+    """Return the jobs, each told which of its records to leave out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     left_out = [_entry(one) for one in given]
     if left_out and source.container == "files":
         left_out = _where_now(source.jobs, left_out)
     else:
         left_out = [one._replace(shard=_name(source.root, one.shard)) for one in left_out]
-    bad: dict[str, set[int]] = {}
-    rest: dict[str, int] = {}
+    bad: dict[str, list[BadRecord]] = {}
     for one in left_out:
-        bad.setdefault(one.shard, set()).add(one.record)
-        if one.rest:
-            rest[one.shard] = min(one.record, rest.get(one.shard, one.record))
+        bad.setdefault(one.shard, []).append(one)
     unknown = sorted(set(bad) - {job.shard for job in source.jobs})
     if unknown:
         raise ValueError(
@@ -136,9 +123,10 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
         )
     jobs = []
     for job in source.jobs:
-        first = rest.get(job.shard)
-        named = (n for n in bad.get(job.shard, ()) if first is None or n <= first)
-        jobs.append(job._replace(exclude=frozenset(named), rest=first))
+        listed = bad.get(job.shard, [])
+        rest = min((one.record for one in listed if one.rest), default=None)
+        named = (one.record for one in listed if rest is None or one.record <= rest)
+        jobs.append(job._replace(exclude=frozenset(named), rest=rest))
     return jobs
 
 
@@ -165,7 +153,7 @@ def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadReco
     """Return records of loose files with the numbers they have now: found by their keys, since
     other files may have come or gone.
     """
-    places: dict[str, list[tuple[str, int]]] = {}
+    places: dict[str | None, list[tuple[str, int]]] = {}
     for job in jobs:
         for number, entry in enumerate(job.entries):
             places.setdefault(entry.key, []).append((job.shard, number))
@@ -177,7 +165,8 @@ def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadReco
         )
     found = []
     for one in listed:
-        here = places.get(one.key or "", [(one.shard, one.record)])
-        shard, number = (one.shard, one.record) if (one.shard, one.record) in here else here[0]
+        there = (one.shard, one.record)
+        here = places.get(one.key, [there])
+        shard, number = there if there in here else here[0]
         found.append(one._replace(shard=shard, record=number))
     return found

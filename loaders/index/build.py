@@ -240,7 +240,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _is_small(file: Path) -> bool:
     """Tell a part of a small shard, or what is no part."""
     part = ShardPart.load(file, check=False)
-    return part is None or max(part.bytes, part.strings.get("files", (0, 0))[0] << 10) < KEEP_FROM
+    return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
 
 
 def _parts(

@@ -116,29 +116,27 @@ class Index:
         must have.
         """
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
-        rows, ends = row_types(whole_files=self.container == "files"), {"<u4", "<i8"}
-        wanted: dict[str, tuple[set[Any], int]] = {
-            "shards": ({SHARD}, shards),
-            "shardstops": ({"<i8"}, shards),
-        }
-        if self.options.digest:
-            wanted["shardsums"] = ({"u1"}, shards)
-        wanted |= {f"field-{n}": (rows, records) for n in range(len(self.fields))}
-        columns = range(len(self.manifest["columns"]))
-        wanted |= {f"column-{n}": ({"<i8", "<f4"}, records) for n in columns}
+        fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
+        rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
         strings = {"shardpaths": shards}
         if self.has_keys:
             strings["keys"] = records
         if "files-ends" in arrays:
             strings["files"] = len(arrays["files-ends"])
-        for name, length in strings.items():
-            wanted[f"{name}-ends"] = (ends, length)
-            wanted[f"{name}-text"] = ({"u1"}, int(arrays[f"{name}-ends"][-1]))
+        wanted = [
+            ("shards", shards, SHARD),
+            ("shardstops", shards, "<i8"),
+            *([("shardsums", shards, "u1")] if self.options.digest else []),
+            *((f"field-{n}", records, *rows) for n in fields),
+            *((f"column-{n}", records, "<i8", "<f4") for n in columns),
+            *((f"{name}-ends", length, "<u4", "<i8") for name, length in strings.items()),
+            *((f"{name}-text", int(arrays[f"{name}-ends"][-1]), "u1") for name in strings),
+        ]
         wrong = [
             name
-            for name, (types, length) in wanted.items()
+            for name, length, *types in wanted
             if name not in arrays
-            or arrays[name].dtype not in {np.dtype(one) for one in types}
+            or arrays[name].dtype not in map(np.dtype, types)
             or len(arrays[name]) != length
         ]
         if wrong or arrays["shardstops"][-1] != records:
@@ -289,16 +287,15 @@ class Index:
         """Return the shard's path, relative to the root, and the number of the record within it,
         bad ones not counted.
         """
-        shard = int(np.searchsorted(self.shard_stops, record, side="right"))
-        start = self.shard_stops[shard - 1] if shard else 0
-        return self.shard_paths[shard], record - int(start)
+        stops = self.shard_stops
+        shard = int(stops.searchsorted(record, "right"))
+        return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
 
     def keys(self, ids: Ids, /) -> list[str]:
         """Return the key of each record; where the container has none, "shard#number"."""
         ids = check_ids(ids, len(self)).tolist()
         if self.has_keys:
-            keys = self._strings("keys")
-            return [keys[record] for record in ids]
+            return list(map(self._strings("keys").__getitem__, ids))
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
@@ -375,34 +372,40 @@ def load_index(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index folder at `path`, and leave its shards unlooked at."""
-    if is_url(os.fspath(path)):
-        return _load_remote(os.fspath(path), root, cache)
-    path = Path(os.path.abspath(path))
-    refuse_unfinished(path.parent, path.name)
-    manifest = read_manifest(path)
+    """Open the index folder at `path`, a path or a URL, and leave its shards unlooked at."""
+    given = os.fspath(path)
+    if is_url(given):
+        folder, temporary = bring_index(given, cache)
+        near = given.rstrip("/").rpartition("/")[0]
+    else:
+        folder, temporary = Path(os.path.abspath(given)), False
+        near = str(folder.parent)
+        refuse_unfinished(near, folder.name)
+    manifest = read_manifest(folder)
     try:
-        return _index(path, root, manifest, cache)
+        index = _index(folder, root, near, manifest, cache)
     except FileNotFoundError:
-        again = read_manifest(path)  # was it replaced by a new build meanwhile?
+        again = read_manifest(folder)  # was it replaced by a new build meanwhile?
         if again == manifest:
             raise IndexFormatError(
-                "incomplete index: an array is missing",
-                path=path,
-                advice=REBUILD,
+                "incomplete index: an array is missing", path=folder, advice=REBUILD
             ) from None
-        return _index(path, root, again, cache)
+        index = _index(folder, root, near, again, cache)
+    if temporary:
+        remove_with(index, folder)
+    return index
 
 
 def _index(
     path: Path,
     root: str | os.PathLike[str] | None,
+    near: str,
     manifest: Mapping[str, Any],
     cache: DiskCache | None,
 ) -> Index:
     """Return the index that a manifest tells of, whatever the manifest holds."""
     try:
-        where = remembered_root(manifest["options"].get("root"), str(path.parent))
+        where = remembered_root(manifest["options"].get("root"), near)
         return Index(path, where if root is None else os.fspath(root), manifest, cache)
     except IndexFormatError:
         raise
@@ -413,18 +416,6 @@ def _index(
             found=f"{type(error).__name__}: {error}",
             advice=REBUILD,
         ) from None
-
-
-def _load_remote(url: str, root: str | os.PathLike[str] | None, cache: DiskCache | None) -> Index:
-    """Open the index at a URL, brought here; by default its shards lie where it lies."""
-    folder, temporary = bring_index(url, cache)
-    manifest = read_manifest(folder)
-    if root is None:
-        root = remembered_root(manifest["options"].get("root"), url.rstrip("/").rpartition("/")[0])
-    index = _index(folder, root, manifest, cache)
-    if temporary:
-        remove_with(index, folder)
-    return index
 
 
 def check_index(index: Index) -> None:
