@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from twinfeed.loaders._checks import Array, Int64s
+
 Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
 Collate = Mode | Mapping[str, Mode]
-MODES = ("stack", "pad", "ragged")
+
+_Masked = np.ma.MaskedArray
 
 # The dtypes of numbers as both frameworks name them; numpy has second names for some.
 _USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set("?efdFD")
@@ -29,7 +30,7 @@ class Ragged(NamedTuple):
     """
 
     values: Array
-    lengths: npt.NDArray[np.int64]
+    lengths: Int64s
 
 
 class FieldSpec(NamedTuple):
@@ -42,7 +43,7 @@ class FieldSpec(NamedTuple):
     FieldSpec(shape=(8, 8), dtype=dtype('uint8'))
     """
 
-    shape: tuple[int | None, ...]
+    shape: Shape
     dtype: np.dtype[Any] | None
 
 
@@ -55,11 +56,7 @@ class MisfitError(ValueError):
 
 
 def spec_of(sample: Mapping[str, Any], /) -> dict[str, FieldSpec]:
-    """Read the spec off one sample; ValueError for what no array holds.
-
-    >>> spec_of({"name": b"cat"})
-    {'name': FieldSpec(shape=(), dtype=None)}
-    """
+    """Read the spec off one sample; ValueError for what no array holds."""
     return {name: _spec(name, value) for name, value in sample.items()}
 
 
@@ -71,18 +68,16 @@ def _spec(name: str, value: Any) -> FieldSpec:
 
 
 def _array(name: str, value: Any, place: int) -> Array:
-    """The value as an array of numbers in the machine's byte order."""
+    """Return the value as an array of numbers in the machine's byte order."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
         raise _no_array(name, value, f" that is no array ({error})", place) from error
-    if array.dtype.kind not in "biufc" or array.dtype.char in "gG" or np.ma.isMaskedArray(value):
+    dtype = array.dtype
+    if dtype.kind not in "biufc" or dtype.char in "gG" or isinstance(value, _Masked):
         kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
-        what = kinds.get(array.dtype.kind, f" of {array.dtype}")
-        raise _no_array(name, value, what, place)
-    if array.dtype.isnative and array.dtype.char in _USUAL:
-        return array
-    return array.astype(array.dtype.str[1:])
+        raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"), place)
+    return array if dtype.char in _USUAL and dtype.isnative else array.astype(dtype.str[1:])
 
 
 def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
@@ -94,15 +89,15 @@ def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
-    """Give the collation of field `name`; a field that a mapping leaves out is stacked."""
+    """Return the collation of a field; a field that a mapping leaves out is stacked."""
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
 
 def check_collate(how: Collate, /) -> Collate:
     """Return `how`, or raise ValueError when it names a mode that does not exist."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
-        if mode not in MODES:
-            raise ValueError(f"collate must be one of {', '.join(MODES)}, got {mode!r}")
+        if mode not in get_args(Mode):
+            raise ValueError(f"collate must be one of {', '.join(get_args(Mode))}, got {mode!r}")
     return how
 
 
@@ -147,10 +142,7 @@ def collate(
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] | None, /) -> Array:
     """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
 
-    TensorFlow takes such an array as it is, and copies any other.
-
-    >>> aligned((2, 3), np.dtype(np.int64)).shape
-    (2, 3)
+    TensorFlow takes an array so aligned as it is, and copies any other.
     """
     assert dtype is not None  # no array holds byte strings
     size = prod(shape) * dtype.itemsize
@@ -176,32 +168,11 @@ def _as_bytes(name: str, value: Any, place: int) -> bytes:
 def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
     if isinstance(values, np.ndarray) and values.dtype == field.dtype:
         return values  # decoded in place
-    first = _first(values)
-    shape = least(field.shape) if first is None else np.shape(values[first])
-    out = aligned((len(values), *shape), field.dtype)
-    for place, value in enumerate(values):
-        if value is None:
-            out[place] = 0
-            continue
-        array = _fitting(name, value, field, place)
-        if array.shape != shape:
-            raise _other_shape(name, array.shape, shape, place)
+    arrays, shape = _arrays(name, values, field, 0)
+    out = aligned((len(arrays), *shape), field.dtype)
+    for place, array in enumerate(arrays):
         out[place] = array
-    if first is not None and not _agree(shape, field.shape):
-        raise _other_shape(name, shape, field.shape, first, first=True)
     return out
-
-
-def _first(values: Sequence[Any]) -> int | None:
-    """The place of the first value that is there."""
-    return next((place for place, value in enumerate(values) if value is not None), None)
-
-
-def _agree(shape: Shape, expected: Shape) -> bool:
-    """Whether a shape is the expected one, as far as that is known."""
-    return len(shape) == len(expected) and all(
-        size == known or known is None for size, known in zip(shape, expected, strict=True)
-    )
 
 
 def least(shape: Shape, /) -> tuple[int, ...]:
@@ -210,7 +181,7 @@ def least(shape: Shape, /) -> tuple[int, ...]:
 
 
 def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
-    """The value as an array that can be written to the field's dtype without loss.
+    """Return the value as an array that can be written to the field's dtype without loss.
 
     Python's own numbers have no dtype: integers are taken where they fit, floats by any float.
     """
@@ -256,22 +227,34 @@ def _other_shape(
 
 
 def _arrays(
-    name: str, values: Sequence[Any], field: FieldSpec, rest: tuple[int, ...]
-) -> list[Array]:
-    """The arrays, all of as many axes as the field; of shape (0, *rest) where nothing is."""
-    nothing = np.zeros((0, *rest), field.dtype)
-    arrays = []
-    for place, value in enumerate(values):
-        array = nothing if value is None else _fitting(name, value, field, place)
-        if array.ndim != len(field.shape):
-            raise _other_shape(name, array.shape, field.shape, place, first=True)
-        arrays.append(array)
-    return arrays
+    name: str, values: Sequence[Any], field: FieldSpec, free: int
+) -> tuple[list[Array], tuple[int, ...]]:
+    """Return arrays that agree in all axes but the first `free`, and the shape in which they agree.
+
+    None becomes zeros, and has no length in the free axes.
+    """
+    given = {n: _fitting(name, each, field, n) for n, each in enumerate(values) if each is not None}
+    first = next(iter(given), -1)
+    wanted = field.shape[free:]
+    shape = given[first].shape[free:] if given else least(wanted)
+    axes = len(field.shape)
+    for place, array in given.items():
+        found = array.shape
+        if len(found) != axes:
+            raise _other_shape(name, found, field.shape, place, first=True)
+        if found[free:] != shape:
+            raise _other_shape(name, found, (None,) * free + shape, place)
+    if any(known not in (None, size) for size, known in zip(shape, wanted, strict=True)):
+        raise _other_shape(name, given[first].shape, (None,) * free + wanted, first, first=True)
+    if len(given) == len(values):
+        return [*given.values()], shape
+    nothing = np.zeros((0,) * free + shape, field.dtype)
+    return [given.get(place, nothing) for place in range(len(values))], shape
 
 
 def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
     axes = len(field.shape)
-    arrays = _arrays(name, values, field, (0,) * (axes - 1))
+    arrays, _ = _arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
     out = aligned((len(arrays), *shapes.max(axis=0, initial=0).tolist()), field.dtype)
     out[...] = 0
@@ -283,15 +266,7 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
-    first = _first(values)
-    rest = least(field.shape[1:]) if first is None else np.shape(values[first])[1:]
-    arrays = _arrays(name, values, field, rest)
-    for place, array in enumerate(arrays):
-        if array.shape[1:] != rest:
-            raise _other_shape(name, array.shape, (None, *rest), place)
-    if first is not None and not _agree(rest, field.shape[1:]):
-        wanted = (None, *field.shape[1:])
-        raise _other_shape(name, arrays[first].shape, wanted, first, first=True)
+    arrays, rest = _arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = aligned((int(lengths.sum()), *rest), field.dtype)
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
