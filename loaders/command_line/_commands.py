@@ -258,7 +258,6 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
 
 def _drawn(figure: Any, path: str) -> int:
-    """Write a figure, and say where."""
     figure.savefig(path, dpi=100)
     say(path)
     return 0
@@ -345,5 +344,4 @@ def _shown(value: Any) -> str:
 
 
 def _one_or_all(given: list[str]) -> str | list[str]:
-    """Return the one path given, or all of them."""
     return given[0] if len(given) == 1 else given

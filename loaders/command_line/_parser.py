@@ -27,9 +27,6 @@ _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
     _commands.run_index: "; finished shards are kept: run it again to go on",
 }
-_MANY: dict[str, Any] = {"action": "append", "default": []}
-_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
-_SET: dict[str, Any] = {"action": "store_true"}
 
 EPILOG = """\
 examples:
@@ -107,13 +104,23 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
     return parser
 
 
-def _add(place: Any, names: str, text: str, default: Any = None, /, **how: Any) -> None:
-    """Add an argument; its help ends with its default."""
-    if default is not None:
-        text, how = f"{text}; default {default}", {"default": default, **how}
-    if isinstance(default, int):
-        how = {**_NUMBER, **how}
-    place.add_argument(*names.split(), help=text, **how)
+def _add(place: Any, argument: str, text: str, usual: Any = None, /, **how: Any) -> None:
+    """Add an argument, such as "--split NAME=SIZE...", which may be repeated.
+
+    What stands for the value tells its type; an option without a value is a flag. The help ends
+    with the usual value.
+    """
+    names, _, value = argument.partition(" ")
+    if value:
+        kind = value.removesuffix("...")
+        how = {"metavar": kind, "type": _TYPES.get(kind, str), **how}
+    elif names[0] == "-" and not how and usual is None:
+        how = {"action": "store_true"}
+    if value.endswith("..."):
+        text, how = f"{text}; may be repeated", {**how, "action": "append", "default": []}
+    if usual is not None:
+        text, how = f"{text}; default {usual}", {**how, "default": usual}
+    place.add_argument(*names.split("/"), help=text, **how)
 
 
 def _pack(commands: Any) -> None:
@@ -133,16 +140,16 @@ def _pack(commands: Any) -> None:
     )
     add("out", "the folder to write shards and indexes to")
     add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
-    split = "a split, and its number of records, or its fraction of them; with --seed; repeatable"
-    add("--split", split, **_MANY, type=_split, metavar="NAME=SIZE")
-    add("--seed", "shuffle the records by this seed; default: their own order", **_NUMBER)
-    add("--shards", "at least so many shards for each split", 1)
+    split = "a split, and its number of records, or its fraction of them; needs --seed"
+    add("--split NAME=SIZE...", split)
+    add("--seed N", "shuffle the records by this seed; default: their own order")
+    add("--shards N", "at least so many shards for each split", 1)
     nbytes = "about so many bytes in a shard, such as 100M; default 200M"
-    add("--shard-bytes", nbytes, **_BYTES | {"default": SHARD_BYTES})
-    add("--shard-records", "at most so many records in a shard", **_NUMBER)
-    add("--root", "the folder of an index's shards, if it is not the index's own", metavar="FOLDER")
-    add("--overwrite", "replace what was packed under the same names", **_SET)
-    add("-q --quiet", "no progress bar", **_SET)
+    add("--shard-bytes BYTES", nbytes, default=SHARD_BYTES)
+    add("--shard-records N", "at most so many records in a shard")
+    add("--root FOLDER", "the folder of an index's shards, if it is not the index's own")
+    add("--overwrite", "replace what was packed under the same names")
+    add("-q/--quiet", "no progress bar")
 
 
 def _index(commands: Any) -> None:
@@ -157,26 +164,25 @@ def _index(commands: Any) -> None:
     )
     add, label = partial(_add, parser), partial(_add, parser.add_mutually_exclusive_group())
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
-    add("--out", "the folder to write the index to", required=True, metavar="FOLDER")
-    label("--label", "the feature or tar member that holds the label", metavar="FIELD")
+    add("--out FOLDER", "the folder to write the index to", required=True)
+    label("--label FIELD", "the feature or tar member that holds the label")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
-    label("--label-json", json_key, dest="label", type=_json, metavar="FIELD[:KEY]")
+    label("--label-json FIELD[:KEY]", json_key, dest="label")
     folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
     label("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
-    label("--label-table", "a CSV or TSV file of keys and labels", metavar="FILE")
+    label("--label-table FILE", "a CSV or TSV file of keys and labels")
     names = "the class names, one a line, in order; or an index, whose class names are taken"
-    add("--classes", names, metavar="FILE")
-    add("--background", "the label of records that have none", metavar="LABEL")
-    field = "keep this field (default: all), under any of these names; repeatable"
-    add("--field", field, **_MANY, type=_field, metavar="NAME[=A;B]")
-    add("--key", "the feature that holds a TFRecord's key", metavar="FEATURE")
-    lists = "read this feature as a list, even where each record has one value; repeatable"
-    add("--list", lists, **_MANY, dest="lists", metavar="FEATURE")
+    add("--classes FILE", names)
+    add("--background LABEL", "the label of records that have none")
+    add("--field NAME[=A;B]...", "keep this field (default: all), under any of these names")
+    add("--key FEATURE", "the feature that holds a TFRecord's key")
+    lists = "read this feature as a list, even where each record has one value"
+    add("--list FEATURE...", lists, dest="lists")
     missing = "a record that lacks a field or label is an error, left out, or has an empty field"
     add("--missing", missing, "error", choices=get_args(Missing))
     bad = "leave out the bad records of this file, which verify --bad-list has written"
-    add("--exclude", bad, metavar="FILE", default=())
-    add("--digest", "keep a SHA-256 of each shard, for verify to compare", **_SET)
+    add("--exclude FILE", bad, default=())
+    add("--digest", "keep a SHA-256 of each shard, for verify to compare")
     _add_reading(add)
 
 
@@ -192,7 +198,7 @@ def _verify(commands: Any) -> None:
     )
     add = partial(_add, parser)
     add("target", "indexes, or shards", nargs="+")
-    add("--bad-list", "write the bad records to this file, for index --exclude", metavar="FILE")
+    add("--bad-list FILE", "write the bad records to this file, for index --exclude")
     _add_reading(add)
 
 
@@ -200,14 +206,14 @@ def _add_reading(add: Any) -> None:
     """Add what `index` and `verify` share."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
-    add("--join", "put members of a tar's sample together that lie apart", **_SET)
+    add("--join", "put members of a tar's sample together that lie apart")
     raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
     add("--raw", raw, dest="example", action="store_false")
     most = "refuse longer records; default 1 GiB"
-    add("--max-record-bytes", most, **_BYTES | {"default": LIMITS.record_bytes})
-    add("--root", "the folder that shard paths are relative to", metavar="FOLDER")
-    add("--jobs", "processes side by side", 1)
-    add("-q --quiet", "no progress bar", **_SET)
+    add("--max-record-bytes BYTES", most, default=LIMITS.record_bytes)
+    add("--root FOLDER", "the folder that shard paths are relative to")
+    add("--jobs N", "processes side by side", 1)
+    add("-q/--quiet", "no progress bar")
 
 
 def _opened(
@@ -216,25 +222,23 @@ def _opened(
     """Add a command that opens one index, and that may draw "batches", or "shuffles" of blocks."""
     add = partial(_add, _command(commands, name, text, *examples))
     add("index", "the folder or the URL of the index")
-    root = "the folder or the URL of the shards, if it is not the index's own"
-    add("--root", root, metavar="FOLDER")
+    add("--root FOLDER", "the folder or the URL of the shards, if it is not the index's own")
     if draws:
-        add("--batch-size", "records of a batch", 128)
-        add("--seed", "the seed of the order of records", 0)
+        add("--batch-size N", "records of a batch", 128)
+        add("--seed N", "the seed of the order of records", 0)
     if draws == "batches":
-        p = "draw P x K batches, with so many classes each; --batch-size has no say"
-        add("--p", p, **_NUMBER)
-        add("--k", "records of each class of a P x K batch", 4)
+        add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
+        add("--k N", "records of each class of a P x K batch", 4)
     if draws == "shuffles":
-        add("--block", "records of a block; default: about 4 MB", **_NUMBER)
-        add("--window", "blocks that are open at once; default: up to 128, 512 MB", **_NUMBER)
+        add("--block N", "records of a block; default: about 4 MB")
+        add("--window N", "blocks that are open at once; default: up to 128, 512 MB")
     return add
 
 
 def _info(commands: Any) -> None:
     examples = "info data/train.index", "info data/train.index --json"
     add = _opened(commands, "info", "Say what an index holds.", *examples)
-    add("--json", "print JSON, for programs", **_SET)
+    add("--json", "print JSON, for programs")
 
 
 def _cat(commands: Any) -> None:
@@ -249,8 +253,8 @@ def _cat(commands: Any) -> None:
     )
     records = "record numbers (from the end if negative), or keys; 14 is a number, 000014 a key"
     add("records", records, nargs="*")
-    add("--key", "show all records of this key, which may be a number; repeatable", **_MANY)
-    add("--field", "write the bytes of this field, and nothing else", metavar="NAME")
+    add("--key KEY...", "show all records of this key, which may be a number")
+    add("--field NAME", "write the bytes of this field, and nothing else")
 
 
 def _compare(commands: Any) -> None:
@@ -263,8 +267,8 @@ def _compare(commands: Any) -> None:
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
         draws="batches",
     )
-    add("--batches", "so many batches at most", 100)
-    add("--size", "decode images, and resize them to N x N pixels; default: as bytes", **_NUMBER)
+    add("--batches N", "so many batches at most", 100)
+    add("--size N", "decode images, and resize them to N x N pixels; default: as bytes")
     backends = "what to run; default torch and tensorflow; numpy is without a framework"
     both = ["torch", "tensorflow"]
     add("--backends", backends, nargs="+", choices=get_args(Backend), default=both)
@@ -280,9 +284,9 @@ def _show(commands: Any) -> None:
         "show data/train.index --batch-size 30 --step 5 --out batch.svg",
         draws="batches",
     )
-    add("--step", "which batch of the epoch", 0)
-    add("--size", "resize images to N x N pixels", 128)
-    add("--out", "the picture, .png or .svg", "batch.png", metavar="FILE")
+    add("--step N", "which batch of the epoch", 0)
+    add("--size N", "resize images to N x N pixels", 128)
+    add("--out FILE", "the picture, .png or .svg", "batch.png")
 
 
 def _mixing(commands: Any) -> None:
@@ -295,9 +299,8 @@ def _mixing(commands: Any) -> None:
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
         draws="shuffles",
     )
-    buffer = "a size of shuffle(buffer) to simulate; default a tenth of all; repeatable"
-    add("--buffer", buffer, action="append", type=int, metavar="RECORDS")
-    add("--out", "the picture, .png or .svg", "mixing.png", metavar="FILE")
+    add("--buffer N...", "a size of shuffle(buffer) to simulate; default a tenth of all records")
+    add("--out FILE", "the picture, .png or .svg", "mixing.png")
 
 
 def _plan(commands: Any) -> None:
@@ -312,7 +315,7 @@ def _plan(commands: Any) -> None:
         draws="shuffles",
     )
     cache = "the size of a cache: say how much of a second epoch it holds; default none"
-    add("--cache-bytes", cache, **_BYTES)
+    add("--cache-bytes BYTES", cache, default=0)
 
 
 def _field(text: str) -> tuple[str, str]:
@@ -347,4 +350,10 @@ def _size(text: str) -> int:
     return int(match[1] + "000" * power)
 
 
-_BYTES: dict[str, Any] = {"type": _size, "metavar": "BYTES", "default": 0}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "BYTES": _size,
+    "FIELD[:KEY]": _json,
+    "N": int,
+    "NAME=SIZE": _split,
+    "NAME[=A;B]": _field,
+}

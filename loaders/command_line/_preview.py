@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -42,17 +40,13 @@ def _described(value: Any) -> str:
 
 
 def _bytes(data: bytes) -> str:
-    """Say what bytes are: an image, JSON, text, or anything."""
-    image = _image(data)
-    if image is not None:
+    """Say what bytes are: an image, text, or anything."""
+    if image := _image(data):
         return image
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return f"begins with {data[:_HEX].hex(' ')}"
-    if text[:1] in ("{", "["):
-        with suppress(ValueError, RecursionError):
-            text = json.dumps(json.loads(text), ensure_ascii=False)
     shown = text if len(text) <= _TEXT else text[:_TEXT] + "..."
     return f"text: {shown}"
 

@@ -66,7 +66,6 @@ class _Context(SpawnContext):
         self.started: list[SpawnProcess] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override] # noqa: N802
-        """Return a new process."""
         self.started.append(SpawnProcess(*args, **kwargs))
         return self.started[-1]
 
@@ -80,11 +79,11 @@ class _Context(SpawnContext):
         A process that is killed closes its pipes a little before it has ended.
         """
         end = time.monotonic() + wait
-        while not (died := any(process.exitcode for process in self.running())):
+        while not any(process.exitcode for process in self.running()):
             if time.monotonic() >= end:
-                break
+                return False
             time.sleep(0.01)
-        return died
+        return True
 
     def end(self) -> None:
         """End all processes that are there."""
@@ -131,9 +130,8 @@ def _why(processes: Sequence[SpawnProcess]) -> WorkerDiedError:
     """Say how the first process ended; the pool terminates the others."""
     for process in processes:
         process.join()
-    codes = [process.exitcode for process in processes]
-    others = [code for code in codes if code not in (None, 0, -Signals.SIGTERM)]
-    code = others[0] or 0 if others else -Signals.SIGTERM
+    codes = [process.exitcode or 0 for process in processes]
+    code = next((code for code in codes if code not in (0, -Signals.SIGTERM)), -Signals.SIGTERM)
     if code == -Signals.SIGKILL:
         advice = "the system may have run out of memory (see dmesg): lower --jobs"
     else:
