@@ -26,11 +26,7 @@ def told_of(number: int, sample: object) -> Iterator[None]:
 
 
 def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return a sample's key and its fields, its label a str or an int if it has one.
-
-    >>> checked({"__key__": "a", "x": b"1", "label": np.uint8(7)})
-    ('a', {'x': b'1', 'label': 7})
-    """
+    """Return a sample's key and its fields, its label a str or an int if it has one."""
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -43,22 +39,15 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         if not isinstance(key, str):
             raise TypeError(f"__key__ must be a str, got {key!r}")
         _check_text("__key__", key, "give another, or rename the file")
-    fields = {
-        name: _value(name, value)
-        for name, value in sample.items()
-        if name not in ("__key__", "__ext__")
-    }
+    named = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
+    fields = {name: _value(name, value) for name, value in named.items()}
     if "label" in fields:
         fields["label"] = _label(fields["label"])
     return key, fields
 
 
 def kind_of(value: Any) -> str:
-    """Return which of the three kinds of values of a TFRecord a field has.
-
-    >>> kind_of(b"a"), kind_of(["a", "b"]), kind_of(True), kind_of([1, 0.5])
-    ('bytes', 'bytes', 'integers', 'floats')
-    """
+    """Return which of the three kinds of values of a TFRecord a field has."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):
         return "bytes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import reprlib
@@ -48,20 +47,18 @@ from twinfeed.samplers._permutation import permute
 Source = InAnyOrder | Iterable[Sample]
 
 _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
-_CUT_BEFORE = 1 << 62  # bytes that end a shard where shards were cut evenly before
 
 
 class _Piece(NamedTuple):
-    """Name one split, and give its samples with their numbers in the source.
+    """One split: its samples by their numbers in the source, and after how many records shards end.
 
-    `stops` says after how many records the shards end, if that is known.
+    The number of records is None where nobody knows.
     """
 
     name: str
-    numbers: Iterable[int]
-    samples: Iterable[Sample]
-    records: int | None
-    stops: Collection[int]
+    samples: Iterable[tuple[int, Sample]]
+    records: int | None = None
+    stops: Collection[int] = ()
 
 
 def pack(
@@ -135,30 +132,28 @@ def pack(
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
-        names = [piece.name for piece in pieces]
-        written = [Written(work, name, container) for name in names]
+        written = {piece.name: Written(work, piece.name, container) for piece in pieces}
         nbytes = size_of(samples)
         kinds: Kinds = {}
         with room_for(folder, nbytes, work=work):
-            for piece, split_written in zip(pieces, written, strict=True):
-                doing = f"packing {piece.name}"
+            for name, records_of, records, stops in pieces:
                 write_shards(
-                    split_written,
-                    bar(piece.samples, doing, "record", progress, total=piece.records),
-                    numbers=piece.numbers,
+                    written[name],
+                    bar(records_of, f"packing {name}", "record", progress, total=records),
                     kinds=kinds,
-                    stops=piece.stops,
-                    most_bytes=shard_bytes if nbytes is None else _CUT_BEFORE,
+                    stops=stops,
+                    # Shards of a known size are cut evenly, at the stops.
+                    most_bytes=shard_bytes if nbytes is None else math.inf,
                     most_records=shard_records,
                 )
-            classes = _classes(samples, written)
-            for split_written in written:
-                _index(split_written, classes, progress)
+            classes = _classes(samples, written.values())
+            for done in written.values():
+                _index(done, classes, progress)
         with locked(folder):
-            check_free(folder, names, overwrite)  # another packer may have been here meanwhile
+            check_free(folder, written, overwrite)  # another packer may have been here meanwhile
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
-            return {name: open_index(folder / f"{name}.index") for name in names}
+            return {name: open_index(folder / f"{name}.index") for name in written}
 
 
 def _opened(source: object) -> Source:
@@ -194,7 +189,7 @@ def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample
     spool = spool / "spool"
     spool.mkdir()
     done = Written(spool, "data", "tfrecord")
-    write_shards(done, source, numbers=itertools.count(), kinds={})
+    write_shards(done, enumerate(source), kinds={})
     _index(done, tuple(sorted(done.named)), progress=False)
     return open_index(spool / "data.index")
 
@@ -208,7 +203,7 @@ def _pieces(
 ) -> list[_Piece]:
     """Return the splits with their samples in the order they are written."""
     if not isinstance(samples, _IN_ANY_ORDER):
-        return [_Piece("data", itertools.count(), samples, None, ())]
+        return [_Piece("data", enumerate(samples))]
     n = len(samples)
     order = np.arange(n)
     if seed is not None:
@@ -222,14 +217,16 @@ def _pieces(
         number = min(number, records)
         stops = {records * (shard + 1) // number for shard in range(number)}
         chosen = order[start : start + records]
-        pieces.append(_Piece(name, chosen.tolist(), taken(samples, chosen), records, stops))
+        numbered = zip(chosen.tolist(), taken(samples, chosen), strict=True)
+        pieces.append(_Piece(name, numbered, records, stops))
         start += records
     return pieces
 
 
-def _classes(source: object, written: Collection[Written]) -> tuple[str, ...]:
+def _classes(source: object, written: Iterable[Written]) -> tuple[str, ...]:
     """Return the class names of all splits together; an index keeps the order of its own names."""
-    if len({bool(done.named) for done in written if done.labelled}) > 1:
+    written = [done for done in written if done.labelled]
+    if len({bool(done.named) for done in written}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
     known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
     return known or tuple(sorted(set().union(*(done.named for done in written))))
@@ -246,11 +243,9 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
                 f"{number} of {written.records} samples have a {what}: give all one, or none"
             )
     fields = {field: ";".join(ext) for field, ext in written.fields.items()}
-    label: LabelSource | None = None
-    if written.labelled and container == "tar":
+    label: LabelSource = "label"
+    if container == "tar":
         label = "cls" if written.named else FromJson("cls")  # a number, not text
-    elif written.labelled:
-        label = "label"
     missing: Missing = "empty" if written.optional else "error"
     key = "key" if written.keyed and container == "tfrecord" else None
     shards = len(written.files)
@@ -260,7 +255,7 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
             for number, file in enumerate(written.files)
         ],
         work / f"{name}.index",
-        label=label,
+        label=label if written.labelled else None,
         classes=classes if written.named else None,
         fields=fields if container == "tar" else None,
         reading=Reading(missing=missing, key=key, digest=True),

@@ -6,6 +6,7 @@ import json
 import reprlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,17 +28,13 @@ _OTHERWISE = (
     "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
 )
 
-
 SHARD_BYTES = 200_000_000
 """About so many bytes are in a shard, unless another number is asked for."""
 
 
 @dataclass
 class Written:
-    """Say what was written of one split: what its index has to be told.
-
-    The shards of the split lie in `folder`. Their names begin with `name`.
-    """
+    """Say what was written of one split, whose shards lie in `folder`: its index is told so."""
 
     folder: Path
     name: str
@@ -75,58 +72,46 @@ class Written:
 
 def write_shards(
     written: Written,
-    samples: Iterable[Sample],
+    samples: Iterable[tuple[int, Sample]],
+    /,
     *,
-    numbers: Iterable[int],
     kinds: Kinds,
     stops: Collection[int] = (),
-    most_bytes: int = SHARD_BYTES,
+    most_bytes: float = SHARD_BYTES,
     most_records: int | None = None,
 ) -> None:
-    """Write samples to shards, and note in `written` what was written.
+    """Write the samples of a split to shards, and note in `written` what was written.
 
-    - `samples`: the samples of one split, in the order in which they are written.
-    - `numbers`: the number of each sample in the source, for messages.
+    - `samples`: each sample after its number in the source, which messages name.
     - `kinds`: what values each field has, in all splits together.
     - `stops`: after so many records a shard ends.
     - `most_bytes`, `most_records`: a shard that has reached these ends too.
     """
-    writer: TFRecordWriter | TarWriter | None = None
-    in_shard, keys = 0, dict[str, int]()
-    try:
-        for number, sample in zip(numbers, samples, strict=False):
-            if writer is None:
-                name = f"{written.name}-{len(written.files):05d}.shard"
-                written.files.append(written.folder / name)
-                open_writer = TarWriter if written.container == "tar" else TFRecordWriter
-                writer = open_writer(written.files[-1])
-                in_shard, keys = 0, {}
-            with told_of(number, sample):
-                key, values = checked(sample)
-                written.note(key, values)
-                if isinstance(writer, TarWriter):
-                    if key is None:
-                        key = f"{written.records:09d}"
+    items = iter(samples)
+    open_writer = TarWriter if written.container == "tar" else TFRecordWriter
+    for first in items:
+        path = written.folder / f"{written.name}-{len(written.files):05d}.shard"
+        written.files.append(path)
+        keys: dict[str, int] = {}
+        with open_writer(path) as writer:
+            for in_shard, (number, sample) in enumerate(chain([first], items), 1):
+                with told_of(number, sample):
+                    key, values = checked(sample)
+                    written.note(key, values)
+                    if isinstance(writer, TarWriter):
+                        if key is None:
+                            key = f"{written.records:09d}"
+                        else:
+                            _check_key(key, number, keys)
+                        writer.write(key, _members(values, sample.get("__ext__", {}), written))
                     else:
-                        _check_key(key, number, keys)
-                    writer.write(key, _members(values, sample.get("__ext__", {}), written))
-                else:
-                    writer.write(_example(key, values))
-                    _check_kinds(values, number, kinds)
-            written.records += 1
-            in_shard += 1
-            if written.records in stops or in_shard == most_records or writer.offset >= most_bytes:
-                _close(writer, written.files[-1])
-                writer = None
-    finally:
-        if writer is not None:
-            _close(writer, written.files[-1])
-
-
-def _close(writer: TFRecordWriter | TarWriter, path: Path) -> None:
-    """Close a shard and bring it to the disk."""
-    writer.close()
-    sync(path)
+                        writer.write(_example(key, values))
+                        _check_kinds(values, number, kinds)
+                written.records += 1
+                full = in_shard == most_records or writer.offset >= most_bytes
+                if full or written.records in stops:
+                    break
+        sync(path)
 
 
 def _example(key: str | None, values: dict[str, Any]) -> bytes:
@@ -140,10 +125,7 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 
 
 def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
-    """Check that each field has values of one kind in all records, as an index of TFRecords has.
-
-    The kind of labels has been checked before.
-    """
+    """Check that each field has values of one kind in all records; labels were checked before."""
     for name, value in values.items():
         kind = kind_of(value)
         known, first = kinds.setdefault(name, (kind, number))
@@ -176,23 +158,19 @@ def _members(
     members: dict[str, str] = {}
     for name, value in values.items():
         extension = _extension(name, value, extensions)
-        if extension in members:
+        other = members.setdefault(extension, name)
+        if other != name:
             raise ValueError(
-                f"the fields {members[extension]!r} and {name!r} would both be the tar member "
-                f"{extension!r}: {_OTHERWISE}"
+                f"the fields {other!r} and {name!r} would both be the tar member {extension!r}: "
+                f"{_OTHERWISE}"
             )
-        members[extension] = name
         if name != "label":
             written.fields.setdefault(name, {})[extension] = None
     return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
-    """Return the extension of a field in a tar.
-
-    The image has the extension of its file. Any other field has its name, and then the extension of
-    its file.
-    """
+    """Return the extension of a field in a tar: its name, and for files their own extension."""
     if name == "label":
         return "cls"
     plain = name.replace("/", ".").lower()
