@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._meter import Meter
-from twinfeed.loaders._samples import Array, Sample, Samples
+from twinfeed.loaders._samples import Sample, Samples
 from twinfeed.loaders.collate import MisfitError, collate
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index

@@ -22,16 +22,8 @@ class DecodedCache:
     """Decode each image once for all its uses in a row, and drop the image after its last use.
 
     `reuse` is the number of uses of an image, numbered from 0 in the order they come. Batches are
-    asked for in order. After a jump the cache starts afresh, so that it never holds an image that
-    no later batch wants. `decodes` counts the images decoded, `peak` the most held at once.
-
-    >>> from twinfeed.samplers import BatchSampler, ReuseSampler
-    >>> sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
-    >>> cache = DecodedCache(2, lambda records: [{"image": f"decoded {r}"} for r in records])
-    >>> cache.get(Request.of(sampler, 0, 0))
-    [{'image': 'decoded 2'}, {'image': 'decoded 3'}]
-    >>> cache.decodes, cache.peak, len(cache)
-    (2, 2, 1)
+    asked for in order. After a jump the cache starts afresh, so that the cache never holds an image
+    that no later batch wants. `decodes` counts the images decoded, `peak` the most held at once.
     """
 
     def __init__(self, reuse: int, decode: Decode, /) -> None:

@@ -17,13 +17,7 @@ Made = Mapping[str, Any]
 class Calls:
     """Share the samples of a batch out among `threads`; whatever goes wrong names the record.
 
-    It pickles without its threads, and a forked child starts its own.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> calls = Calls(pack([{"x": 1}, {"x": 2}], mkdtemp())["data"], threads=2)
-    >>> calls.each("decode", lambda sample: {"y": -sample["x"]}, [0, 1], [{"x": 1}, {"x": 2}])
-    [{'y': -1}, {'y': -2}]
+    The calls pickle without their threads, and a forked child starts its own.
     """
 
     def __init__(self, index: Index, *, threads: int) -> None:
@@ -43,29 +37,14 @@ class Calls:
         /,
         *arguments: Sequence[Any],
     ) -> list[Made]:
-        """Return `[function(*row) for row in zip(*arguments)]`, a dict of fields for each record;
-        the first argument is the sample. Raise DecodeError, which says that `name` failed.
+        """Return `[function(*row) for row in zip(*arguments)]`, a dict of fields for each record.
+
+        The first argument is the sample. Raises DecodeError, which says that `name` failed.
         """
         rows = list(zip(*arguments, strict=True))
 
         def part(places: Iterable[int]) -> list[Made]:
-            made = []
-            for place in places:
-                try:
-                    one = function(*rows[place])
-                    if not isinstance(one, (dict, Mapping)):
-                        kind = type(one).__name__
-                        raise TypeError(f"it must return a dict of fields, got a {kind}")
-                    made.append(one)
-                except LoaderError as error:
-                    where = self.index.describe(records[place])
-                    problem = f"{where}: {error.problem}"
-                    raise type(error)(problem, advice=error.advice) from error
-                except Exception as error:
-                    where = self.index.describe(records[place])
-                    told = f"{where}: {name} failed: {error!r}"
-                    raise DecodeError(told + self._given(error, rows[place][0])) from error
-            return made
+            return [self._one(name, function, records[place], rows[place]) for place in places]
 
         if self.threads < 2 or len(rows) < 2:
             return part(range(len(rows)))
@@ -77,6 +56,22 @@ class Calls:
         for places, results in zip(parts, self._pool.map(part, parts), strict=True):
             made[places.start :: self.threads] = results
         return made
+
+    def _one(
+        self, name: str, function: Callable[..., Made], record: int, row: tuple[Any, ...]
+    ) -> Made:
+        """Call the function for one record."""
+        try:
+            made = function(*row)
+            if not isinstance(made, (dict, Mapping)):
+                raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
+            return made
+        except LoaderError as error:
+            problem = f"{self.index.describe(record)}: {error.problem}"
+            raise type(error)(problem, advice=error.advice) from error
+        except Exception as error:
+            told = f"{self.index.describe(record)}: {name} failed: {error!r}"
+            raise DecodeError(told + self._given(error, row[0])) from error
 
     def _given(self, error: Exception, sample: Mapping[str, Any]) -> str:
         """Say what there was, where a field was looked for and not found."""
@@ -94,9 +89,7 @@ class Calls:
     def by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Made], /
     ) -> dict[str, Sequence[Any]]:
-        """Turn the samples that `name` gave, which all have the same fields, into the values of
-        each field.
-        """
+        """Turn the samples that `name` gave, all of the same fields, into the values of each."""
         names = samples[0].keys() if samples else ()
         for sample, record in zip(samples, records, strict=True):
             nothing = [field for field, value in sample.items() if value is None]

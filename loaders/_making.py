@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 def most_threads() -> int:
-    """Return how many threads make batches where nobody says how many.
-
-    >>> 1 <= most_threads() <= 8
-    True
-    """
+    """Return how many threads make batches where nobody says how many."""
     return min(8, _system.processors())
 
 

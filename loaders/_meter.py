@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
@@ -73,14 +74,7 @@ class PassReport:
 
 
 class Meter:
-    """Add up what the threads of a pass spend, and what the loop waits.
-
-    >>> meter = Meter()
-    >>> meter.timed("reading", len, "abc")
-    3
-    >>> meter.report().decoding
-    0.0
-    """
+    """Add up what the threads of a pass spend, and what the loop waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +87,7 @@ class Meter:
     def begin(self, step: int, *, counted: bool = True) -> None:
         """Begin a pass; `counted` says that `received` will be called for each batch."""
         with self._lock:
-            self._spent: dict[Stage, int] = {}
+            self._spent: Counter[Stage] = Counter()
             self._made: dict[int, int] = {}  # when the batch of a step was ready
             self._step, self._counted = step, counted
             self._batches = self._waiting = self._ready = self._waited = 0
@@ -107,7 +101,7 @@ class Meter:
         finally:
             taken = perf_counter_ns() - begin
             with self._lock:
-                self._spent[stage] = self._spent.get(stage, 0) + taken
+                self._spent[stage] += taken
 
     def made(self, step: int, steps: int = 1) -> None:
         """Note that the batches of some steps are ready."""
@@ -121,15 +115,14 @@ class Meter:
     def take(self) -> Spent:
         """Return what was spent since the last call, for another process's meter."""
         with self._lock:
-            spent, self._spent = self._spent, {}
+            spent, self._spent = self._spent, Counter()
             self._made.clear()
             return Spent(spent, perf_counter_ns())
 
     def add(self, step: int, spent: Spent) -> None:
         """Add what another process has spent on the batch of a step."""
         with self._lock:
-            for stage, taken in spent.stages.items():
-                self._spent[stage] = self._spent.get(stage, 0) + taken
+            self._spent.update(spent.stages)
             self._made[step] = spent.made
 
     def received(self, asked: int) -> None:

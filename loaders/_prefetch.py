@@ -54,10 +54,6 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class Prefetcher(Iterator[T], Closing, Generic[T]):
     """Keep up to `depth` items of `source` ready, in order.
 
@@ -82,8 +78,8 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         /,
         *,
         depth: int,
-        while_waiting: Callable[[], None] = _nothing,
-        while_closing: Callable[[], None] = _nothing,
+        while_waiting: Callable[[], object] = object,
+        while_closing: Callable[[], object] = object,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -110,8 +106,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             try:
                 self._while_waiting()
             except BaseException:
-                detached = self._finalize.detach()
-                if detached is not None:
+                if detached := self._finalize.detach():
                     thread, stop, while_closing = detached[2]
                     # A thread that is within C++ at interpreter exit would end the process.
                     _stop(thread, stop, while_closing, _GRACE)
@@ -154,15 +149,13 @@ def _fill(
     except BaseException as error:
         put(None, error)
     finally:
-        close = getattr(source, "close", None)
-        if close is not None:
-            close()
+        getattr(source, "close", object)()
 
 
 def _stop(
     thread: threading.Thread,
     stop: threading.Event,
-    while_closing: Callable[[], None],
+    while_closing: Callable[[], object],
     patience: float = _PATIENCE,
 ) -> None:
     stop.set()

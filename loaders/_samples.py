@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders._cache import DecodedCache
-from twinfeed.loaders._calls import Calls
+from twinfeed.loaders._calls import Calls, Made
+from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._meter import Meter
-from twinfeed.loaders._shared import SharedArrays
+from twinfeed.loaders._shared import lent, read_only, unchanged
 from twinfeed.loaders.collate import FieldSpec, aligned, least, mode_of
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.reader import Reader
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from twinfeed.loaders.feed import Feed
 
 Sample = dict[str, Any]
-Array = npt.NDArray[Any]
+_LOADERS_OWN = "a name that the loader itself gives to every sample"
 
 # What a transform is told of its sample, beside the fields, and does not give to the batch.
 TOLD = ("id", "record", "view", "seed", "seed32")
@@ -59,8 +59,8 @@ class Samples:
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
         self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
-        uses = -1 if feed.verify == "all" else _CHECKED
-        self._shared = SharedArrays(uses) if feed.shares else None
+        self._shares = feed.shares
+        self._unchecked = -1 if feed.verify == "all" else _CHECKED  # uses that are to be checked
         self._slots = self._writable_fields(feed, spec or {})
 
     def values(
@@ -68,11 +68,10 @@ class Samples:
     ) -> dict[str, Sequence[Any]]:
         """Return each field's values, one for each sample; `joined` are their rows of columns."""
         if self.decode is None and self.transform is None:
-            read = self.meter.timed("reading", self.reader.read, request.records, self.fields)
-            return dict(read)
-        if self._slots and _distinct(request.records):
+            return self._read(request.records)
+        if self._slots and len(set(request.records.tolist())) == len(request.records):
             return self._in_place(request)
-        samples: Sequence[Mapping[str, Any]] = self._decoded(request, cached=cached)
+        samples = self._decoded(request, cached=cached)
         if self.transform is not None:
             samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
@@ -80,23 +79,20 @@ class Samples:
     def tried(self, request: Request, joined: Mapping[str, Array], /) -> dict[str, Sequence[Any]]:
         """Return the values of one sample, by calls that must repeat themselves."""
         if self.decode is None and self.transform is None:
-            return self.values(request, joined)
-        if self._shared is not None:
-            self._shared = SharedArrays(1)  # one call stands for all, which must be alike
+            return self._read(request.records)
+        self._unchecked = 1  # one call stands for all, which must be alike
         records = request.records.tolist()
         times = 1 if known_to_repeat(self.decode) else 3
         sample = self._repeated("decode", lambda: self._decode(records)[0], times)
 
-        def transformed() -> Mapping[str, Any]:
-            given = copy.deepcopy(sample) if self._shared is None else sample
+        def transformed() -> Made:
+            given = sample if self._shares else copy.deepcopy(sample)
             return self._transformed([given], request, joined)[0]
 
         made = sample if self.transform is None else self._repeated("transform", transformed, 16)
         return self.calls.by_field(self.last, request.records, [made])
 
-    def _repeated(
-        self, name: str, call: Callable[[], Mapping[str, Any]], times: int
-    ) -> Mapping[str, Any]:
+    def _repeated(self, name: str, call: Callable[[], Made], times: int) -> Made:
         """Return what the calls return; raise ValueError where they return several things."""
         made = repeated(call, times=times)
         if made is None:
@@ -139,58 +135,46 @@ class Samples:
             name: aligned((count, *least(one.shape)), one.dtype)
             for name, one in self._slots.items()
         }
-        slots = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        samples = self._read(request.records)
-        made = self.meter.timed(
-            "decoding", self.calls.each, "decode", decode.into, request.records, samples, slots
-        )
+        slots, samples = _samples(rows), self._undecoded(request.records)
+        each, records = self.calls.each, request.records
+        made = self.meter.timed("decoding", each, "decode", decode.into, records, samples, slots)
         values = self.calls.by_field("decode", request.records, made)
         for name, array in rows.items():
             if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
         return values
 
-    def _decoded(self, request: Request, *, cached: bool) -> list[Mapping[str, Any]]:
+    def _decoded(self, request: Request, *, cached: bool) -> list[Made]:
         """Decode the samples; each record once, where samples may share."""
         if cached and self.cache is not None:
             return self.cache.get(request)
-        if self._shared is None:
+        if not self._shares:
             return self._decode(request.records.tolist())
         distinct, where = np.unique(request.records, return_inverse=True)
         decoded = self._decode(distinct.tolist())
         return [decoded[place] for place in where]
 
-    def _decode(self, records: Sequence[int]) -> list[Mapping[str, Any]]:
-        samples: list[Mapping[str, Any]] = list(self._read(np.array(records, np.int64)))
+    def _decode(self, records: Sequence[int]) -> list[Made]:
+        samples: list[Made] = [*self._undecoded(np.array(records, np.int64))]
         if self.decode is not None:
-            samples = self.meter.timed(
-                "decoding", self.calls.each, "decode", self.decode, records, samples
-            )
-        return samples if self._shared is None else [self._shared.lock(one) for one in samples]
+            each = self.calls.each
+            samples = self.meter.timed("decoding", each, "decode", self.decode, records, samples)
+        return [read_only(one) for one in samples] if self._shares else samples
 
-    def _read(self, records: npt.NDArray[np.int64]) -> list[Sample]:
-        if not self.fields:
-            return [{} for _ in records]
-        fields = self.meter.timed("reading", self.reader.read, records, self.fields)
-        return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+    def _read(self, records: Int64s) -> dict[str, Sequence[Any]]:
+        return dict(self.meter.timed("reading", self.reader.read, records, self.fields))
+
+    def _undecoded(self, records: Int64s) -> list[Sample]:
+        return _samples(self._read(records)) if self.fields else [{} for _ in records]
 
     def _transformed(
-        self,
-        samples: Sequence[Mapping[str, Any]],
-        request: Request,
-        joined: Mapping[str, Array],
-    ) -> list[Mapping[str, Any]]:
+        self, samples: Sequence[Made], request: Request, joined: Mapping[str, Array]
+    ) -> list[Made]:
         """Call the transform for each sample, told its numbers, and take these out again."""
         for name in samples[0] if samples else ():
-            if name in self._side:
-                raise ValueError(
-                    f"field {name!r} has the name of a side table: give it another name in decode"
-                )
-            if name in TOLD:
-                raise ValueError(
-                    f"field {name!r} has a name that the loader itself gives to every sample: "
-                    f"give it another name in decode"
-                )
+            if name in self._side or name in TOLD:
+                whose = "the name of a side table" if name in self._side else _LOADERS_OWN
+                raise ValueError(f"field {name!r} has {whose}: give it another name in decode")
         seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
         rows: dict[str, Iterable[Any]] = {
             **joined,
@@ -200,10 +184,8 @@ class Samples:
             "seed": seeds.tolist(),
             "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
-        told = [
-            {**self._lent(sample), **dict(zip(rows, row, strict=True))}
-            for sample, row in zip(samples, zip(*rows.values(), strict=True), strict=True)
-        ]
+        own = lent if self._shares else _writable
+        told = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
         made = self.calls.each("transform", self._call, request.records, told, samples)
         for sample, given, record in zip(made, told, request.records, strict=True):
             for name in TOLD:
@@ -214,40 +196,29 @@ class Samples:
                     )
         return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
 
-    def _call(self, told: Sample, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _call(self, told: Sample, sample: Made) -> Made:
         """Call the transform, and see that what other samples share is as it was."""
         assert self.transform is not None
-        if self._shared is None:
+        if not self._shares or not self._unchecked:
             return self.transform(told)
-        sums = self._shared.sums(sample)
-        made = self.transform(told)
-        self._shared.check(sample, sums)
-        return made
-
-    def _lent(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The sample as a transform gets it: its own, or read-only where others share it."""
-        return _writable(sample) if self._shared is None else self._shared.lend(sample)
+        self._unchecked -= 1
+        with unchanged(sample):
+            return self.transform(told)
 
 
 def known_to_repeat(decode: object, /) -> bool:
-    """Whether a decode is one of the library's own: these need not be tried.
-
-    >>> from twinfeed.loaders import DecodeImage
-    >>> known_to_repeat(DecodeImage()), known_to_repeat(dict)
-    (True, False)
-    """
+    """Whether a decode is one of the library's own, which need not be tried."""
     return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 
-def _distinct(records: npt.NDArray[np.int64]) -> bool:
-    return len(set(records.tolist())) == len(records)
+def _samples(fields: Mapping[str, Iterable[Any]]) -> list[Sample]:
+    """Turn the values of each field into samples."""
+    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
-def _writable(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sample, with copies of its read-only arrays."""
-
-    def own(value: Any) -> Any:
-        locked = isinstance(value, np.ndarray) and not value.flags.writeable
-        return value.copy() if locked else value
-
-    return {name: own(value) for name, value in sample.items()}
+def _writable(sample: Made) -> Made:
+    """Return the sample, with copies of its read-only arrays."""
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        for name, value in sample.items()
+    }
