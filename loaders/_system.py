@@ -49,11 +49,7 @@ def peak_memory() -> int:
 
 
 def memory() -> int:
-    """Return how many bytes of memory this process may use: the machine's, or a control group's.
-
-    >>> memory() > 2**20
-    True
-    """
+    """Return how many bytes of memory this process may use: the machine's, or a control group's."""
     least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else ():
@@ -61,8 +57,7 @@ def memory() -> int:
         if kinds in _GROUPS:
             root, name = _GROUPS[kinds]
             # In a container the path may be the host's, and the root the container's own group.
-            places = [root, *(root / path.lstrip("/")).parents, root / path.lstrip("/")]
-            for place in places:
+            for place in (root / path.lstrip("/") / name).parents:
                 with suppress(OSError, ValueError):  # there is none, or it says "max"
                     least = min(least, int((place / name).read_text()))
     return least

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from html import escape
-from itertools import chain, islice, zip_longest
-from typing import Any, Literal, NamedTuple
+from itertools import chain, islice, repeat, zip_longest
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders import _checks, _system
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed import Feed
@@ -29,8 +29,7 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.samplers._explain import html_table
 
 Backend = Literal["numpy", "torch", "tensorflow"]
-BACKENDS = ("numpy", "torch", "tensorflow")
-KEPT = 4  # batches that differ whose arrays are fetched, for each field
+_KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
 class Run(NamedTuple):
@@ -87,11 +86,11 @@ class Comparison(NamedTuple):
 
     def _figures(self) -> list[tuple[str, ...]]:
         """Return a row for each backend, after a row of heads."""
-        rows: list[tuple[str, ...]] = [("backend", "records/s", "first batch", "peak memory")]
-        for run in self.runs:
-            memory = f"{run.memory / 2**20:,.0f} MiB"
-            rows.append((run.backend, f"{run.rate:,.0f}", f"{run.first:.2f} s", memory))
-        return rows
+        rows = [
+            (run.backend, f"{run.rate:,.0f}", f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB")
+            for run in self.runs
+        ]
+        return [("backend", "records/s", "first batch", "peak memory"), *rows]
 
     def _verdicts(self) -> list[tuple[str, str]]:
         """Return what is said of each field."""
@@ -137,27 +136,26 @@ def compare(
     """
     if not isinstance(feed, Feed):
         raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
-    if len(backends) < 2 or not set(backends) <= set(BACKENDS):
-        raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
+    known = get_args(Backend)
+    if len(backends) < 2 or not set(backends) <= set(known):
+        raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
     if maps is not None and not maps.keys() <= set(backends):
         raise ValueError(f"maps must name backends that run, {list(backends)}, got {list(maps)}")
     most = len(feed) if batches is None else _checks.count("batches", batches)
     jobs = [_Job(name, feed, most, (maps or {}).get(name)) for name in backends]
     runs = [_alone(_run, job) for job in jobs]
     places = _differing([run.sums for run in runs])
-    wanted = sorted({place for found in places.values() for place in found[:KEPT]})
+    wanted = {place for found in places.values() for place in found[:_KEPT]}
     kept = [_alone(_keep, job, wanted) for job in jobs] if wanted else []
     counts = {name: len(found) for name, found in places.items()}
     worst = {
-        name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:KEPT])
+        name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:_KEPT])
         for name, found in places.items()
     }
     return Comparison(tuple(runs), counts, worst)
 
 
 class _Job(NamedTuple):
-    """All that a process needs to run one backend."""
-
     backend: str
     feed: Feed
     batches: int
@@ -193,26 +191,21 @@ def _run(job: _Job) -> Run:
     return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
 
 
-def _keep(job: _Job, wanted: Sequence[int]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
     """Fetch the arrays of some batches."""
-    return {place: _flat(b) for place, b in enumerate(_deliver(job)) if place in set(wanted)}
+    return {place: _flat(batch) for place, batch in enumerate(_deliver(job)) if place in wanted}
 
 
 def _deliver(job: _Job) -> Iterator[Any]:
     """Give the batches as the backend delivers them; only its own process imports the backend."""
     module, name, options = _LOADERS[job.backend]
     with getattr(importlib.import_module(module), name)(job.feed, **options) as loader:
-        passes = -(-job.batches // max(1, len(loader)))
-        each = (_one_pass(loader, job.last) for _ in range(passes))
+        passes = repeat(loader, -(-job.batches // max(1, len(loader))))
+        if job.last is not None and hasattr(loader, "dataset"):
+            each = (one.counted(one.dataset.map(job.last)) for one in passes)
+        else:
+            each = (one if job.last is None else map(job.last, one) for one in passes)
         yield from islice(chain.from_iterable(each), job.batches)
-
-
-def _one_pass(loader: Any, last: Callable[[Any], Any] | None) -> Iterator[Any]:
-    if last is None:
-        return iter(loader)
-    if hasattr(loader, "dataset"):
-        return iter(loader.counted(loader.dataset.map(last)))
-    return map(last, loader)
 
 
 # Each backend's module and loader, and the device that every machine has.
@@ -224,12 +217,12 @@ _LOADERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
 
 
 def _leading(batch: Mapping[str, Any]) -> Any:
-    """The value that counts the records of a batch."""
+    """Return the value that counts the records of a batch."""
     return batch["id"] if "id" in batch else next(iter(batch.values()))
 
 
-def _flat(batch: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """The values of a batch as numpy arrays, byte strings as an array of objects."""
+def _flat(batch: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the values of a batch as numpy arrays, byte strings as an array of objects."""
     flat = {}
     for name, value in batch.items():
         if hasattr(value, "row_lengths"):  # tf.RaggedTensor
@@ -243,15 +236,15 @@ def _flat(batch: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     return flat
 
 
-def _sum(array: npt.NDArray[Any]) -> int:
-    """One checksum for shape, type and content."""
+def _sum(array: Array) -> int:
+    """Return one checksum for shape, type and content."""
     if array.dtype == object:
         return crc32c(repr(array.tolist()).encode())
     return crc32c(f"{array.shape} {array.dtype}".encode() + array.tobytes())
 
 
 def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
-    """The places of the batches that differ, by field."""
+    """Return the places of the batches that differ, by field."""
     places: dict[str, list[int]] = {}
     for place, batch in enumerate(zip_longest(*sums, fillvalue={})):
         for name in {name for one in batch for name in one}:
@@ -260,8 +253,8 @@ def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[in
     return places
 
 
-def _worst(batches: Iterable[Sequence[npt.NDArray[Any] | None]]) -> float | None:
-    """The largest absolute difference to the first backend's array, None where there is none."""
+def _worst(batches: Iterable[Sequence[Array | None]]) -> float | None:
+    """Return the largest absolute difference to the first backend's arrays, None without one."""
     worst = 0.0
     for first, *others in batches:
         for other in others:

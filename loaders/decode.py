@@ -7,12 +7,14 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders import _checks, _system
+from twinfeed.loaders._checks import Array
 from twinfeed.loaders.formats.example import parse
 from twinfeed.loaders.limits import LIMITS
 
@@ -24,7 +26,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 # From so many bytes on, memory that images have left is kept for the next ones; but not that of a
 # single huge image, which must not stay for the rest of the run.
 _LARGE, _KEPT = 1 << 20, 1 << 26
-_LEFT: deque[npt.NDArray[np.uint8]] = deque(maxlen=8)
+_LEFT: deque[Array] = deque(maxlen=8)
 
 
 class DecodeImage:
@@ -74,21 +76,19 @@ class DecodeImage:
         """The fields that `into` can write."""
         return (self.field,)
 
-    def into(
-        self, sample: Mapping[str, Any], slots: Mapping[str, npt.NDArray[Any]], /
-    ) -> dict[str, Any]:
-        """Decode into the field's slot of a batch, and return that; where it fits."""
+    def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
+        """Return the sample decoded, into the field's slot of a batch where the image fits."""
         data, slot = sample[self.field], slots[self.field]
         if _is_jpeg(data) and self._fills(data, slot):
             return {**sample, self.field: slot}
         array = self._decode(data)
-        if (array.shape, array.dtype) == (slot.shape, slot.dtype):
-            slot[...] = array
-            array = slot
-        return {**sample, self.field: array}
+        if (array.shape, array.dtype) != (slot.shape, slot.dtype):
+            return {**sample, self.field: array}
+        slot[...] = array
+        return {**sample, self.field: slot}
 
-    def _fills(self, data: bytes, slot: npt.NDArray[np.uint8]) -> bool:
-        """Decode a JPEG into the slot, and say so, where it needs no resizing and just fits."""
+    def _fills(self, data: bytes, slot: Array) -> bool:
+        """Decode a JPEG into the slot where it needs no resizing and fits; say whether it does."""
         import simplejpeg
 
         if slot.dtype != np.uint8 or slot.ndim < 2 or math.prod(slot.shape[:2]) > self.max_pixels:
@@ -101,7 +101,7 @@ class DecodeImage:
             return False
         return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
 
-    def _decode(self, data: bytes) -> npt.NDArray[np.uint8]:
+    def _decode(self, data: bytes) -> Array:
         from PIL import Image
 
         if _is_jpeg(data):
@@ -122,7 +122,7 @@ class DecodeImage:
             _system.give_back_memory()
         return array
 
-    def _jpeg(self, data: bytes) -> npt.NDArray[np.uint8]:
+    def _jpeg(self, data: bytes) -> Array:
         """Decode, a large image into memory that another has left."""
         import simplejpeg
 
@@ -146,15 +146,14 @@ def _is_jpeg(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8"
 
 
-def _memory(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory for an image; it is kept for the next one when no array looks at it any more.
+def _memory(nbytes: int) -> Array:
+    """Return memory for an image, which is kept for the next one once no array looks at it.
 
     Memory that is mapped anew for each image costs up to as much as decoding does.
     """
-    try:
+    held = np.empty(0, np.uint8)
+    with suppress(IndexError):
         held = _LEFT.pop()
-    except IndexError:
-        held = np.empty(nbytes, np.uint8)
     if not nbytes <= len(held) <= 2 * nbytes:
         held = np.empty(nbytes, np.uint8)
     owner = _Owner(held[:nbytes])
@@ -164,9 +163,9 @@ def _memory(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class _Owner:
-    """What every array over some memory keeps alive: when it ends, no array is left."""
+    """Stay alive as long as an array over some memory does."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, memory: Array) -> None:
         self.memory = memory
         self.__array_interface__ = memory.__array_interface__
 
@@ -224,11 +223,9 @@ class DecodeExample:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""
-        found = parse(sample[self.field])
-        rest = {name: value for name, value in sample.items() if name != self.field}
-        names = found if self.features is None else self.features
-        return rest | {name: self._value(name, found[name]) for name in names}
-
-    def _value(self, name: str, values: Any) -> Any:
-        """The value itself where there is just one."""
-        return values[0] if len(values) == 1 and name not in self.lists else values
+        found: Mapping[str, Any] = parse(sample[self.field])
+        decoded = {name: value for name, value in sample.items() if name != self.field}
+        for name in found if self.features is None else self.features:
+            values = found[name]
+            decoded[name] = values[0] if len(values) == 1 and name not in self.lists else values
+        return decoded

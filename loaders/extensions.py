@@ -16,10 +16,13 @@ from twinfeed.loaders.errors import UnsafeContentError
 from twinfeed.loaders.limits import LIMITS
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
-INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
-TEXTS = ("txt", "text", "transcript")
 PICKLES = ("pyd", "pickle", "pkl")
 TORCHES = ("pt", "pth")
+PLAIN: Mapping[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+}
 
 
 class DecodeExtensions:
@@ -81,9 +84,9 @@ class DecodeExtensions:
             return PLAIN[extension](data)
         if extension == "npy":
             return self._load(field, data)
+        if extension in PICKLES and not self.allow_pickle:
+            raise _unsafe(field)
         if extension in PICKLES:
-            if not self.allow_pickle:
-                raise _unsafe(field)
             return pickle.loads(data)
         if extension in TORCHES:
             raise UnsafeContentError(
@@ -104,13 +107,6 @@ class DecodeExtensions:
             if "allow_pickle" in str(error):
                 raise _unsafe(field) from error
             raise
-
-
-PLAIN: Mapping[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(INTEGERS, int),
-    **dict.fromkeys(TEXTS, bytes.decode),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-}
 
 
 def _unsafe(field: str) -> UnsafeContentError:

@@ -96,6 +96,8 @@ class Feed:
         for name, function in (("decode", decode), ("transform", transform)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function of a sample, got {function!r}")
+        if readahead is not None:
+            readahead = _checks.count("readahead", readahead, minimum=0)
         self.index = index
         self.sampler = sampler
         self.fields = tuple(index.fields) if fields is None else _checks.names("fields", fields)
@@ -104,9 +106,7 @@ class Feed:
         self.collate = check_collate(collate)
         self.side = dict(side or {})
         self.verify = verify if verify == "all" else _checks.flag("verify", verify)
-        self.readahead = (
-            None if readahead is None else _checks.count("readahead", readahead, minimum=0)
-        )
+        self.readahead = readahead
         self._given_spec = spec and {
             name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
             for name, (shape, dtype) in spec.items()
@@ -138,8 +138,8 @@ class Feed:
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step `start` on, as numpy arrays.
 
-        It depends on nothing but the feed and the two numbers. Raises IndexError outside the
-        sampler's epochs and steps.
+        The batches depend on nothing but the feed and the two numbers. Raises IndexError outside
+        the sampler's epochs and steps.
         """
         with Batcher(self) as batcher:
             batcher.look_ahead(self, epoch, start)
@@ -158,9 +158,8 @@ class Feed:
     @property
     def shares(self) -> bool:
         """Whether samples share what was decoded: a transform gets read-only arrays."""
-        sampler = self.sampler
-        views = sampler.num_ids != sampler.num_records
-        return sampler.live is not None or views or sampler.repeats
+        views = self.sampler.num_ids != self.sampler.num_records
+        return self.sampler.live is not None or views or self.sampler.repeats
 
     @property
     def seeded(self) -> bool:
@@ -235,13 +234,12 @@ class Feed:
         both = names.intersection(beside)
         if both:
             raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
-        taken = {"id", *(TOLD if self.transform is not None else ())}
-        if self.sampler.padded:
-            taken.add("mask")
-        if names & taken:
+        taken, whose = (TOLD, "sample") if self.transform is not None else (("id",), "batch")
+        both = names.intersection(("mask", *taken) if self.sampler.padded else taken)
+        if both:
             raise ValueError(
-                f"{what} {min(names & taken)!r} has a name that the loader itself gives to every "
-                f"{'sample' if self.transform is not None else 'batch'}: {advice}"
+                f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
+                f"{advice}"
             )
 
 

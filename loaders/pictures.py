@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders import _checks
-from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.feed import Feed
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 
@@ -72,51 +72,48 @@ def plot_mixing(
         raise ValueError("streams must name one at least, got none")
     sizes = [one.batch_size for one in streams.values() if isinstance(one, BatchStream)]
     size = max(sizes, default=64)
-    drawn = {name: _ids(stream, epoch) for name, stream in streams.items()}
     found = {
         name: diagnose(stream, epoch=epoch, batch_size=size, labels=labels)
         if isinstance(stream, BatchStream)
         else diagnose(stream, batch_size=size, labels=labels)
         for name, stream in streams.items()
     }
-    records = found[next(iter(found))].records
+    records = next(iter(found.values())).records
+    drawn = {name: _ids(stream, epoch) for name, stream in streams.items()}
+    below: dict[str, list[str]] = {}
+    for name, stream in streams.items():
+        if isinstance(stream, BatchStream):
+            held = "no record" if stream.live is None else f"{stream.live:,} decoded images"
+            row = _together(drawn[name], records)
+            below[name] = [f"reads about {row:.0f} records in a row", f"holds {held}"]
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
         drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
         found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
-    classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
+        below[name] = ["reads in stored order", f"holds {buffer:,} records"]
+    classes = _numbered(labels)
     rows = 1 if classes is None else 2
     figure = _Picture(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
     grid = figure.subplots(rows, len(drawn), squeeze=False, sharex="col")
-    for column, (name, ids) in enumerate(drawn.items()):
+    for column, (name, ids) in zip(grid.T, drawn.items(), strict=True):
         shown = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _MOST_POINTS)).astype(int))
         values = [ids] if classes is None else [ids, classes[ids]]
-        for axes, value in zip(grid[:, column], values, strict=True):
-            axes.scatter(
-                shown,
-                value[shown],
-                s=max(2, 8000 / len(ids)),
-                alpha=0.5,
-                linewidths=0,
-                rasterized=True,
-            )
-        grid[0, column].set_title(name)
-        below = [f"moves records {found[name].displacement.ratio:.0%} as far as uniform"]
+        dots = {"s": max(2, 8000 / len(ids)), "alpha": 0.5, "linewidths": 0, "rasterized": True}
+        for axes, value in zip(column, values, strict=True):
+            axes.scatter(shown, value[shown], **dots)
+        column[0].set_title(name)
+        facts = [f"moves records {found[name].displacement.ratio:.0%} as far as uniform"]
         for what, one in found[name].distinct.items():
-            below.append(f"{one.value:.1f} {what} a batch, uniform {one.uniform:.1f}")
-        stream = streams.get(name)
-        if isinstance(stream, BatchStream):
-            held = "no record" if stream.live is None else f"{stream.live:,} decoded images"
-            below += [
-                f"reads about {_together(ids, records):.0f} records in a row",
-                f"holds {held}",
-            ]
-        elif column >= len(streams):
-            below += ["reads in stored order", f"holds {buffers[column - len(streams)]:,} records"]
-        grid[-1, column].set_xlabel("\n".join(["place in the epoch", "", *below]))
+            facts.append(f"{one.value:.1f} {what} a batch, uniform {one.uniform:.1f}")
+        column[-1].set_xlabel("\n".join(["place in the epoch", "", *facts, *below.get(name, [])]))
     for axes, name in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(name)
     return figure
+
+
+def _numbered(labels: npt.ArrayLike | None) -> Array | None:
+    """Return labels as numbers from 0 on."""
+    return None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
 
 
 def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
@@ -165,11 +162,10 @@ def plot_ranks(
     whole = sampler.shard(0, 1) if sampler.world_size == 1 else sampler
     ranks = [whole.shard(rank, world_size) for rank in range(world_size)]
     batches = [rank.batches(0, 0, min(steps, len(rank))) for rank in ranks]
-    classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
+    classes = _numbered(labels)
     widths = [max(1, *map(len, own)) for own in batches]
-    figure = _Picture(
-        figsize=(0.45 * sum(widths) + 1, 0.5 * len(batches[0]) + 0.7), layout="constrained"
-    )
+    size = 0.45 * sum(widths) + 1, 0.5 * len(batches[0]) + 0.7
+    figure = _Picture(figsize=size, layout="constrained")
     grid = figure.subplots(1, world_size, width_ratios=widths, squeeze=False)[0]
     for rank, (axes, own) in enumerate(zip(grid, batches, strict=True)):
         for step, ids in enumerate(own):
@@ -184,13 +180,10 @@ def plot_ranks(
         axes.set_xlim(0, widths[rank])
         axes.set_ylim(len(own) - 0.4, -0.6)
         axes.set_xticks([])
-        axes.set_yticks(
-            range(len(own)),
-            [f"step {step}" for step in range(len(own))] if not rank else [""] * len(own),
-        )
+        names = ["" if rank else f"step {step}" for step in range(len(own))]
+        axes.set_yticks(range(len(own)), names)
         axes.tick_params(length=0)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        axes.spines[:].set_visible(False)
     return figure
 
 
@@ -224,14 +217,12 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     sizes = _rows(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
     figure = _Picture(figsize=(1.3 * widest, 1.6 * len(sizes)), layout="constrained")
-    number = 0
-    for row, size in enumerate(sizes):
-        for column in range(size):
-            axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
-            axes.imshow(_displayed(batch[images][number]), cmap="gray")
-            axes.set_axis_off()
-            axes.set_title(_caption(feed, batch, number, images), fontsize=7, y=-0.02, va="top")
-            number += 1
+    places = [(row, column) for row, size in enumerate(sizes) for column in range(size)]
+    for number, (row, column) in enumerate(places):
+        axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
+        axes.imshow(_displayed(batch[images][number]), cmap="gray")
+        axes.set_axis_off()
+        axes.set_title(_caption(feed, batch, number, images), fontsize=7, y=-0.02, va="top")
     return figure
 
 
@@ -244,7 +235,7 @@ def _is_images(value: Any) -> bool:
     )
 
 
-def _displayed(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _displayed(image: Array) -> Array:
     """Return an image as matplotlib takes it: floats are scaled to what they span."""
     image = image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
     if image.dtype.kind == "u":
@@ -253,7 +244,7 @@ def _displayed(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return (image - low) / max(high - low, 1e-12)
 
 
-def _rows(labels: npt.NDArray[Any] | None, count: int) -> list[int]:
+def _rows(labels: Array | None, count: int) -> list[int]:
     """Return how many samples each row of the sheet has: classes, or rows of about equal length."""
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))

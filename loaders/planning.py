@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import stored_fields
-from twinfeed.loaders._checks import Int64s
+from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
@@ -143,7 +142,7 @@ class _Epoch(NamedTuple):
 
     samples: int
     units: Int64s
-    sizes: npt.NDArray[Any]
+    sizes: Array
     opened: Int64s  # at which sample
     closed: Int64s
 
@@ -201,22 +200,20 @@ class _Ledger(Reader):
 
     requests = bytes = 0
 
-    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
+    def ahead(self, extents: Array, /, *, fresh: bool = False) -> None:
         self.requests += len(extents)
         self.bytes += int((extents["stop"] - extents["start"]).sum())
 
 
-def found_again(first: Int64s, second: Int64s, sizes: npt.NDArray[Any], room: float, /) -> float:
+def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
     """Return the fraction of the bytes of `second` that a cache of `room` bytes holds when asked.
 
-    Both are sequences of units, asked for one after the other. Of all caches it is the best one:
-    it drops what is needed last. Units are taken to be as long as they are on average.
-
-    >>> found_again(np.array([1, 2, 3]), np.array([3, 1, 2]), np.ones(3), 1)
-    0.3333333333333333
+    Both are sequences of units, asked for one after the other. The cache is the best one: it drops
+    what is needed last. Units are taken to be as long as they are on average.
     """
     units = np.concatenate([first, second])
-    places = max(0, int(room / max(1.0, float(sizes.mean()) if len(sizes) else 1.0)))
+    total = float(sizes.sum())
+    places = int(room * len(sizes) / max(1e-9, total))
     upcoming = _next_uses(units).tolist()
     held: dict[int, int] = {}  # unit -> when it is needed next
     furthest: list[tuple[int, int]] = []  # the same, as a heap; some are out of date
@@ -231,7 +228,7 @@ def found_again(first: Int64s, second: Int64s, sizes: npt.NDArray[Any], room: fl
             when, other = heapq.heappop(furthest)
             if held.get(other) == -when:
                 del held[other]
-    return hits / max(1e-9, float(sizes.sum()))
+    return hits / max(1e-9, total)
 
 
 def _next_uses(units: Int64s) -> Int64s:
@@ -273,11 +270,7 @@ def _advice(feed: Feed, facts: Plan) -> list[str]:
 
 
 def _bytes(number: float) -> str:
-    """Write a number of bytes for people.
-
-    >>> _bytes(4_200_000), _bytes(950)
-    ('4.2 MB', '950 bytes')
-    """
+    """Write a number of bytes for people."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"
