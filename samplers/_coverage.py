@@ -65,9 +65,9 @@ class CoverageDraw:
 def _once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
     """Return B, the chunks of each class, and the class of each chunk that may be left out."""
     whole = sizes // k
-    # How many sizes of a grid can be filled: each one below the largest can.
-    sizes_of_grids = range(1, int(whole.sum()) // p + 1)
-    steps = bisect_left(sizes_of_grids, True, key=lambda b: np.minimum(whole, b).sum() < p * b)
+    # Where a grid of b batches can be filled, so can a smaller grid.
+    grids = range(1, int(whole.sum()) // p + 1)
+    steps = bisect_left(grids, True, key=lambda b: np.minimum(whole, b).sum() < p * b)
     chunks = np.minimum(whole, steps)
     return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
 

@@ -168,10 +168,8 @@ class Passes(Cursor):
         self._running = None
 
     def _count(self, epoch: int) -> None:
-        """Warn where iteration alone begins a training epoch a third time.
-
-        The second time is no mistake: sanity checks and Keras draw a batch to look at.
-        """
+        """Warn where iteration alone begins a training epoch a third time."""
+        # The second time is no mistake: sanity checks and Keras draw a batch to look at.
         known, times = self._begun
         times = times + 1 if known == epoch else 1
         self._begun = (epoch, times)

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from twinfeed.samplers._bits import Int64, words
 from twinfeed.samplers._memo import Recent
 
-_LANE_BITS = 24
 _ORDER_WORDS = 1 << 12  # words of lane orders that are sorted at once
-MAX_LANES = 1 << _LANE_BITS
+MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round
 
 
 class Lanes:

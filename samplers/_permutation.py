@@ -116,8 +116,8 @@ def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
     sizes, keys = np.asarray(n, dtype=np.int64), np.asarray(key, dtype=np.uint64)
     x = _encrypt(sizes, keys, positions)
     while (outside := x >= sizes).any():  # rare: fewer than 1 cell in sqrt(n) lies outside
-        inner_sizes = sizes if sizes.ndim == 0 else np.broadcast_to(sizes, x.shape)[outside]
-        inner_keys = keys if keys.ndim == 0 else np.broadcast_to(keys, x.shape)[outside]
+        inner_sizes = np.broadcast_to(sizes, x.shape)[outside]
+        inner_keys = np.broadcast_to(keys, x.shape)[outside]
         x[outside] = _encrypt(inner_sizes, inner_keys, x[outside])
     return x
 

@@ -163,5 +163,5 @@ def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
     }
     if 0 not in steps:
         raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
-    first, *later = sorted(steps.items())
-    return dict([first, *(b for a, b in pairwise([first, *later]) if a[1] != b[1])])
+    ordered = sorted(steps.items())
+    return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])

@@ -80,10 +80,12 @@ class BatchSampler(BatchStream):
         return self._order.spans(records)
 
     def records(self, ids: Int64) -> Int64:
-        return np.where(np.less(ids, 0), -1, self._order.records(np.maximum(ids, 0)))
+        ids = np.asarray(ids, dtype=np.int64)
+        return np.where(ids < 0, -1, self._order.records(np.maximum(ids, 0)))
 
     def views(self, ids: Int64) -> Int64:
-        return np.where(np.less(ids, 0), 0, self._order.views(np.maximum(ids, 0)))
+        ids = np.asarray(ids, dtype=np.int64)
+        return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return np.minimum(self._size - np.arange(start, stop) * self._largest, self._largest)

@@ -182,11 +182,8 @@ def _compact(labels: NDArray[Any]) -> Int64:
 
 
 def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
-    """Return record ids sorted by (label, id) and the bounds of the labels that occur.
-
-    Label and id are packed into one integer: a plain sort then costs half a stable argsort.
-    """
-    shift = labels.size.bit_length()
+    """Return record ids sorted by (label, id) and the bounds of the labels that occur."""
+    shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
     packed = labels << shift
     for begin in range(0, labels.size, _PIECE):  # no second array of n
         packed[begin : begin + _PIECE] |= np.arange(begin, min(begin + _PIECE, labels.size))

@@ -41,6 +41,9 @@ class Measure:
         least = self.uniform - _CHANCE * self.deviation
         return self.ratio < _ENOUGH and self.value < least
 
+    def __str__(self) -> str:
+        return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -104,20 +107,16 @@ class Diagnosis:
             f"{_validate.counted(self.samples, 'sample')} of "
             f"{_validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
             f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
-            _line("mean displacement", self.displacement),
+            f"mean displacement           {self.displacement}",
             f"farthest ahead              {self.most_early:,} places",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
-                f"{_line(f'{name} per batch', m)}, fewest {self.fewest[name]:,}"
+                f"{f'{name} per batch':27} {m}, fewest {self.fewest[name]:,}"
                 for name, m in self.distinct.items()
             ),
             *(f"! {flag}" for flag in self.flags),
         ]
         return "\n".join(lines)
-
-
-def _line(name: str, measure: Measure) -> str:
-    return f"{name:27} {measure.value:,.1f} of {measure.uniform:,.1f} ({measure.ratio:.0%})"
 
 
 def diagnose(
@@ -228,20 +227,17 @@ def _distinct(batch: Int64, group: Int64) -> Int64:
 
 
 def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[float, float]:
-    """Return the distinct groups of batches of a uniform shuffle, mean and standard deviation.
-
-    A group of s of the n records is missed with probability C(n - s, size) / C(n, size). Groups
-    take places from each other, so the deviation is at most the deviation of independent groups.
-    """
+    """Return the distinct groups of batches of a uniform shuffle, mean and standard deviation."""
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
     missed = np.array([_missed(n, s, size) for s in sizes.tolist()])
+    # Of independent groups. Groups take places from each other, so theirs is no larger.
     variance = (times * missed * (1 - missed)).sum() / batches
     return float((times * (1 - missed)).sum()), float(np.sqrt(variance))
 
 
 def _missed(n: int, s: int, size: int) -> float:
-    """Return the probability that `size` of n records hold none of a group of s."""
+    """Return C(n - s, size) / C(n, size): the chance that `size` of n records miss a group of s."""
     if s + size > n:
         return 0.0
     return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))

@@ -78,7 +78,7 @@ class MixtureSampler(Order):
         }
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
         self.in_blocks = any(order.in_blocks for order in self._orders)
-        self._recent: list[Recent[Int64]] = [Recent(1) for _ in orders]  # a piece of each order
+        self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._orders]  # a piece of each
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
         self._num_ids, self.num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])

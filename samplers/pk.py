@@ -67,6 +67,8 @@ class PKBatchSampler(BatchStream):
     PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
     """
 
+    _draws: FairDraw | CoverageDraw
+
     def __init__(
         self,
         labels: ArrayLike | ClassOrder,
@@ -112,14 +114,12 @@ class PKBatchSampler(BatchStream):
         }
         self._check_enough(supers.sizes)
         if coverage is None:
-            fair = FairDraw(self._classes, supers, schedule, seed, self._within == "stored")
-            self._draws: FairDraw | CoverageDraw = fair
+            self._draws = FairDraw(self._classes, supers, schedule, seed, order_within == "stored")
             steps = self._batches_per_epoch(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
-            once = coverage == "once"
-            covering = CoverageDraw(self._classes, schedule, once=once, seed=seed)
-            self._draws, steps = covering, covering.steps
+            self._draws = CoverageDraw(self._classes, schedule, once=coverage == "once", seed=seed)
+            steps = self._draws.steps
         largest = schedule.largest_batch
         super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 

@@ -88,13 +88,10 @@ class ReuseSampler(Order):
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
-    """Return lane bounds and starts with which records are replaced one after another.
-
-    Some bounds fall between two records. These bounds divide the lanes into chains. The lanes of a
-    chain change records in rounds that are evenly spaced. All chains would change records in the
-    same rounds, so each chain begins a little after the chain before. A bound within a chain cuts a
-    record, which stays live while it goes on from lane to lane.
-    """
+    """Return lane bounds and starts with which records are replaced one after another."""
+    # A bound that cuts a record joins two lanes: the record stays live and goes on in the second.
+    # Lanes that are joined are a chain, and change records in rounds that are evenly spaced.
+    # All chains would change records in the same rounds, so each begins a little after the last.
     bounds = equal_bounds(n * reuse, live)
     heads = np.flatnonzero(bounds[:-1] % reuse == 0)
     spacing = np.gcd(np.diff(bounds)[heads], reuse)

@@ -131,8 +131,6 @@ class ShardShuffleSampler(Order):
         return other
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
-        if not positions.size:
-            return positions.astype(np.int64)
         table = self._recent.get(epoch, lambda: self._table(epoch))
         place = self._places(table, positions)
         turn = np.searchsorted(table.bounds, place, side="right") - 1

@@ -55,11 +55,7 @@ class SubsetSampler(InnerOrder):
         # The records of a block of places are a range where the table ascends.
         self.in_blocks = inner.in_blocks and bool((self._table[1:] > self._table[:-1]).all())
         self.seed = inner.seed
-        self._parameters = {
-            "records": self._table,
-            "num_records": self.num_records,
-            "order": inner,
-        }
+        self._parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
         of = f"{len(self._table):,} of {self.num_records:,} records"

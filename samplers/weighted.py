@@ -90,8 +90,7 @@ class WeightedSampler(Order):
 
     def _waiting(self, epoch: int) -> Waiting:
         """Return the order of an epoch, kept while this epoch and the next are drawn."""
-        key = derive(self._key, epoch)
-        return self._recent.get(epoch, lambda: Waiting(self._weights, key))
+        return self._recent.get(epoch, lambda: Waiting(self._weights, derive(self._key, epoch)))
 
 
 def _quantised(weights: ArrayLike) -> Int64:
