@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,8 @@ _warned: set[str] = set()
 class Cursor:
     """Stand between two batches of a stream, and move on as batches are received.
 
-    A cursor starts at step 0 of epoch 0. After the last batch of an epoch it stands at step 0 of
-    the next epoch. An evaluation has no place to stand:
+    A cursor starts at step 0 of epoch 0. After the last batch of an epoch the cursor stands at
+    step 0 of the next epoch. An evaluation has no place to stand:
 
     - each pass begins at step 0, except the first pass after a state was loaded;
     - the last batch leaves the epoch as it is.
@@ -124,7 +123,7 @@ class Passes(Cursor):
     def __init__(self, stream: BatchStream, /) -> None:
         super().__init__(stream)
         self._running: Cursor | None = None  # where the latest pass stands, until it has ended
-        self._begun = (0, 0)  # an epoch, and how often iteration alone began it
+        self._begun = (0, 0)  # an epoch, and how often iteration alone began the epoch
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the place, without the running pass, which belongs to this object."""
@@ -133,7 +132,8 @@ class Passes(Cursor):
     def over(self, stream: BatchStream) -> Iterator[tuple[int, int, Int64]]:
         """Yield (epoch, step, ids) of a pass; nothing happens before the first `next`."""
         epoch, step = self.begin(whole=True)
-        running = self._running = copy.copy(self)
+        running = self._running = Cursor(self._stream)
+        running.seek(epoch, step)
         self._count(epoch)
         warn_unsharded(stream)
         try:

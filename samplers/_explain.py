@@ -51,10 +51,6 @@ def html(title: str, heads: Sequence[str], batches: list[Int64], namer: SampleSp
 
 
 def html_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Write rows of a head and a text as an HTML table, with everything escaped.
-
-    >>> html_table("<Index>", [("records", "3")])
-    '<table><caption>&lt;Index&gt;</caption><tr><th>records</th><td>3</td></tr></table>'
-    """
+    """Write rows of a head and a text as an HTML table, with everything escaped."""
     lines = [f"<tr><th>{escape(head)}</th><td>{escape(text)}</td></tr>" for head, text in rows]
     return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"

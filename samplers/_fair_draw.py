@@ -25,8 +25,7 @@ class FairDraw:
     ) -> None:
         self._classes, self._supers, self._schedule = classes, supers, schedule
         self._stored = stored
-        names = ("super", "class", "record")
-        self._keys = {name: root_key(seed, f"pk {name}") for name in names}
+        self._keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
         self._recent: Recent[_Walks] = Recent(2)
         self._walks(schedule.stretches[0])  # made here, so that the first batch comes at once
 
@@ -59,7 +58,7 @@ class FairDraw:
 
 
 class _Walks:
-    """The walks of one stretch: the class stream, and record walks that begin with it."""
+    """The walks of one stretch: the class stream, and the records' walks from its start."""
 
     def __init__(self, stretch: Stretch, draw: FairDraw) -> None:
         keys, self._supers, self._p = draw._keys, draw._supers, stretch.p

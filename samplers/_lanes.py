@@ -63,7 +63,7 @@ class Lanes:
             mine, first = order[a:b], number * block
             some = rounds[first : first + block]
             make = partial(self._lane_order, some)
-            # A long round serves many batches, each of which would sort it anew.
+            # A long round serves many batches: each batch would sort the round anew.
             lanes = self._recent.get(int(some[0]), make) if block == 1 else make()
             lane[mine] = lanes[row[mine] - first, slot[mine]]
         return lane

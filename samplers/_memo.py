@@ -23,7 +23,7 @@ class Recent(Generic[T]):
         self._kept: dict[Hashable, T] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made for this key, making it if need be."""
+        """Return the result of this key, which is made where none is kept."""
         kept = self._kept  # replaced, never changed: safe to read from several threads
         if key not in kept:
             newest = list(kept.items())[max(0, len(kept) - self._size + 1) :]
@@ -74,7 +74,7 @@ class TableCache:
         return words(words(self._key, population), lap)
 
     def _fill(self, population: Int64, lap: Int64) -> None:
-        """Make the latest lap asked for; of the lap before only the tail is ever asked for."""
+        """Make tables of the latest laps. Of the lap before, only the tail is ever asked for."""
         held = self._laps[population]
         new = ((lap > held) | (lap < held - 1)) & (self._sizes[population] <= SMALL)
         if not new.any():

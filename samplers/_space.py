@@ -8,7 +8,7 @@ from twinfeed.samplers._bits import Int64
 
 
 class SampleSpace:
-    """Say which records sample ids stand for; as it is here, a sample is a record."""
+    """Say which records sample ids stand for. By default a sample is a record."""
 
     #: Size of the record id space.
     num_records: int = 0
@@ -31,7 +31,7 @@ class SampleSpace:
         """Return the range of records that is read around the same time as each record.
 
         `records` are record ids without padding, int64[n]. The record ids of a range are `first`
-        to `stop - 1`, int64[n] both. As it is here, a range is the record alone.
+        to `stop - 1`, int64[n] both. By default a range is the record alone.
         """
         records = np.array(records, dtype=np.int64)
         return records, records + 1

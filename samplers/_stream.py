@@ -38,7 +38,7 @@ class BatchStream(SampleSpace, ABC):
     - `set_epoch` says where the next pass begins. A running pass never changes.
 
     torch's workers draw `prefetch_factor * num_workers` batches as soon as an iterator is made. If
-    an epoch has no more steps than that, call `set_epoch` before each pass. A loader of
+    an epoch has no more steps than the workers draw, call `set_epoch` before each pass. A loader of
     `twinfeed.loaders` counts what the loop received, and goes on there.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -72,7 +72,7 @@ class BatchStream(SampleSpace, ABC):
         self._steps, self._largest, self.seed = steps, batch_size, seed
         self._seed_key = root_key(seed, "augmentation")
         self._passes: Passes | None = None
-        self._known: dict[str, Any] = {}  # the fingerprint once it was asked for; copies share it
+        self._known: dict[str, Any] = {}  # the fingerprint, once asked for; copies share the dict
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
@@ -87,7 +87,7 @@ class BatchStream(SampleSpace, ABC):
         return 0
 
     def _check_world(self, world_size: int) -> None:
-        """Refuse world sizes that the global batch cannot be divided by; here, none."""
+        """Refuse a world size that cannot divide the global batch. By default none is refused."""
         return
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class BatchStream(SampleSpace, ABC):
         return self._batches(epoch, start, stop) if start < stop else []
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
-        """Return the same for one step of an epoch at least."""
+        """Return the batches of one step or more, of an epoch and steps that are valid."""
         lows, highs = self._slices(epoch, start, self._sizes(epoch, start, stop))
         ids = self._draw(epoch, start, lows, highs)
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
@@ -180,7 +180,7 @@ class BatchStream(SampleSpace, ABC):
         return epoch, step
 
     def _settled(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the same place; the end of an epoch as the beginning of a pass."""
+        """Return the place. The end of an epoch becomes the beginning of the next pass."""
         if step == self._steps > 0:
             return (epoch if self.evaluation else epoch + 1), 0
         return epoch, step
@@ -259,8 +259,8 @@ class BatchStream(SampleSpace, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return where iteration stands, and of which stream: a small dict that JSON can hold.
 
-        The state counts batches drawn. Workers draw ahead of the training loop: save the state of
-        a loader of `twinfeed.loaders` then.
+        The state counts drawn batches. Workers draw ahead of the training loop: with workers, save
+        the state of a loader of `twinfeed.loaders`.
         """
         return self._own.state_dict()
 

@@ -14,7 +14,7 @@ from twinfeed.samplers._bits import Int64
 
 T = TypeVar("T")
 
-LIMIT = 1 << 62  # of every size and sum: int64 holds it, and what is added to it
+LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
 def whole(name: str, value: SupportsIndex) -> int:

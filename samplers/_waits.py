@@ -4,7 +4,7 @@ A record of weight w waits an exponential time of rate w (Efraimidis and Spiraki
 sampling with a reservoir", 2006). Sorting the waits of all records at once would stop a training
 loop for seconds at the start of each epoch. Here two things are spread over the draws:
 
-* Blocks of records are divided into pieces by their waits. An epoch does so for the next one.
+* Blocks of records are divided into pieces by their waits, while the epoch before is drawn.
 * A piece is sorted when a draw comes to it.
 """
 

@@ -188,7 +188,7 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     samples = len(ids)
     head = -(-samples // 10)
     place = np.arange(samples)
-    home = ids * samples // records  # where stored order would have it
+    home = ids * samples // records  # the place of each record in stored order
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())

@@ -21,12 +21,12 @@ _PIECE = 64  # consecutive samples of one order, drawn at once: a call for each 
 class MixtureSampler(Order):
     """Mix orders by integer weights, exactly so in every `sum(weights)` consecutive samples.
 
-    Weights are divided by their common divisor: 50 and 50 are 1 and 1. Then they sum to at most
-    2^24, the entries of a table of some bytes each.
+    Weights are divided by their common divisor: 50 and 50 are 1 and 1. The divided weights sum to
+    at most 2^24, as the mixture keeps a table with so many entries of some bytes each.
 
     Each order goes through epochs of its own, one after the other. An epoch of the mixture has
-    `num_samples`, and the next one goes on after them. Ids are numbered order by order, as records
-    are in a joined index: the ids of the second order begin after those of the first.
+    `num_samples`, and the next epoch goes on after them. Ids are numbered order by order, like the
+    records of a joined index: the ids of the second order begin after the ids of the first order.
 
     Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
     three samples are of the first order, which begins again after three of its own::
@@ -146,7 +146,7 @@ def _drawn(order: Order, piece: int) -> Int64:
 
 
 def _reduced(weights: Int64) -> Int64:
-    """Return weights without their common divisor; ValueError where their sum is too long still."""
+    """Return weights without their common divisor; ValueError where the sum is still too large."""
     reduced: Int64 = weights // np.gcd.reduce(weights)
     total = int(reduced.sum())
     if total > _LONGEST:

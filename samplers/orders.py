@@ -33,7 +33,7 @@ class Order(SampleSpace, ABC):
     _parameters: Mapping[str, Any]  # what the order depends on beside the seed
 
     def __len__(self) -> int:
-        """Return the number of samples of an epoch: as it is here, each sample comes once."""
+        """Return the number of samples of an epoch. By default each sample id comes once."""
         return self.num_ids
 
     def __iter__(self) -> NoReturn:
@@ -97,7 +97,7 @@ class InnerOrder(Order):
         return len(self._order)
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
-        """Return the same over the inner order's own answer."""
+        """Return this order over what the inner order returns for such batches."""
         other = copy.copy(self)
         other._order = self._order.for_batches(batch_size)
         return other

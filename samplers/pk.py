@@ -27,24 +27,24 @@ class PKBatchSampler(BatchStream):
     - `p`, `k`: numbers, or schedules by training step (`epoch * len + step`) such as
       `k={0: 2, 1000: 3}`. A change of k restarts the walks over records. A change of p restarts the
       walks over classes too. Counts are fair between two changes. `k=(2, 5)` draws K anew for each
-      batch; then the counts of records are not fair.
+      batch. Then the counts of records are not fair.
     - `seed`: the only source of chance.
     - `batches_per_epoch`: by default `max(1, records // (P * K))`. It must be given with schedules.
       `ceil(classes / P)` meets every class in any two epochs in a row, and in every epoch where P
       divides the number of classes (with one P throughout, and no super-classes).
-    - `small`: what to do with classes of fewer than K records. `"raise"`; `"repeat"` (all their
-      records, then again); `"drop"`.
-    - `min_class_size`: smaller classes are left out before that.
+    - `small`: what to do with classes of fewer than K records. `"raise"` refuses the classes,
+      `"repeat"` gives all their records and then again, `"drop"` leaves the classes out.
+    - `min_class_size`: classes of fewer records are left out before `small` is applied.
     - `coverage`: `"once"` makes epochs in which no record comes twice, in as many batches as chunks
-      of K records can fill; what is left out rotates over epochs. `"all"` makes epochs with every
-      record at least once, in the fewest batches; a class's last chunk is filled up from the class.
-      Both set the number of batches, and do not keep the counts of classes fair.
+      of K records can fill. The records that are left out rotate over epochs. `"all"` makes epochs
+      with every record at least once, in the fewest batches. The last chunk of a class is filled up
+      from the class. Both set the number of batches, and do not keep the counts of classes fair.
     - `super_labels`: one a record. The P classes of a batch are of one super-class. Super-classes
       take turns in proportion to their classes, and classes are fair within each.
     - `order_within`: `"stored"` walks the records of a class in a circle in stored order, for
       sources that are read from front to back.
     - `records`: ids of the records to draw from (int64, in any order), such as one side of `split`.
-      Labels are given for all records; the other records are never drawn.
+      Labels are given for all records. The other records are never drawn.
 
     Raises ValueError, with the numbers, for what does not fit: too few classes or records, options
     that contradict each other.

@@ -27,8 +27,8 @@ class ShardShuffleSampler(Order):
 
     - `shard_lengths`: the records of each shard, int[shards].
     - `seed`: the only source of chance.
-    - `block`: records of a block. As long as the data it makes the order sequential, 1 uniform. An
-      epoch's table takes memory in proportion to the number of blocks.
+    - `block`: records of a block. A block as long as the data makes the order sequential. A block
+      of 1 makes the order uniform. An epoch's table takes memory in proportion to the blocks.
     - `window`: blocks that are open at once.
     - `sections`: the blocks are divided into so many sections, each with a shuffle of its own and
       its share of the window's lanes. A batch is a piece of each section. Where world_size

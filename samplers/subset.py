@@ -1,4 +1,4 @@
-"""Some of the records, and a split into training and validation that stays as it is."""
+"""Some of the records, and a stable split into training and validation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from twinfeed.samplers.orders import InnerOrder, Order, SequentialSampler
 class SubsetSampler(InnerOrder):
     """Give some records, in the order that another order gives the places of a table.
 
-    `records` are distinct ids, int[n], kept whole; by default they come as given. `order` is an
-    order over `len(records)` places. `num_records` is the number of records in the index, which
-    loaders compare; by default the last record of the table is the last in the index.
+    `records` are distinct ids, int[n], and are kept as the table. By default they come as given.
+    `order` is an order over `len(records)` places. `num_records` is the number of records in the
+    index, which loaders compare. By default the index ends with the last record of the table.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -91,7 +91,7 @@ def split(
     stored. Each record falls into validation with probability `fraction`, so the sizes are near the
     fraction, not equal to it. Returns two sorted int64 arrays of ids.
 
-    Adding records moves none of those before:
+    Records that are added move none of the first ones:
 
     >>> train, validation = split(10, fraction=0.3, seed=0)
     >>> validation.tolist()

@@ -69,7 +69,7 @@ class ViewSampler(InnerOrder):
         )
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:
-        """Return the records of the inner order's range, of pairs where it is over pairs."""
+        """Return the records in the range, of records or pairs, that the inner order returns."""
         if self._per_epoch == "one":
             return self._order.spans(records)
         begin, end = self._order.spans(self._bounds[records])

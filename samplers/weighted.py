@@ -20,14 +20,15 @@ class WeightedSampler(Order):
     """Draw `num_samples` records an epoch, each in proportion to its weight.
 
     Weights that are integers are used as they are. Other weights are scaled so that the largest
-    becomes 2^32, and rounded; a weight above zero is never rounded to zero.
+    becomes 2^32, and rounded. A weight above zero is never rounded to zero.
 
-    With replacement draws are independent, in constant time, and as many as the weights by default.
-    Without replacement all records of an epoch differ. The first ones are likelier to be heavy, and
-    by default every record with a weight above zero comes.
+    - With replacement, draws are independent and take constant time. By default there are as many
+      draws as weights.
+    - Without replacement, all records of an epoch differ, and heavy records are likelier to come
+      first. By default every record with a weight above zero comes.
 
-    Raises ValueError for weights that are not finite, below zero or all zero, and where there are
-    too few to draw `num_samples` without replacement.
+    Raises ValueError for weights that are not finite, below zero or all zero, and for more
+    `num_samples` without replacement than weights above zero.
 
     Weights 0, 1 and 3 over 4,000 draws: never, about 1,000 times, about 3,000 times.
 

@@ -454,3 +454,13 @@ def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
     for cursor in (kept, at_an_end, whole):
         cursor.advance()
     assert where(kept) == (1, 4)
+
+
+def test_a_bare_stream_says_once_that_the_rest_of_a_loaded_epoch_is_given_up() -> None:
+    """Its running pass and its place both move on, and one of them tells."""
+    stream = training()
+    stream.load_state_dict(stream.state_at(1, 3))
+    stream.set_epoch(2)
+    with pytest.warns(UserWarning, match="the rest of epoch 1 does not come") as told:
+        list(stream)
+    assert len(told) == 1
