@@ -5,7 +5,9 @@ The rules that the samplers have too are the samplers' own functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -23,6 +25,19 @@ Ids = Int64s | Iterable[int]
 def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
     """Return an integer of at least `minimum`; raise TypeError for what is no integer."""
     return integer(name, value, minimum=minimum)
+
+
+def bytes_of(text: str, /) -> int:
+    """Return the number of bytes that a text names; raise ValueError for any other.
+
+    >>> bytes_of("2G"), bytes_of("500 MB"), bytes_of("1.5 GiB")
+    (2000000000, 500000000, 1610612736)
+    """
+    match = re.fullmatch(r"([\d_]*\.?\d+)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} must be a number of bytes, such as 100M or 1.5 GiB")
+    power = " kmgt".index(match[2] or " ")
+    return int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:

@@ -266,7 +266,7 @@ class Loader(Closing):
             if ours[name] != known[name]:
                 raise StateMismatchError(
                     f"the state is of other records: {name!r} has the digest {known[name]!r} in "
-                    f"the state, {ours[name]!r} in {self.feed.index.path}"
+                    f"the state, {ours[name]!r} in {self.feed.index.where}"
                 )
         if not both:
             warnings.warn(

@@ -170,7 +170,7 @@ def _check_arrays(index: Index) -> None:
     if damaged:
         raise IndexFormatError(
             f"damaged index: {', '.join(damaged)} do not match their digests",
-            path=index.path,
+            path=index.where,
             advice=REBUILD,
         )
 

@@ -20,7 +20,12 @@ import pytest
 from range_server import RangeServer
 
 from twinfeed.loaders import DiskCache, Feed, Reading, build_index, open_index
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError, UnsafeContentError
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    LoaderError,
+    StaleIndexError,
+    UnsafeContentError,
+)
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
@@ -204,6 +209,33 @@ def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: Ra
             assert reader.read([1])["data"] == [letter * (CHUNK - 16)]
 
 
+def test_loose_files_are_cached_and_of_another_size_are_stale(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    """Files of nothing, of less than a chunk and of several chunks."""
+    folder, draw = tmp_path / "shards", np.random.default_rng(0)
+    for number, size in enumerate([0, 100, 3 * CHUNK, CHUNK, 0, 70_000, 5]):
+        (folder / f"{number}.png").write_bytes(draw.bytes(size))
+    local = build_index(folder, tmp_path / "x.index", root=folder)
+    cache = DiskCache(tmp_path / "cache", bytes=10**7)
+    index = open_index(local.path, root=server.url, cache=cache)
+    sampler = BatchSampler(RandomSampler(7, seed=0), batch_size=2)
+    for epoch in range(3):
+        pairs = zip(
+            Feed(index, sampler).batches(epoch), Feed(local, sampler).batches(epoch), strict=True
+        )
+        assert all(list(one["image"]) == list(other["image"]) for one, other in pairs)
+        asked = sum(stop - start for _, start, stop in server.ranges)
+        assert asked == sum(file.stat().st_size for file in folder.iterdir())
+    with (folder / "1.png").open("ab") as file:
+        file.write(b"more")
+    with (
+        Reader(open_index(local.path, root=server.url)) as reader,
+        pytest.raises(StaleIndexError, match="expected: 100 bytes\n  found: 104 bytes"),
+    ):
+        reader.read([1])
+
+
 def test_the_environment_names_a_cache(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +243,11 @@ def test_the_environment_names_a_cache(
     monkeypatch.setenv("TWINFEED_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match="TWINFEED_CACHE_BYTES a number of bytes"):
         open_index(path, root=server.url)
-    monkeypatch.setenv("TWINFEED_CACHE_BYTES", str(10**6))
+    assert open_index(path, root=tmp_path / "shards").cache is None, "nothing here is remote"
+    monkeypatch.setenv("TWINFEED_CACHE_BYTES", "a lot")
+    with pytest.raises(ValueError, match="'a lot' must be a number of bytes, such as 100M"):
+        open_index(path, root=server.url)
+    monkeypatch.setenv("TWINFEED_CACHE_BYTES", "1MB")
     index = open_index(path, root=server.url)
     assert index.cache == DiskCache(tmp_path / "cache", bytes=10**6)
     assert pickle.loads(pickle.dumps(index)).cache == index.cache

@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 def network(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Use the network in another way; the pauses are short in every test."""
-    fast = replace(_network.NETWORK, first_pause=0.01, longest_pause=0.02)
+    fast = replace(_network.NETWORK, first_pause=0.01, longest_pause=0.02, patience=0.09)
     monkeypatch.setattr(_network, "NETWORK", replace(fast, **changes))
 
 
@@ -192,7 +192,7 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, server: RangeServer, fate:
 def test_what_does_not_pass_is_told_with_range_and_attempts(
     tmp_path: Path, server: RangeServer, fate: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network(monkeypatch, attempts=3)
+    network(monkeypatch, patience=0.03)
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: fate
     with Reader(at(server, index)) as reader, pytest.raises(LoaderError) as caught:
@@ -211,7 +211,7 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage a loader goes on; it does not tell old errors one by one."""
-    network(monkeypatch, attempts=1)
+    network(monkeypatch, patience=0)
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
@@ -222,6 +222,36 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
         server.fail = lambda _path, _start: None
         for record in range(8):
             assert reader.read([record]) == local.read([record])
+
+
+@pytest.mark.parametrize(("patience", "attempts"), [("0", 1), ("0.03", 3), ("0.06", 5)])
+def test_the_environment_says_how_long_is_tried(
+    tmp_path: Path,
+    server: RangeServer,
+    patience: str,
+    attempts: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pauses of 0.01, 0.02, 0.02 … seconds take so many seconds together."""
+    monkeypatch.setenv("TWINFEED_PATIENCE", patience)
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    server.fail = lambda _path, _start: 503
+    with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match="TWINFEED_PATIENCE"):
+        reader.read([5])
+    assert server.asked["GET"] == attempts
+
+
+@pytest.mark.parametrize("patience", ["soon", "-1", "nan"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(
+    tmp_path: Path, server: RangeServer, patience: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINFEED_PATIENCE", patience)
+    index = large(tmp_path, shards=1, records=8, size=1000)
+    with (
+        Reader(at(server, index)) as reader,
+        pytest.raises(ValueError, match=f"seconds, 0 or more, got '{patience}'"),
+    ):
+        reader.read([5])
 
 
 @pytest.mark.parametrize("fate", [400, 403, 404])
@@ -240,7 +270,7 @@ def test_what_cannot_pass_is_not_tried_again(
 def test_a_server_that_hangs_is_a_time_out(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network(monkeypatch, attempts=2, request_seconds=0.3)
+    network(monkeypatch, patience=0.01, request_seconds=0.3)
     index = large(tmp_path, shards=1, records=8, size=1000)
     monkeypatch.setattr(_store, "_stores", {})
     server.fail = lambda _path, _start: "hang"

@@ -6,7 +6,10 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +97,20 @@ def test_braces_name_shards_of_a_bucket(tmp_path: Path, s3: str) -> None:
         build_index(f"{s3}/tars/e*.tar", tmp_path / "x.index")
 
 
+@pytest.mark.parametrize("fate", [404, 403])
+def test_a_web_server_that_lists_nothing_is_told_with_what_to_do(
+    tmp_path: Path, server: RangeServer, fate: int
+) -> None:
+    tars(tmp_path, shards=2)
+    server.fail = lambda _path, _start: fate
+    with pytest.raises((FileNotFoundError, LoaderError)) as caught:
+        build_index(f"{server.url}/d-*.tar", tmp_path / "x.index")
+    assert "cannot be asked for its files" in str(caught.value)
+    assert "train-{00000..00063}.tar" in str(caught.value)
+    server.fail = lambda _path, _start: None
+    assert len(build_index(f"{server.url}/d-00000{{0,1}}.tar", tmp_path / "x.index")) == 20
+
+
 def test_credentials_that_are_refused_are_told(
     tmp_path: Path, s3: str, server: RangeServer
 ) -> None:
@@ -168,6 +185,53 @@ def test_a_copy_without_a_cache_goes_with_the_index(tmp_path: Path, server: Rang
     del opened, reader
     gc.collect()
     assert not folder.parent.parent.exists()
+
+
+def test_the_files_of_an_index_are_asked_for_side_by_side(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    tars(tmp_path, shards=1)
+    index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    server.delay = 0.3
+    opened = open_index(f"{server.url}/x.index")
+    assert server.most == len(index.manifest["arrays"]) > 5
+    assert repr(opened).startswith(f"<Index '{server.url}/x.index': 10 records")
+    assert repr(pickle.loads(pickle.dumps(opened))) == repr(opened)
+
+
+KILLED = """
+import os, signal, sys
+from twinfeed.loaders import open_index
+opened = open_index(sys.argv[1])
+print(opened.path, flush=True)
+if len(sys.argv) > 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.readline()
+"""
+
+
+def test_copies_of_killed_processes_are_removed_and_of_living_ones_are_not(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars(tmp_path, shards=1)
+    build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    folder = tmp_path / "temporary"
+    (folder / "twinfeed-of-others").mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    command = [sys.executable, "-c", KILLED, f"{server.url}/x.index"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as living:
+        kept = Path(living.stdout.readline().strip())  # type: ignore[union-attr]
+        dead = subprocess.run([*command, "kill"], capture_output=True, text=True, check=False)
+        stale = Path(dead.stdout.strip())
+        assert kept.exists()
+        assert stale.exists()
+        subprocess.run(command, input="", capture_output=True, text=True, check=True)
+        assert kept.exists()
+        assert not stale.parent.parent.exists()
+        living.communicate("")
+    left = [path.name for path in folder.glob("twinfeed-*")]
+    assert left == ["twinfeed-of-others"]
 
 
 def test_an_index_that_is_not_there_is_told_with_its_url(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import Any, get_args
 
+from twinfeed.loaders._checks import bytes_of
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
 from twinfeed.loaders.compare import Backend
@@ -343,11 +343,10 @@ def _split(text: str) -> tuple[str, int | float]:
 
 def _size(text: str) -> int:
     """Parse a number of bytes, such as 100M."""
-    match = re.fullmatch(r"(\d+)([kmgt]?)b?", text.lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of bytes, such as 100M")
-    power = " kmgt".index(match[2] or " ")
-    return int(match[1] + "000" * power)
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {

@@ -7,14 +7,14 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from twinfeed.loaders._temporary import make_temporary, remove_temporary
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index._paths import is_url
@@ -22,6 +22,7 @@ from twinfeed.loaders.index._store import ARRAY_NAME, COLUMNS, read_manifest
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.remote._disk import make_folder_of_cache, unusable
 from twinfeed.loaders.remote._download import bring
+from twinfeed.loaders.remote._network import NETWORK
 from twinfeed.loaders.remote._store import store_of
 from twinfeed.loaders.remote._wire import wire
 from twinfeed.loaders.remote.cache import DiskCache
@@ -35,7 +36,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
     In a cache a copy stays, in a folder that is named after the URL and the manifest.
     """
     url = url.rstrip("/")
-    base = Path(tempfile.mkdtemp(prefix="twinfeed-")) if cache is None else _indexes(cache, url)
+    base = make_temporary() if cache is None else _indexes(cache, url)
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
     try:
@@ -49,7 +50,8 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
         except FileNotFoundError:  # was it replaced by a new build meanwhile?
             if _manifest(url, fresh) == manifest:
                 raise
-            shutil.rmtree(base if cache is None else fresh)
+            if cache is None:
+                remove_temporary(base)
             return bring_index(url, cache)
         final.parent.mkdir(exist_ok=True)
         try:
@@ -61,7 +63,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
         return final, cache is None
     except BaseException as error:
         if cache is None:
-            shutil.rmtree(base, ignore_errors=True)
+            remove_temporary(base)
         elif isinstance(error, OSError) and error.errno in _UNWRITABLE:
             raise unusable(cache.path, error) from error
         raise
@@ -97,7 +99,7 @@ def send_index(path: Path, url: str, /) -> None:
 def _manifest(url: str, folder: Path) -> dict[str, Any]:
     """Bring the manifest of an index, and return what it holds."""
     try:
-        bring(f"{url}/{MANIFEST}", folder / MANIFEST, LIMITS.manifest_bytes)
+        bring(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
         missing = f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {url}"
         raise FileNotFoundError(errno.ENOENT, missing, url) from None
@@ -122,10 +124,16 @@ def _manifest(url: str, folder: Path) -> dict[str, Any]:
 
 
 def _bring_arrays(url: str, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Bring all arrays side by side."""
     (folder / manifest["folder"]).mkdir()
-    for name, entry in manifest["arrays"].items():
+    store = store_of(url)
+
+    def one(name: str) -> None:
         file = f"{manifest['folder']}/{name}.npy"
-        bring(f"{url}/{file}", folder / file, int(entry["bytes"]))
+        bring(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
+
+    with ThreadPoolExecutor(NETWORK.requests) as pool:
+        list(pool.map(one, manifest["arrays"]))
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
@@ -153,7 +161,7 @@ def _indexes(cache: DiskCache, url: str) -> Path:
 
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_temporary(folder)
 
 
 def index_at_url(path: str | os.PathLike[str], /) -> bool:

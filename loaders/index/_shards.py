@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._opening import refuse_command
 from twinfeed.loaders.formats._sniff import COMPRESSED_ADVICE
 from twinfeed.loaders.index._paths import is_url
@@ -18,6 +18,11 @@ from twinfeed.loaders.remote._store import store_of
 MAX_NAMES = 1_000_000
 """A pattern may stand for so many names at most."""
 
+_WEB = re.compile(r"https?://")
+_UNLISTED = (
+    "a web server cannot be asked for its files, unless its folders are pages of links: name the "
+    "shards instead, as in train-{00000..00063}.tar, or give a list of their URLs"
+)
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
 _COMPRESSED = re.compile(
@@ -125,13 +130,22 @@ def _glob(name: str) -> list[str]:
             return [name]
         root = name[: name.index("*")].rpartition("/")[0]
         store = store_of(root)
-        matches = [store.url(path) for path in store.glob(name[len(root) + 1 :])]
+        matches = []
+        try:
+            matches = [store.url(path) for path in store.glob(name[len(root) + 1 :])]
+        except FileNotFoundError:
+            pass
+        except LoaderError as error:
+            if _WEB.match(name):
+                error.advice = _UNLISTED
+            raise
     elif os.path.exists(name) or not glob.has_magic(name):
         return [name]
     else:
         matches = sorted(glob.glob(name, recursive=True))
     if not matches:
-        raise FileNotFoundError(f"no shard matches {name!r}")
+        advice = f": {_UNLISTED}" if _WEB.match(name) else ""
+        raise FileNotFoundError(f"no shard matches {name!r}{advice}")
     return matches
 
 

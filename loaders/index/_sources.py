@@ -12,9 +12,9 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from twinfeed.loaders._temporary import temporary
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._opening import open_shard
 from twinfeed.loaders.formats._records import Container
@@ -24,7 +24,7 @@ from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to
 from twinfeed.loaders.index._shards import expand
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.remote._download import bring
-from twinfeed.loaders.remote._store import store_of
+from twinfeed.loaders.remote._store import split, store_of
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -116,9 +116,9 @@ def local(path: str) -> Iterator[Local]:
     if not is_url(path):
         yield Local(path)
         return
-    with TemporaryDirectory(prefix="twinfeed-") as temporary:
-        copy = Path(temporary, posixpath.basename(path))
-        facts = bring(path, copy, LIMITS.download_bytes)
+    with temporary() as folder:
+        copy = folder / posixpath.basename(path)
+        facts = bring(*split(path), copy, LIMITS.download_bytes)
         yield Local(str(copy), facts.tag)
 
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise, starmap
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from twinfeed.loaders._atomic import locked
 from twinfeed.loaders._progress import bar
+from twinfeed.loaders._temporary import temporary
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index._collect import build_part
 from twinfeed.loaders.index._merge import write_index
@@ -100,8 +100,8 @@ def build_index(
     )
     plan, jobs = Plan.of(source, label, fields, reading), without(source, exclude)
     table = label if isinstance(label, FromTable) else None
-    with TemporaryDirectory(prefix="twinfeed-") if url else nullcontext("") as temporary:
-        here = here or Path(temporary, os.fspath(path).rstrip("/").rpartition("/")[2])
+    with temporary() if url else nullcontext(Path()) as folder:
+        here = here or folder / os.fspath(path).rstrip("/").rpartition("/")[2]
         with _alone(here / "parts"):
             survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
             mixed = survey.mixed()

@@ -84,6 +84,7 @@ class Index:
         cache: DiskCache | None = None,
     ) -> None:
         self.path = path
+        self.where = str(path)  # or the URL that the copy there is of
         self.root = root
         self.cache = cache
         self.manifest = manifest
@@ -142,7 +143,7 @@ class Index:
         if wrong or arrays["shardstops"][-1] != records:
             raise IndexFormatError(
                 "damaged index: its arrays do not fit together",
-                path=self.path,
+                path=self.where,
                 expected=f"{records} records in {shards} shards",
                 found=f"other lengths or types in {', '.join(wrong or ['shardstops'])}",
                 advice=REBUILD,
@@ -203,7 +204,7 @@ class Index:
 
     def __repr__(self) -> str:
         return (
-            f"<Index {str(self.path)!r}: {len(self)} records, "
+            f"<Index {self.where!r}: {len(self)} records, "
             f"{len(self._arrays['shards'])} shards, "
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
         )
@@ -212,7 +213,7 @@ class Index:
         """Show what the index holds in a notebook."""
         classes = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
         return html_table(
-            f"Index {str(self.path)!r}",
+            f"Index {self.where!r}",
             [
                 ("records", f"{len(self):,}"),
                 ("shards", f"{len(self._arrays['shards']):,} ({self.container})"),
@@ -224,7 +225,8 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
-        return _reopen, (str(self.path), self.root, self.fingerprint, checked, self.cache)
+        told = self.fingerprint, checked, self.cache, self.where
+        return _reopen, (str(self.path), self.root, *told)
 
     @property
     def has_keys(self) -> bool:
@@ -350,13 +352,16 @@ def open_index(
     """
     if not isinstance(cache, DiskCache | None):
         raise TypeError(f"cache must be a DiskCache, got {cache!r}")
-    index = load_index(path, root, cache or cache_of_environment())
+    if cache is None and is_url(os.fspath(path)):
+        cache = cache_of_environment()
+    index = load_index(path, root, cache)
     if is_url(index.root):
+        index.cache = cache or cache_of_environment()
         store_of(index.root).forget()
     if digest is not None and index.digest != digest:
         raise StaleIndexError(
             "this is another index",
-            path=index.path,
+            path=index.where,
             expected=f"digest {digest}",
             found=index.digest,
             advice="get the index again from where the digest comes from",
@@ -391,6 +396,8 @@ def load_index(
                 "incomplete index: an array is missing", path=folder, advice=REBUILD
             ) from None
         index = _index(folder, root, near, again, cache)
+    if is_url(given):
+        index.where = given
     if temporary:
         remove_with(index, folder)
     return index
@@ -427,7 +434,12 @@ def check_index(index: Index) -> None:
 
 
 def _reopen(
-    path: str, root: str, fingerprint: str, checked: set[str], cache: DiskCache | None
+    path: str,
+    root: str,
+    fingerprint: str,
+    checked: set[str],
+    cache: DiskCache | None,
+    place: str,
 ) -> Index:
     """Open a pickled index in another process, where it must still be the same; what was checked
     is not checked again.
@@ -436,10 +448,11 @@ def _reopen(
     if index.fingerprint != fingerprint:
         raise StaleIndexError(
             "the index was built anew while it was in use",
-            path=path,
+            path=place,
             expected=f"fingerprint {fingerprint}",
             found=index.fingerprint,
             advice="start again with the new index",
         )
+    index.where = place
     index._arrays.checked |= checked
     return index

@@ -260,7 +260,7 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
     if number >= len(paths):
         raise IndexFormatError(
             "damaged index: a record lies in a file that it does not name",
-            path=index.path,
+            path=index.where,
             expected=f"a file below {len(paths)}",
             found=number,
             advice=f"{REBUILD} (twinfeed verify tells what is damaged)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -151,10 +152,15 @@ class RemoteShards(Fetcher):
         return path
 
     def _expected(self, number: int) -> Facts:
-        """Return the size and the tag that a file was indexed with."""
-        if self.index.container == "files":
-            return Facts()
-        return Facts(int(self.index.shards["bytes"][number]), self.index.tag(number))
+        """Return the size and the tag that a file was indexed with; loose files have no tags, as
+        they are indexed on a disk.
+        """
+        tag = None if self.index.container == "files" else self.index.tag(number)
+        return Facts(int(self._sizes[number]), tag)
+
+    @cached_property
+    def _sizes(self) -> Int64s:
+        return _sizes(self.index)
 
     def _read(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file, from the cache if there is one."""
@@ -180,7 +186,7 @@ class RemoteShards(Fetcher):
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the facts of the files of rows, all at once, where ranges come without them."""
-        if self.store.tells:
+        if self.store.tells or self.index.container == "files":  # a request for each file
             return
         new = [file for file in set(rows["file"].tolist()) if file not in self._known]
         facts = self.store.facts([self._path(file) for file in new])
@@ -190,18 +196,33 @@ class RemoteShards(Fetcher):
 
 
 def _chunks(index: Index) -> Chunks | None:
-    """Return the shards through the cache of the index, if there is one."""
-    if index.cache is None or index.container == "files":
+    """Return the files through the cache of the index, if there is one."""
+    if index.cache is None:
         return None
-    sizes = index.shards["bytes"].astype(np.int64)
-    told = [
-        f"{join(index.root, path)} {shard} {index.tag(number)}"
-        for number, (path, shard) in enumerate(
-            zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
-        )
-    ]
+    sizes = _sizes(index)
+    if index.container == "files":  # too many for a digest each
+        told = [f"{index.root} {index.fingerprint}"]
+    else:
+        told = [
+            f"{join(index.root, path)} {shard} {index.tag(number)}"
+            for number, (path, shard) in enumerate(
+                zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
+            )
+        ]
     size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), index.cache)
     return Chunks(index.cache, told, sizes, size)
+
+
+def _sizes(index: Index) -> Int64s:
+    """Return the bytes of each file, as they were indexed."""
+    if index.container != "files":
+        return index.shards["bytes"].astype(np.int64)
+    sizes = np.zeros(len(index.files), np.int64)
+    for rows in map(index.table, index.fields):
+        held = rows[rows["file"] < len(sizes)]  # else the index is damaged, as who reads is told
+        held = held[held["length"] >= 0]
+        sizes[held["file"]] = held["length"]
+    return sizes
 
 
 def _gap(index: Index) -> int:

@@ -202,7 +202,7 @@ class Reader(Closing):
         if wanted > _MUCH and wanted > self._most and not len(self._outside(rows)):
             raise LoaderError(
                 "a batch of too many bytes",
-                path=self.index.path,
+                path=self.index.where,
                 expected=f"at most {self._most} bytes",
                 found=f"{wanted} bytes",
                 advice=f"read fewer records at a time; if these are few, {REBUILD}",
@@ -238,7 +238,7 @@ class Reader(Closing):
         return IndexFormatError(
             f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
             "does not lie within its shard",
-            path=self.index.path,
+            path=self.index.where,
             record=number,
             expected=f"a range below {size} bytes",
             found=f"{row['length']} bytes at offset {row['offset']}",

@@ -46,8 +46,8 @@ def chunk_bytes(record: float, cache: DiskCache, /) -> int:
 class Chunks:
     """Read shards in chunks, from the cache or through it.
 
-    `told` says of each shard what its entries depend on: its URL, its bytes, the checksum of its
-    headers and its tag. `size` is that of a chunk. The chunks of shard n are numbered from
+    `told` says of each shard, or of all shards together, what their entries depend on, and `sizes`
+    how long they are. `size` is that of a chunk. The chunks of shard n are numbered from
     `starts[n]` to `starts[n + 1]`.
 
     Entries that make room: those of other data that nobody has read for an hour; then, where the
@@ -95,7 +95,7 @@ class Chunks:
             waits, mine = self._claim([n for n in numbers if n not in found])
             try:
                 for number in mine:
-                    data = self._disk.get(*self._entry(shard, number - base))
+                    data = self._disk.get(*self._entry(number))
                     if data is not None:
                         found[number] = data
                         self._used(number)
@@ -111,8 +111,9 @@ class Chunks:
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
         """Delete the chunks of a range."""
-        for number in range(start // self.size, -(-stop // self.size)):
-            self._disk.drop(*self._entry(shard, number))
+        base = int(self.starts[shard])
+        for number in range(base + start // self.size, base - (-stop // self.size)):
+            self._disk.drop(*self._entry(number))
 
     def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
         """Take chunks that no other thread reads now; return what to wait for, and those taken."""
@@ -136,7 +137,7 @@ class Chunks:
             stop = min((run[-1] - base + 1) * self.size, int(self._sizes[shard]))
             data = fetch(shard, start, stop)
             for place, number in enumerate(run):
-                name, length = self._entry(shard, number - base)
+                name, length = self._entry(number)
                 piece = bytes(data[place * self.size : place * self.size + length])
                 found[number] = piece
                 if len(piece) == length:
@@ -145,10 +146,12 @@ class Chunks:
                     if self._disk.put(name, piece, self._victims(next_use)):
                         self._used(number)
 
-    def _entry(self, shard: int, number: int) -> tuple[str, int]:
+    def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name and the length of a chunk."""
-        length = min(self.size, int(self._sizes[shard]) - number * self.size)
-        return f"{self._digests[shard]}-{number}", length
+        shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
+        length = int(self._sizes[shard]) - (chunk - int(self.starts[shard])) * self.size
+        group = min(shard, len(self._digests) - 1)
+        return f"{self._digests[group]}-{chunk - int(self.starts[group])}", min(self.size, length)
 
     def _used(self, chunk: int) -> None:
         """Note that a chunk was read, and is in the cache."""
@@ -177,8 +180,7 @@ class Chunks:
                 chunk = self._furthest(next_use)
             if chunk is None:
                 break
-            shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
-            yield self._entry(shard, chunk - int(self.starts[shard]))[0]
+            yield self._entry(chunk)[0]
 
     def _furthest(self, next_use: int) -> int | None:
         """Take the chunk that is needed last, if that is after `next_use`; the lock is held."""

@@ -9,26 +9,25 @@ from pathlib import Path
 from twinfeed.loaders.errors import StaleIndexError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._network import NoRangesError
-from twinfeed.loaders.remote._store import Facts, Store, split, too_long
+from twinfeed.loaders.remote._store import Facts, Store, too_long
 from twinfeed.loaders.remote._wire import wire
 
 
-def bring(url: str, file: Path, most: int, /) -> Facts:
-    """Write the file at `url` to `file`, and return its facts.
+def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
+    """Write the file at `path` of a store to `file`, and return its facts.
 
     Raises LoaderError for more than `most` bytes, StaleIndexError for a file that
     changes meanwhile.
     """
-    store, path = split(url)
     piece = _network.NETWORK.piece
     try:
-        first = store.read(path, 0, piece)
+        first = wire().submit(partial(store.read, path, 0, piece), piece).result()
     except NoRangesError:
         first = None
     told = first is not None and store.tells
     facts = first.facts if first and told else store.facts([path], fresh=True)[0]
     if facts.bytes is not None and facts.bytes > most:
-        raise too_long(url, most, f"{facts.bytes} bytes")
+        raise too_long(store.url(path), most, f"{facts.bytes} bytes")
     if first is None or facts.bytes is None:
         return Facts(store.stream(path, file, most), facts.tag)
     with file.open("wb") as out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 import time
@@ -14,6 +15,9 @@ from twinfeed.loaders.errors import LoaderError
 
 _Result = TypeVar("_Result")
 
+PATIENCE = "TWINFEED_PATIENCE"
+"""The variable of the environment that says how long a failing request is made again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -23,7 +27,8 @@ class Network:
     - `in_flight`: bytes asked for and not here yet, of one process, at most.
     - `held`: bytes that one reader has fetched ahead and holds, at most.
     - `piece`: a longer range is asked for in pieces of so many bytes.
-    - `attempts`: how often a request is made that fails in a way that may pass.
+    - `patience`: a request that fails in a way that may pass is made again, after pauses of so many
+      seconds together at most. TWINFEED_PATIENCE in the environment comes before it.
     - `first_pause`, `longest_pause`: seconds between two attempts, which double each time. The
       pause is drawn between half of that and all.
     - `request_seconds`: a request for a range fails after so long.
@@ -35,7 +40,7 @@ class Network:
     in_flight: int = 1 << 28
     held: int = 1 << 29
     piece: int = 1 << 23
-    attempts: int = 6
+    patience: float = 6.0
     first_pause: float = 0.2
     longest_pause: float = 10.0
     request_seconds: float = 60.0
@@ -61,24 +66,40 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
     Raises LoaderError, with the URL, what was `wanted` and the attempts, for a failure that stays.
     """
     started = time.monotonic()
-    attempt = 1
+    left, pause, attempts = patience(), NETWORK.first_pause, 0
     while True:
+        attempts += 1
         try:
             return call()
         except PassingError as error:
             # Threads are joined when a process ends, and must not go on trying then.
-            if attempt >= NETWORK.attempts or not threading.main_thread().is_alive():
+            if left <= 0 or not threading.main_thread().is_alive():
                 seconds = time.monotonic() - started
                 raise LoaderError(
                     "the server of this shard cannot be reached, or fails",
                     path=url,
                     expected=wanted,
-                    found=f"{error} ({attempt} attempts in {seconds:.1f} seconds)",
-                    advice="check the URL, the network and the credentials, and try again",
+                    found=f"{error} ({attempts} attempts in {seconds:.1f} seconds)",
+                    advice="check the URL, the network and the credentials, and try again; "
+                    f"{PATIENCE}=60 in the environment tries for a minute",
                 ) from error
-        pause = min(NETWORK.longest_pause, NETWORK.first_pause * 2 ** (attempt - 1))
+        pause = min(pause, left)
         time.sleep(random.uniform(pause / 2, pause))
-        attempt += 1
+        left, pause = left - pause, min(NETWORK.longest_pause, 2 * pause)
+
+
+def patience() -> float:
+    """Return how many seconds the pauses between attempts may take together; raise ValueError where
+    the environment says what is no number of seconds.
+    """
+    text = os.environ.get(PATIENCE)
+    try:
+        seconds = float(text) if text else NETWORK.patience
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"{PATIENCE} must be a number of seconds, 0 or more, got {text!r}")
+    return seconds
 
 
 def refused(status: int | None, /) -> bool:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinfeed.loaders._checks import count
+from twinfeed.loaders._checks import bytes_of, count
 
 FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
 """The variables of the environment that name a cache for every index at a URL."""
@@ -21,8 +21,8 @@ class DiskCache:
     nobody uses it.
 
     A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
-    TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES name a cache for every index at a URL that
-    is opened without one.
+    TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (such as 200G or 1.5 TiB) name a cache for
+    every index that is opened without one, and that lies at a URL or has its shards there.
 
     Raises TypeError and ValueError for `bytes` that is no positive integer.
 
@@ -55,9 +55,9 @@ def cache_of_environment() -> DiskCache | None:
     folder, size = os.environ.get(FOLDER), os.environ.get(BYTES)
     if not folder and not size:
         return None
-    if not folder or not size or not size.isdecimal():
+    if not folder or not size:
         raise ValueError(
             f"{FOLDER} must be a folder and {BYTES} a number of bytes, both or neither, "
             f"got {folder!r} and {size!r}"
         )
-    return DiskCache(folder, bytes=int(size))
+    return DiskCache(folder, bytes=bytes_of(size))

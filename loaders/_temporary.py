@@ -1,0 +1,59 @@
+"""Temporary folders that do not stay, even where the process that made them is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+_PREFIX, _LOCK = "twinfeed-", "lock"
+
+_locks: dict[Path, int] = {}
+
+
+def make_temporary() -> Path:
+    """Make a temporary folder, which holds a file that is locked as long as the process lives.
+
+    The first time, folders are removed whose lock nobody holds any more.
+    """
+    _remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    fd = _locks[folder] = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # a file system without locks: nobody removes the folder of another
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(folder / ".new", folder / _LOCK)  # by this name the file has always been locked
+    return folder
+
+
+def remove_temporary(folder: Path, /) -> None:
+    """Remove such a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(_locks.pop(folder))
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """Give such a folder, and remove it afterwards."""
+    folder = make_temporary()
+    try:
+        yield folder
+    finally:
+        remove_temporary(folder)
+
+
+@cache
+def _remove_stale() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)
