@@ -32,9 +32,14 @@ class DecodedCache:
         self._decode = decode
         self._last_use = reuse - 1
         self._held: dict[int, Decoded] = {}
-        self._ahead: _Ahead | None = None
         self._next: tuple[int, int] | None = None
         self._lock = Lock()
+        # What threads decode ahead of its batch, if they do: the new images of each request.
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+        self._coming: Iterator[Request] = iter(())
+        self._live: set[int] = set()  # after the requests that were looked at
+        self._ahead: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -48,7 +53,9 @@ class DecodedCache:
 
         What is decoded ahead of its batch: `threads` images, or all that are new in one batch.
         """
-        self._ahead = _Ahead(requests, self._decode, self._last_use, threads)
+        self._coming, self._threads = requests, threads
+        self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
+        self._look(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
         """Give the decoded records of a request without padding, in order."""
@@ -58,69 +65,47 @@ class DecodedCache:
             self._next = (request.epoch, request.step + 1)
             records = request.records.tolist()
             wanted = [record for record in records if record not in self._held]
-            made = self._decode(wanted) if self._ahead is None else self._ahead.take(wanted)
+            made: Sequence[Decoded] = ()
+            if wanted and self._pool is not None:
+                new, decoded = self._ahead.popleft()
+                assert new == wanted
+                made = decoded.result()
+            elif wanted:
+                made = self._decode(wanted)
             self._held.update(zip(wanted, made, strict=True))
             self.decodes += len(wanted)
-            waiting = 0 if self._ahead is None else self._ahead.look()
+            waiting = 0 if self._pool is None else self._look(self._pool)
             self.peak = max(self.peak, len(self._held) + waiting)
             batch = [self._held[record] for record in records]
-            for record, use in zip(records, request.views.tolist(), strict=True):
-                if use == self._last_use:
-                    del self._held[record]
+            for record in self._last_used(request):
+                del self._held[record]
             return batch
 
-    def close(self) -> None:
-        """End the threads and drop all images."""
-        if self._ahead is not None:
-            self._ahead.close()
-        with self._lock:
-            self._held.clear()
-            self._next = None
-
-
-class _Ahead:
-    """Decode on threads the images that are new in each request, before they are taken."""
-
-    def __init__(
-        self, requests: Iterator[Request], decode: Decode, last_use: int, threads: int
-    ) -> None:
-        self._requests = requests
-        self._decode = decode
-        self._last_use = last_use
-        self._threads = threads
-        self._live: set[int] = set()  # after the requests that were looked at
-        self._waiting: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
-        self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
-        self.look()
-
-    def look(self) -> int:
+    def _look(self, pool: ThreadPoolExecutor) -> int:
         """Have threads decode what comes next; return how many images wait to be taken."""
-        waiting = sum(len(records) for records, _ in self._waiting)
+        waiting = sum(len(records) for records, _ in self._ahead)
         if waiting >= self._threads:
             return waiting
-        for request in islice(self._requests, _LOOKED_AT):
+        for request in islice(self._coming, _LOOKED_AT):
             kept = request.where(request.ids >= 0)
-            records, uses = kept.records.tolist(), kept.views.tolist()
-            new = [record for record in records if record not in self._live]
+            new = [record for record in kept.records.tolist() if record not in self._live]
             self._live.update(new)
-            self._live.difference_update(
-                record for record, use in zip(records, uses, strict=True) if use == self._last_use
-            )
+            self._live.difference_update(self._last_used(kept))
             if new:
-                self._waiting.append((new, self._pool.submit(self._decode, new)))
+                self._ahead.append((new, pool.submit(self._decode, new)))
                 waiting += len(new)
                 if waiting >= self._threads:
                     break
         return waiting
 
-    def take(self, wanted: list[int]) -> Sequence[Decoded]:
-        """Wait for the images that are new in the next request; an error of theirs is raised."""
-        if not wanted:
-            return ()
-        records, decoded = self._waiting.popleft()
-        assert records == wanted
-        return decoded.result()
+    def _last_used(self, request: Request) -> list[int]:
+        """Return the records of a request that no later one of the same stretch uses."""
+        return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the threads, once they have finished what they are at."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the threads, once they have finished what they are at, and drop all images."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            self._held.clear()
+            self._next = None

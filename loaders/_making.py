@@ -22,15 +22,13 @@ def most_threads() -> int:
 
 
 def ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
-    """Return how many batches are kept ready, and how many threads make them.
-
-    A transform that sets global states leaves all to the calling thread.
-    """
+    """Return how many batches are kept ready, and how many threads make them."""
     prefetch = _checks.count("prefetch", prefetch, minimum=0)
     if threads is None:
         decoding = feed.decode is not None or feed.transform is not None
         threads = most_threads() if prefetch and decoding else 0
     threads = _checks.count("threads", threads, minimum=0)
+    # A transform that sets global states leaves all to the calling thread.
     return (0, 0) if feed.alone else (prefetch, threads)
 
 
@@ -45,19 +43,11 @@ def making(
     meter: Meter,
     then: Callable[[Batch], T],
 ) -> Generator[T, None, None]:
-    """Yield `then(batch)` of each batch of the rest of an epoch, in order.
-
-    Each thread makes whole batches, unless these come in turn from a cache of decoded images: then
-    the threads share each batch.
-    """
-    in_turn = feed.sampler.live is not None
-    shared = threads if in_turn else 0
+    """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
+    # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
+    shared, whole = (0, threads) if feed.sampler.live is None else (threads, 0)
     with Batcher(feed, reader=reader, threads=shared, meter=meter) as batcher:
         batcher.look_ahead(feed, epoch, start)
-        made = in_order(
-            lambda request: then(batcher(request)),
-            feed.requests(epoch, start),
-            threads=0 if in_turn else threads,
-        )
-        with closing(made):
+        coming = feed.requests(epoch, start)
+        with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:
             yield from made
