@@ -64,28 +64,8 @@ def locked(
 
     Raises TimeoutError after `wait` seconds (by default `WAIT`).
     """
-    fd = _held(folder, make, WAIT if wait is None else wait)
-    try:
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(fd)
-
-
-def _held(folder: Path, make: Callable[[Path], object] | None, wait: float) -> int:
-    """Wait for the lock of a folder, and return the open file that holds the lock."""
-    start, told = time.monotonic(), False
-    while True:
-        if make is not None:
-            try:
-                make(folder)
-            except FileExistsError:
-                if folder.exists() and not folder.is_dir():
-                    raise
-                continue  # the folder was removed while mkdir() looked at what is there
-        fd = _try_lock(folder / LOCK, gone_is_error=make is None)
-        if fd is not None:
-            return fd
+    start, told, wait = time.monotonic(), False, WAIT if wait is None else wait
+    while (fd := _try_lock(folder, make)) is None:
         waited = time.monotonic() - start
         if waited >= wait:
             problem = (
@@ -95,25 +75,32 @@ def _held(folder: Path, make: Callable[[Path], object] | None, wait: float) -> i
             raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
         if waited >= _PATIENCE and not told:
             told = True
-            warnings.warn(
-                f"{folder}: waiting for another process that writes there",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            text = f"{folder}: waiting for another process that writes there"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         time.sleep(_PAUSE)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(fd)
 
 
-def _try_lock(file: Path, *, gone_is_error: bool) -> int | None:
-    """Return the open and locked file; None where somebody else holds the lock.
-
-    On a file system without locks the file is not locked.
-    """
+def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
+    """Return the open and locked file of a folder; None where somebody else holds the lock."""
+    file = folder / LOCK
+    try:
+        if make is not None:
+            make(folder)
+    except FileExistsError:
+        if folder.exists() and not folder.is_dir():
+            raise
+        return None  # the folder was removed while mkdir() looked at what is there
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:  # the folder was removed by the one who held the lock
-        if gone_is_error:
+    except FileNotFoundError:
+        if make is None:
             raise
-        return None
+        return None  # the folder was removed by the process that held the lock
     except PermissionError:
         if file.exists():  # another user's
             return None
@@ -121,7 +108,7 @@ def _try_lock(file: Path, *, gone_is_error: bool) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # there are no locks
             os.close(fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return None

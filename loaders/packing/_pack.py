@@ -50,10 +50,7 @@ _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
 
 
 class _Piece(NamedTuple):
-    """One split: its samples by their numbers in the source, and after how many records shards end.
-
-    The number of records is None where nobody knows.
-    """
+    """Hold one split: its numbered samples, how many, and after how many records its shards end."""
 
     name: str
     samples: Iterable[tuple[int, Sample]]
@@ -225,7 +222,7 @@ def _pieces(
 
 def _classes(source: object, written: Iterable[Written]) -> tuple[str, ...]:
     """Return the class names of all splits together; an index keeps the order of its own names."""
-    written = [done for done in written if done.labelled]
+    written = [done for done in written if done.counts["label"]]
     if len({bool(done.named) for done in written}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
     known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
@@ -237,7 +234,7 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
     work, name, container = written.folder, written.name, written.container
     if written.records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
-    for what, number in (("__key__", written.keyed), ("label", written.labelled)):
+    for what, number in (("__key__", written.keyed), ("label", written.counts["label"])):
         if 0 < number < written.records:
             raise ValueError(
                 f"{number} of {written.records} samples have a {what}: give all one, or none"
@@ -255,7 +252,7 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
             for number, file in enumerate(written.files)
         ],
         work / f"{name}.index",
-        label=label if written.labelled else None,
+        label=label if written.counts["label"] else None,
         classes=classes if written.named else None,
         fields=fields if container == "tar" else None,
         reading=Reading(missing=missing, key=key, digest=True),

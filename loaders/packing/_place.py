@@ -25,10 +25,7 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Refuse to write where there are files already.
-
-    With `overwrite`, only files that no packer wrote are in the way.
-    """
+    """Refuse to write where there are files already; with `overwrite`, only those of others."""
     taken, others = [], []
     for name in split:
         index, shards = folder / f"{name}.index", _shards(folder, name)
@@ -128,10 +125,8 @@ def _finish(folder: Path) -> None:
 
 
 def _place(placing: Path, folder: Path, name: str) -> None:
-    """Put the shards of one index in place of the old shards, then the index.
-
-    The old index goes last, because the old index tells which shards are left over.
-    """
+    """Put the shards of one index in place of the old shards, then the index."""
+    # The old index goes last, because it tells which shards are left over.
     old = _own_shards(folder / name)
     new = _own_shards(placing / name)
     new |= {shard.name for shard in _shards(placing, name.removesuffix(".index"))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -43,9 +44,8 @@ class Written:
     records: int = 0
     keyed: int = 0
     named: set[str] = field(default_factory=set)
-    labelled: int = 0
     fields: dict[str, dict[str, None]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def optional(self) -> bool:
@@ -55,17 +55,15 @@ class Written:
     def note(self, key: str | None, values: dict[str, Any]) -> None:
         """Note what a sample has. Its label must be of the same kind as the labels before."""
         self.keyed += key is not None
-        for name in values:
-            self.counts[name] = self.counts.get(name, 0) + 1
+        self.counts.update(values.keys())
         if "label" not in values:
             return
         label, named = values["label"], isinstance(values["label"], str)
-        if self.labelled and named != bool(self.named):
+        if self.counts["label"] > 1 and named != bool(self.named):
             kinds = ("names", "integers") if self.named else ("integers", "names")
             raise ValueError(
                 f"label {label!r} is among the {kinds[1]}, the labels before it are {kinds[0]}"
             )
-        self.labelled += 1
         if named:
             self.named.add(label)
 
