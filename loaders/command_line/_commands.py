@@ -58,12 +58,14 @@ _LEAVE_OUT = (
 _LISTED = "what to do: restore the shards, or leave out what is listed with index --exclude {}"
 
 
-def run_pack(options: argparse.Namespace) -> int:
-    indexed = _holds_index(options.source)
-    if options.root is not None and not indexed:
-        raise ValueError("--root is the root of an index, and the source is not an index")
+def run_pack(options: argparse.Namespace) -> None:
+    source = options.source
+    if options.root is not None:
+        if not _holds_index(source):
+            raise ValueError("--root is the root of an index, and the source is not an index")
+        source = open_index(source, root=options.root)
     packed = pack(
-        open_index(options.source, root=options.root) if indexed else options.source,
+        source,
         options.out,
         container=options.container,
         split=dict(options.split) or None,
@@ -76,10 +78,9 @@ def run_pack(options: argparse.Namespace) -> int:
     )
     for index in packed.values():
         say(f"{index.path}: {_summary(index)}")
-    return 0
 
 
-def run_index(options: argparse.Namespace) -> int:
+def run_index(options: argparse.Namespace) -> None:
     with workers(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
@@ -94,7 +95,6 @@ def run_index(options: argparse.Namespace) -> int:
             progress=not options.quiet,
         )
     say(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
-    return 0
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -116,10 +116,7 @@ def run_verify(options: argparse.Namespace) -> int:
 def _verify(
     target: str | list[str], options: argparse.Namespace, executor: Executor | None
 ) -> list[BadRecord | None]:
-    """Verify one index, or shards; print what is bad, and return what is bad.
-
-    None stands for a target that could not be verified at all.
-    """
+    """Print what is bad, and return it; None stands for a target that could not be verified."""
     try:
         report = verify(
             target,
@@ -129,8 +126,6 @@ def _verify(
             executor=executor,
             progress=not options.quiet,
         )
-    except BrokenPipeError:
-        raise
     except (LoaderError, OSError) as error:
         say(f"twinfeed: error: {explain(error)}", error=True)
         return [None]
@@ -152,7 +147,7 @@ def _reading(options: argparse.Namespace) -> Reading:
     return Reading(**{name: getattr(options, name) for name in names})
 
 
-def run_info(options: argparse.Namespace) -> int:
+def run_info(options: argparse.Namespace) -> None:
     """Run `info`; the options are told even where the shards no longer fit."""
     built = load_index(options.index, options.root).options
     facts: dict[str, Any] = {}
@@ -166,7 +161,6 @@ def run_info(options: argparse.Namespace) -> int:
         if not options.json:
             lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
         say(*lines)
-    return 0
 
 
 def _facts(index: Index) -> dict[str, Any]:
@@ -196,7 +190,7 @@ def _facts(index: Index) -> dict[str, Any]:
     return facts
 
 
-def run_cat(options: argparse.Namespace) -> int:
+def run_cat(options: argparse.Namespace) -> None:
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
         for record in _records(index, options.records, options.key):
@@ -207,7 +201,6 @@ def run_cat(options: argparse.Namespace) -> int:
                 sys.stdout.buffer.flush()
                 continue
             say(index.describe(record), *(f"  {line}" for line in preview(index, reader, record)))
-    return 0
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -217,26 +210,25 @@ def run_compare(options: argparse.Namespace) -> int:
     return 0 if found.equal else 1
 
 
-def run_show(options: argparse.Namespace) -> int:
+def run_show(options: argparse.Namespace) -> None:
     from twinfeed.loaders.pictures import show_batch
 
-    return _drawn(show_batch(_feed(options), step=options.step), options.out)
+    _draw(show_batch(_feed(options), step=options.step), options.out)
 
 
-def run_mixing(options: argparse.Namespace) -> int:
+def run_mixing(options: argparse.Namespace) -> None:
     from twinfeed.loaders.pictures import plot_mixing
 
     index, streams = _shuffles(options)
     buffers = options.buffer or [max(1, len(index) // 10)]
-    return _drawn(plot_mixing(streams, labels=index.labels, buffers=buffers), options.out)
+    _draw(plot_mixing(streams, labels=index.labels, buffers=buffers), options.out)
 
 
-def run_plan(options: argparse.Namespace) -> int:
+def run_plan(options: argparse.Namespace) -> None:
     index, streams = _shuffles(options)
     for name, stream in streams.items():
         found = plan(Feed(index, stream), cache_bytes=options.cache_bytes)
         say(*f"{name}: {found}".splitlines())
-    return 0
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
@@ -257,10 +249,9 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
     return index, {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
 
 
-def _drawn(figure: Any, path: str) -> int:
+def _draw(figure: Any, path: str) -> None:
     figure.savefig(path, dpi=100)
     say(path)
-    return 0
 
 
 def _feed(options: argparse.Namespace) -> Feed:
@@ -278,10 +269,7 @@ def _feed(options: argparse.Namespace) -> Feed:
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records that numbers name, and all that have one of the keys.
-
-    Text that Python would not write as a number is a key.
-    """
+    """Return the records that numbers name, and all of each key: text that is no plain number."""
     if not wanted and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
     named = [one for one in wanted if not _NUMBER.fullmatch(one)] + [*keys]

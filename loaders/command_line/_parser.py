@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     0
     """
     options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    run: Callable[[argparse.Namespace], int | None] = options.run
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", ShardWarning)
             warnings.showwarning = show_warning
-            return run(options)
+            return run(options) or 0
     except KeyboardInterrupt:
         say(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
         return 130

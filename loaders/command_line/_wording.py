@@ -18,11 +18,8 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Print lines, with everything escaped that is not printable.
-
-    This is the only place that prints what comes from data. Names, keys, classes and texts may hold
-    the commands of a terminal.
-    """
+    """Print lines, with everything escaped that is not printable."""
+    # Names, keys, classes and texts may hold the commands of a terminal. Nothing else prints them.
     for line in lines:
         escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
         print(escaped, file=sys.stderr if error else sys.stdout)

@@ -27,10 +27,7 @@ T = TypeVar("T")
 
 @contextmanager
 def workers(jobs: int) -> Iterator[Executor | None]:
-    """Give a pool of processes, if there is to be more than one. An interrupt ends them at once.
-
-    Raises WorkerDiedError where one of them dies.
-    """
+    """Give a pool of several processes, which an interrupt ends; WorkerDiedError where one dies."""
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if jobs == 1:
@@ -74,10 +71,8 @@ class _Context(SpawnContext):
         return [process for process in self.started if process.pid is not None]
 
     def died(self, *, wait: float = 0) -> bool:
-        """Say whether a process has ended by a signal or an error, in so many seconds at most.
-
-        A process that is killed closes its pipes a little before it has ended.
-        """
+        """Say whether a process has ended by a signal or an error, in so many seconds at most."""
+        # A process that is killed closes its pipes a little before it has ended.
         end = time.monotonic() + wait
         while not any(process.exitcode for process in self.running()):
             if time.monotonic() >= end:
@@ -112,10 +107,8 @@ class _Pool(ProcessPoolExecutor):
         return submitted
 
     def give_up(self) -> None:
-        """Let go of the thread that sends work: without a reader, its pipe stays full for ever.
-
-        Python does so itself from 3.12 on (CPython's issue 94777).
-        """
+        """Let go of the thread that sends work: without a reader, its pipe stays full for ever."""
+        # Python does so itself from 3.12 on (CPython's issue 94777).
         queue: Any = self._call_queue  # type: ignore[attr-defined]
         if queue is not None:
             queue._reader.close()
