@@ -58,8 +58,8 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
     """Keep up to `depth` items of `source` ready, in order.
 
     An exception in `source` reaches the consumer with its traceback, after the items before it,
-    and ends the iteration. While the consumer waits for an item, it calls `while_waiting` now and
-    then, and an exception in that call ends the iteration too. The thread ends
+    and ends the iteration. While the consumer waits for an item, the consumer calls `while_waiting`
+    now and then. An exception in this call ends the iteration too. The thread ends
 
     - with `close`, which calls `while_closing` now and then while it waits for the thread,
     - with the iteration,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,10 +14,8 @@ def bar(
 ) -> Iterator[T]:
     """Yield `items`, with a bar on standard error if `shown` and tqdm is there."""
     if shown:
-        try:
+        with suppress(ImportError):
             from tqdm import tqdm
-        except ImportError:
-            pass
-        else:
+
             items = tqdm(items, desc=doing, unit=unit, total=total)
     return iter(items)

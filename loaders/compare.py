@@ -33,11 +33,12 @@ _KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
 class Run(NamedTuple):
-    """What one backend delivered, and what it took.
+    """Say what one backend delivered, how fast, and what it cost.
 
-    `first` is the time to the first batch and `seconds` the time of all batches after it, in
-    seconds; `memory` the process's largest resident size, in bytes; `sums` one checksum for each
-    field of each batch.
+    - `first`: seconds to the first batch; `seconds`: seconds of all batches after the first.
+    - `rate`: records per second, after the first batch.
+    - `memory`: the largest resident size of the backend's process, in bytes.
+    - `sums`: a checksum for each field of each batch.
 
     >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
     32.0
@@ -53,10 +54,12 @@ class Run(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What `compare` found: `runs`, and for each field that differs the number of batches.
+    """Say what `compare` found; printed, a comparison is a table.
 
-    `worst` is the largest absolute difference of each numeric field that differs (of the first
-    few batches that do), None where shapes or types differ. Printed, it is a table.
+    - `runs`: what each backend delivered.
+    - `differing`: the number of batches that differ, for each field that differs.
+    - `worst`: the largest absolute difference of each numeric field that differs, in the first few
+      batches that differ. None where shapes or types differ.
 
     >>> Comparison((), {}, {}).equal
     True

@@ -23,25 +23,25 @@ ImageMode = Literal["RGB", "L"]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
 
-# From so many bytes on, memory that images have left is kept for the next ones; but not that of a
-# single huge image, which must not stay for the rest of the run.
+# From so many bytes on, memory that images have left is kept for the next images. The memory of a
+# single huge image is not kept: the memory would stay for the rest of the run.
 _LARGE, _KEPT = 1 << 20, 1 << 26
 _LEFT: deque[Array] = deque(maxlen=8)
 
 
 class DecodeImage:
-    """Decode a JPEG or PNG field of a record to uint8[height, width, 3].
+    """Decode a JPEG, PNG or other image of a record to uint8[height, width, 3].
 
-    `mode` is "RGB" or "L" (then the array is uint8[height, width]); `size` (height, width)
-    resizes with Pillow's bilinear filter, the same in both frameworks. JPEG goes through
-    simplejpeg, any other of `FORMATS` through Pillow. Needs the extra `images`.
+    - `mode`: "RGB", or "L" for uint8[height, width].
+    - `size`: (height, width) to which Pillow's bilinear filter resizes, in pixels.
+    - `max_pixels`: a larger image is refused by its header, before memory is taken. Pillow has a
+      limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
 
-    An image of more than `max_pixels` is refused by its header, before memory is taken. Pillow has
-    a limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
+    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Needs the extra `images`.
 
     Raises ValueError for another mode and for an image that is too large, and Pillow's and
-    simplejpeg's own errors for bytes that are no image. The loaders turn what a record raises into
-    DecodeError with the record's place.
+    simplejpeg's own errors for bytes that are no image. The loaders turn an error of a record into
+    DecodeError, which names the record.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -173,9 +173,10 @@ class _Owner:
 class DecodeArray:
     """Decode a field of raw numbers to an array of `dtype` and `shape`; one axis may be -1.
 
-    The array is read-only, a view of the bytes that were read. Raises ValueError for a dtype of
-    Python objects, and for bytes that do not fill the shape, which the loaders turn into
-    DecodeError with the record's place.
+    The array is read-only, a view of the bytes that were read.
+
+    Raises ValueError for a dtype of Python objects, and for bytes that do not fill the shape. The
+    loaders turn the latter into DecodeError, which names the record.
 
     >>> DecodeArray("pixels", dtype="<i2", shape=(-1, 2))({"pixels": bytes(range(8))})["pixels"]
     array([[ 256,  770],
@@ -200,10 +201,14 @@ class DecodeArray:
 class DecodeExample:
     """Decode a field that holds a whole `tf.train.Example` to its features, without TensorFlow.
 
-    For records that were indexed as raw bytes; an index of Examples reads single features by
-    itself. A feature with one value becomes a scalar or a byte string, any other int64[n],
-    float32[n] or a list of bytes; `features` names those wanted (default: all), `lists` those that
-    stay lists also with one value. Raises KeyError where a record lacks one of `features`.
+    For records that were indexed as raw bytes. An index of Examples reads single features by
+    itself. A feature with one value becomes a scalar or a byte string, any other feature int64[n],
+    float32[n] or a list of bytes.
+
+    - `features`: the features that are wanted. Default: all.
+    - `lists`: the features that stay lists even with one value.
+
+    Raises KeyError where a record lacks one of `features`.
 
     >>> from twinfeed.loaders.formats.example import encode
     >>> DecodeExample()({"data": encode({"box": [0.5, 1.0], "name": b"cat"})})

@@ -1,4 +1,4 @@
-"""Webdataset's convention, a member's extension says what it holds, with decoders of our own."""
+"""Webdataset's convention: the extension of a member says what the member holds."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ PLAIN: Mapping[str, Callable[[bytes], Any]] = {
 
 
 class DecodeExtensions:
-    """Decode each field by the extension it is named after, as webdataset's users expect.
+    """Decode each field by the extension that is its name, as webdataset's users expect.
 
-    A field is named by its member's extension, of which the last part counts (`seg.png`); `kinds`
-    gives the extension of a field with another name (`{"image": "jpg"}`).
+    The last part of the name counts (`seg.png`). `kinds` gives the extension of a field with
+    another name (`{"image": "jpg"}`).
 
-    - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or as `mode`, `size` and
-      `max_pixels` say to `DecodeImage`; the bytes tell which kind of image it is
+    - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or what `DecodeImage` makes with
+      `mode`, `size` and `max_pixels`. The bytes tell the kind of the image.
     - cls, index, count, id, …: an int
-    - txt, text, transcript: a str; json, jsn: what it holds, for a transform to make arrays of
+    - txt, text, transcript: a str
+    - json, jsn: what the JSON holds, for a transform to make arrays of
     - npy: an array; npz: each of its arrays, as `<field>.<name>`
     - anything else: the bytes as they are
 
-    A pickle (pyd, pickle, pkl, pt, pth, or Python objects in npy and npz) runs the code that it
-    holds when it is loaded. It raises UnsafeContentError, and with `allow_pickle=True` is loaded;
-    torch's own files (pt, pth) are for your own `decode` and `torch.load(weights_only=True)`.
+    Loading a pickle (pyd, pickle, pkl, or Python objects in npy and npz) runs the code in the
+    pickle. A pickle raises UnsafeContentError, and is loaded with `allow_pickle=True`. Files of
+    torch (pt, pth) always raise UnsafeContentError. They are for your own `decode` and
+    `torch.load(weights_only=True)`.
 
     >>> DecodeExtensions()({"cls": b"7", "txt": b"a cat", "json": b'{"x": [1]}', "mp4": b"..."})
     {'cls': 7, 'txt': 'a cat', 'json': {'x': [1]}, 'mp4': b'...'}

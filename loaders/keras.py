@@ -21,13 +21,13 @@ _REST_TRAINED = "the rest of the epoch was trained on"
 class ResumeCallback(keras.callbacks.Callback):
     """Save the model, its optimizer and the place of `loader` while `fit` runs, and resume there.
 
-    Saves at the end of each epoch, and after every `every` batches where given. Batches are
-    counted as they are trained on, however far the dataset has run ahead. While `fit` runs, the
-    loader stands where the training stands. A save is whole or not there: its state names its
-    weights, and is replaced last.
+    The callback saves at the end of each epoch, and after every `every` batches where given.
+    Batches are counted when they are trained on, however far the dataset has run ahead. While `fit`
+    runs, the loader stands where the training stands. A save is whole or not there: its state names
+    its weights, and is replaced last.
 
-    `restore(model)` brings the last save back: it loads the weights and moves the loader. The
-    resumed `fit` is the same call, also in the midst of an epoch:
+    `restore(model)` loads the weights of the last save, and moves the loader. The resumed `fit` is
+    the same call, also in the midst of an epoch:
 
         resume = ResumeCallback(loader, folder, every=100)
         resume.restore(model)

@@ -125,11 +125,8 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
 
 
 def _together(ids: Int64s, records: int) -> float:
-    """Return in how long a stretch of stored order the average record is read.
-
-    Two neighbours count as read together if a stream meets both within so many samples as a quarter
-    of all records.
-    """
+    """Return in how long a stretch of stored order the average record is read."""
+    # Neighbours are read together if both are met within as many samples as a quarter of all.
     squares = met = 0
     for some in np.array_split(ids, max(4, 4 * len(ids) // max(1, records))):
         near = np.unique(some)
