@@ -13,7 +13,8 @@ from pathlib import Path
 
 _PREFIX, _LOCK = "twinfeed-", "lock"
 
-_locks: dict[Path, int] = {}
+_locks: dict[Path, tuple[int, int]] = {}
+"""The process that made each folder, and the file that the process has locked there."""
 
 
 def make_temporary() -> Path:
@@ -23,7 +24,8 @@ def make_temporary() -> Path:
     """
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    fd = _locks[folder] = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _locks[folder] = os.getpid(), fd
     with suppress(OSError):  # a file system without locks: nobody removes the folder of another
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(folder / ".new", folder / _LOCK)  # by this name the file has always been locked
@@ -31,9 +33,12 @@ def make_temporary() -> Path:
 
 
 def remove_temporary(folder: Path, /) -> None:
-    """Remove such a folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(_locks.pop(folder))
+    """Remove such a folder; a forked child leaves it alone."""
+    process, fd = _locks[folder]
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
+        del _locks[folder]
+        os.close(fd)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -30,8 +29,8 @@ from twinfeed.loaders.remote.cache import DiskCache
 _UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
 
 
-def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
-    """Return a local folder with the index at `url`, and whether the folder is a temporary one.
+def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
+    """Return a local folder with the index at `url`, and the temporary folder around that.
 
     In a cache a copy stays, in a folder that is named after the URL and the manifest.
     """
@@ -44,7 +43,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
         name = url.rpartition("/")[2] or "x.index"
         final = base / f"{hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]}" / name
         if _is_whole(final, manifest):
-            return final, False
+            return final, None
         try:
             _bring_arrays(url, manifest, fresh)
         except FileNotFoundError:  # was it replaced by a new build meanwhile?
@@ -60,7 +59,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
             if not _is_whole(final, manifest):
                 shutil.rmtree(final)
                 os.rename(fresh, final)
-        return final, cache is None
+        return final, base if cache is None else None
     except BaseException as error:
         if cache is None:
             remove_temporary(base)
@@ -69,11 +68,6 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, bool]:
         raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def remove_with(owner: object, folder: Path, /) -> None:
-    """Remove a temporary copy of an index when `owner` goes, in this process alone."""
-    weakref.finalize(owner, _remove, folder.parent.parent, os.getpid())
 
 
 def send_index(path: Path, url: str, /) -> None:
@@ -157,11 +151,6 @@ def _indexes(cache: DiskCache, url: str) -> Path:
     folder = cache.path / "indexes" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:
-        remove_temporary(folder)
 
 
 def index_at_url(path: str | os.PathLike[str], /) -> bool:

@@ -9,6 +9,7 @@ start in which file, how many they are, and their CRC-32C.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders._checks import Ids, Int64s, check_ids, choice
+from twinfeed.loaders._temporary import remove_temporary
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats._features import WIRES
 from twinfeed.loaders.index._arrays import Arrays, Columns
 from twinfeed.loaders.index._columns import ROW, StringColumn, row_types
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
-from twinfeed.loaders.index._remote_index import bring_index, remove_with
+from twinfeed.loaders.index._remote_index import bring_index
 from twinfeed.loaders.index._store import digest_of, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.remote._store import store_of
@@ -383,7 +385,7 @@ def load_index(
         folder, temporary = bring_index(given, cache)
         near = given.rstrip("/").rpartition("/")[0]
     else:
-        folder, temporary = Path(os.path.abspath(given)), False
+        folder, temporary = Path(os.path.abspath(given)), None
         near = str(folder.parent)
         refuse_unfinished(near, folder.name)
     manifest = read_manifest(folder)
@@ -398,8 +400,8 @@ def load_index(
         index = _index(folder, root, near, again, cache)
     if is_url(given):
         index.where = given
-    if temporary:
-        remove_with(index, folder)
+    if temporary is not None:
+        weakref.finalize(index, remove_temporary, temporary)
     return index
 
 

@@ -31,36 +31,62 @@ class Answering(Closing):
     """Read with `reader` for worker processes, which may make batches on some threads each.
 
     The processes connect to a socket in a folder that is its owner's alone. They may be started by
-    any method, at any time until `close`.
+    any method, at any time until `close`, or until `owner` goes.
     """
 
-    def __init__(self, reader: Reader, threads: int, /) -> None:
-        self._reader = reader
+    def __init__(self, owner: object, reader: Reader, threads: int, /) -> None:
+        self._made = reader
+        self._threads = max(1, threads)
+        self._process = os.getpid()
         self._address = tempfile.mktemp(dir=get_temp_dir())
-        server = socket.socket(socket.AF_UNIX)
-        server.bind(self._address)
-        server.listen(128)
-        links: set[socket.socket] = set()
-        stop = threading.Event()
-
-        def call(name: str, *arguments: Any) -> Any:
-            return getattr(reader._fetcher, name)(*arguments)
-
-        threading.Thread(
-            target=_accept,
-            args=(server, stop, links, call, max(1, threads)),
-            daemon=True,
-            name="twinfeed-answering",
-        ).start()
-        self._finalize = weakref.finalize(self, _stop, self._address, stop, links, os.getpid())
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self._address)
+        self._server.listen(128)
+        self._links: set[socket.socket] = set()
+        self._closed = False
+        self._start(self._accept)
+        weakref.finalize(owner, self.close)
 
     def reader(self) -> Reader:
         """Return what a worker reads with."""
-        return _AskingReader(self._reader.index, self._address)
+        return _AskingReader(self._made.index, self._address)
 
     def close(self) -> None:
-        """End the connections."""
-        self._finalize()
+        """End the connections; a forked child that ends leaves them alone."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
+            last.connect(self._address)  # which wakes `accept`
+        for link in list(self._links):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            os.unlink(self._address)
+
+    def _start(self, function: Callable[..., None], *arguments: object) -> None:
+        name = "twinfeed-answering"
+        threading.Thread(target=function, args=arguments, daemon=True, name=name).start()
+
+    def _accept(self) -> None:
+        """Answer each process that connects."""
+        with self._server:
+            while not self._closed:
+                try:
+                    link, _ = self._server.accept()
+                except OSError:  # too many open files
+                    time.sleep(_PAUSE)
+                    continue
+                self._links.add(link)
+                self._start(self._answer, link)
+
+    def _answer(self, link: socket.socket) -> None:
+        with link, Connection(os.dup(link.fileno())) as connection:
+            answer(connection, self._call, self._threads)
+        self._links.discard(link)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return getattr(self._made._fetcher, name)(*arguments)
 
 
 class _AskingReader(Reader):
@@ -111,49 +137,3 @@ class _Asking(Fetcher):
                     raise EOFError from None
                 self._link = Link(Connection(here.detach()))
             return self._link
-
-
-def _accept(
-    server: socket.socket,
-    stop: threading.Event,
-    links: set[socket.socket],
-    call: Callable[..., Any],
-    threads: int,
-) -> None:
-    """Answer each process that connects, until `stop` is set and one more connects."""
-    with server:
-        while not stop.is_set():
-            try:
-                link, _ = server.accept()
-            except OSError:
-                time.sleep(_PAUSE)
-                continue
-            links.add(link)
-            threading.Thread(
-                target=_answer,
-                args=(link, links, call, threads),
-                daemon=True,
-                name="twinfeed-answering",
-            ).start()
-
-
-def _answer(
-    link: socket.socket, links: set[socket.socket], call: Callable[..., Any], threads: int
-) -> None:
-    with link, Connection(os.dup(link.fileno())) as connection:
-        answer(connection, call, threads)
-    links.discard(link)
-
-
-def _stop(address: str, stop: threading.Event, links: set[socket.socket], process: int) -> None:
-    """End the threads and their connections; a forked child that ends leaves them alone."""
-    if os.getpid() != process:
-        return
-    stop.set()
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
-        last.connect(address)
-    for link in list(links):
-        with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
-    with suppress(OSError):
-        os.unlink(address)

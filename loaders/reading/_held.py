@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ class Range:
         size = _network.NETWORK.piece
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
-            call = _reading(read, self.file, start, stop)
+            call = partial(read, self.file, start, stop)
             self.pieces.append(wire().submit(call, stop - start, soon=soon))
 
     @property
@@ -64,10 +65,6 @@ class Range:
         """Take back the requests that nobody has begun."""
         for piece in self.pieces:
             piece.cancel()
-
-
-def _reading(read: Read, file: int, start: int, stop: int) -> Callable[[], memoryview]:
-    return lambda: read(file, start, stop)
 
 
 class Ahead:
@@ -96,9 +93,11 @@ class Ahead:
         while fresh and self._waiting:
             self._forget(self._waiting.popitem()[1])
         for file, start, stop, uses in extents.tolist():
-            known = self._equal(file, start, stop)
-            if known is not None:
-                known.uses += uses
+            equal = [
+                one for one in self._before(file, start) if (one.start, one.stop) == (start, stop)
+            ]
+            if equal:
+                equal[0].uses += uses
                 continue
             self._count += 1
             self._waiting[self._count] = Range(self._count, file, start, stop, uses)
@@ -108,14 +107,15 @@ class Ahead:
 
     def find(self, file: int, start: int, stop: int) -> Range | None:
         """Return the range that holds these bytes, the one told first if there are several."""
+        found = [one for one in self._before(file, start) if one.stop >= stop]
+        return min(found, key=lambda one: one.number, default=None)
+
+    def _before(self, file: int, start: int) -> list[Range]:
+        """Return the ranges that begin last before a place, or there."""
         places = self._starts.get(file, ())
         last = bisect_right(places, (start, self._count))
-        found = [
-            one
-            for _, number in places[max(0, last - _LOOK_BACK) : last]
-            if (one := self._get(number)).stop >= stop
-        ]
-        return min(found, key=lambda one: one.number, default=None)
+        numbers = [number for _, number in places[max(0, last - _LOOK_BACK) : last]]
+        return [self._held.get(number) or self._waiting[number] for number in numbers]
 
     def need(self, ranges: Collection[Range]) -> None:
         """Have ranges fetched now. None of them makes room for another."""
@@ -162,19 +162,6 @@ class Ahead:
         for one in self._held.values():
             one.cancel()
         self._forget_all()
-
-    def _get(self, number: int) -> Range:
-        return self._held.get(number) or self._waiting[number]
-
-    def _equal(self, file: int, start: int, stop: int) -> Range | None:
-        """Return the range that is told already."""
-        places = self._starts.get(file, ())
-        last = bisect_right(places, (start, self._count))
-        for at, number in places[max(0, last - _LOOK_BACK) : last]:
-            one = self._get(number)
-            if at == start and one.stop == stop:
-                return one
-        return None
 
     def _hold(self, one: Range, *, soon: bool) -> None:
         self._held[one.number] = one

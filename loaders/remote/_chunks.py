@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +64,8 @@ class Chunks:
             hashlib.sha256(f"{size} {one}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
             for one in told
         ]
-        self._oldest = _Oldest(self._disk, frozenset(), 0.0)
-        self._oldest_others = _Oldest(self._disk, frozenset(self._digests), _OTHERS)
+        self._oldest = _oldest(self._disk, (), 0.0)
+        self._oldest_others = _oldest(self._disk, set(self._digests), _OTHERS)
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
@@ -171,15 +169,15 @@ class Chunks:
 
     def _victims(self, next_use: int | None) -> Iterator[str]:
         """Yield the entries that make room for a chunk, as long as that is worth it."""
-        if next_use is None:
-            yield from self._oldest.victims()
-            return
-        yield from self._oldest_others.victims()
-        while True:
+        # The generators serve one call after another, in which the lock of the folder is held.
+        oldest = self._oldest if next_use is None else self._oldest_others
+        while (name := next(oldest)) is not None:
+            yield name
+        while next_use is not None:
             with self._lock:
                 chunk = self._furthest(next_use)
             if chunk is None:
-                break
+                return
             yield self._entry(chunk)[0]
 
     def _furthest(self, next_use: int) -> int | None:
@@ -205,37 +203,22 @@ class Chunks:
                 yield int(match[2]) + int(self.starts[numbers[match[1]]])
 
 
-class _Oldest:
-    """Give entries, those used longest ago first: none of these digests, and none used lately.
+def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
+    """Yield entries, those used longest ago first: none of these digests, and none used lately.
 
-    The folder is looked through when all that was found there is gone, and not again at once where
-    that was nothing.
+    None stands for no more. The folder is looked through when all that was found there is gone, and
+    not again at once where that was nothing.
     """
-
-    def __init__(self, disk: Disk, digests: frozenset[str], seconds: float) -> None:
-        self._disk = disk
-        self._digests = digests
-        self._seconds = seconds
-        self._found: deque[tuple[float, str]] = deque()
-        self._nothing = -math.inf
-
-    def victims(self) -> Iterator[str]:
-        """Yield entries that may be deleted."""
-        while self._found or time.time() > self._nothing + _AGAIN:
-            if not self._found:
-                self._look()
-                if not self._found:
-                    self._nothing = time.time()
-                    return
-            when, name = self._found.popleft()
-            if self._disk.last_use(name) == when:
-                yield name
-
-    def _look(self) -> None:
-        before = time.time() - self._seconds
-        found = [
+    while True:
+        now = time.time()
+        found = sorted(
             (when, name)
-            for name, when in self._disk.entries()
-            if when <= before and name[:24] not in self._digests
-        ]
-        self._found.extend(sorted(found))
+            for name, when in disk.entries()
+            if when <= now - seconds and name[:24] not in digests
+        )
+        for when, name in found:
+            if disk.last_use(name) == when:
+                yield name
+        yield None
+        while not found and time.time() <= now + _AGAIN:
+            yield None

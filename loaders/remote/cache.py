@@ -37,17 +37,10 @@ class DiskCache:
         object.__setattr__(self, "folder", os.path.abspath(folder))
         object.__setattr__(self, "bytes", count("bytes", bytes))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _again, (self.folder, self.bytes)
-
     @property
     def path(self) -> Path:
         """The folder."""
         return Path(self.folder)
-
-
-def _again(folder: str, size: int) -> DiskCache:
-    return DiskCache(folder, bytes=size)
 
 
 def cache_of_environment() -> DiskCache | None:

@@ -114,7 +114,8 @@ class TorchLoader(Loader):
     @cached_property
     def _answering(self) -> Answering | None:
         """What reads for the workers: remote shards are read by this process, which plans."""
-        return Answering(self._reader, self.threads) if is_url(self.feed.index.root) else None
+        remote = is_url(self.feed.index.root)
+        return Answering(self, self._reader, self.threads) if remote else None
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         return _Pass(self, epoch, start)
