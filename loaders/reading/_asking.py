@@ -71,12 +71,15 @@ class Answering(Closing):
     def _accept(self) -> None:
         """Answer each process that connects."""
         with self._server:
-            while not self._closed:
+            while True:
                 try:
                     link, _ = self._server.accept()
                 except OSError:  # too many open files
                     time.sleep(_PAUSE)
                     continue
+                if self._closed:
+                    link.close()
+                    return
                 self._links.add(link)
                 self._start(self._answer, link)
 

@@ -12,13 +12,13 @@ from fsspec.core import url_to_fs
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._network import PassingError, gone, refused
-from twinfeed.loaders.remote._store import Backend, Facts, Piece
+from twinfeed.loaders.remote._store import Facts, Piece, Store
 
 _CHUNK = 1 << 20
 _TAGS = ("ETag", "etag", "version_id", "generation")
 
 
-class Files(Backend):
+class Files(Store):
     """Make single requests with a file system of fsspec."""
 
     def __init__(self, root: str) -> None:
@@ -29,40 +29,34 @@ class Files(Backend):
     def _at(self, path: str) -> str:
         return str(self.system._strip_protocol(self.url(path)))
 
-    def facts(self, path: str, /) -> Facts:
-        """Return the facts of a file."""
+    def _facts(self, path: str, /) -> Facts:
         with _told(self.url(path)):
             found = self.system.info(self._at(path))
             tags = [str(found[name]) for name in _TAGS if found.get(name)]
             return Facts(found.get("size"), tags[0] if tags else None)
 
-    def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range."""
+    def _read(self, path: str, start: int, stop: int, /) -> Piece:
         with _told(self.url(path)):
             return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
 
-    def stream(self, path: str, /) -> Iterator[memoryview]:
-        """Yield the bytes of a file."""
+    def _stream(self, path: str, /) -> Iterator[memoryview]:
         with _told(self.url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
             while chunk := file.read(_CHUNK):
                 yield memoryview(chunk)
 
-    def walk(self, folder: str, /) -> Iterator[str]:
-        """Yield the paths of the files below a folder."""
+    def _walk(self) -> Iterator[str]:
         base = self._at("").rstrip("/")
-        with _told(self.url(folder)):
-            for path in self.system.find(self._at(folder)):
+        with _told(self.root):
+            for path in self.system.find(self._at("")):
                 yield str(path)[len(base) :].lstrip("/")
 
-    def write(self, path: str, file: Path, /) -> None:
-        """Write a file."""
+    def _write(self, path: str, file: Path, /) -> None:
         with _told(self.url(path)):
             place = self._at(path)
             self.system.makedirs(posixpath.dirname(place), exist_ok=True)
             self.system.put_file(str(file), place)
 
-    def delete(self, path: str, /) -> None:
-        """Delete a file."""
+    def _delete(self, path: str, /) -> None:
         with _told(self.url(path)):
             self.system.rm_file(self._at(path))
 

@@ -16,49 +16,43 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._link import Link, answer
 from twinfeed.loaders.remote._network import PassingError
-from twinfeed.loaders.remote._store import Backend, Facts, Piece, direct_backend
+from twinfeed.loaders.remote._store import Facts, Piece, Store, direct_store
 
 
-class Helped(Backend):
+class Helped(Store):
     """Have another process make the requests: it has threads and connections of its own."""
 
     tells = True
 
-    def _ask(self, name: str, *arguments: object) -> Any:
+    def _there(self, name: str, *arguments: object) -> Any:
         try:
             return _helper().ask(self.root, name, *arguments)
         except EOFError:
             raise PassingError("the process that reads for this one ended") from None
 
-    def facts(self, path: str, /) -> Facts:
-        """Return the facts of a file."""
-        found: Facts = self._ask("facts", path)
+    def _facts(self, path: str, /) -> Facts:
+        found: Facts = self._there("_facts", path)
         return found
 
-    def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range."""
-        data, facts = self._ask("read", path, start, stop)
+    def _read(self, path: str, start: int, stop: int, /) -> Piece:
+        data, facts = self._there("_read", path, start, stop)
         return Piece(memoryview(data), facts)
 
-    def stream(self, path: str, /) -> Iterator[memoryview]:
-        """Yield the bytes of a file, asked for in ranges."""
-        size = self.facts(path).bytes
+    def _stream(self, path: str, /) -> Iterator[memoryview]:
+        size = self._facts(path).bytes
         if size is None:
             raise LoaderError("the server does not tell how long this shard is", path=path)
         for start in range(0, size, _network.NETWORK.piece):
-            yield self.read(path, start, min(size, start + _network.NETWORK.piece)).data
+            yield self._read(path, start, min(size, start + _network.NETWORK.piece)).data
 
-    def walk(self, folder: str, /) -> Iterator[str]:
-        """Yield the paths of the files below a folder."""
-        yield from self._ask("walk", folder)
+    def _walk(self) -> Iterator[str]:
+        yield from self._there("_walk")
 
-    def write(self, path: str, file: Path, /) -> None:
-        """Write a file."""
-        self._ask("write", path, file)
+    def _write(self, path: str, file: Path, /) -> None:
+        self._there("_write", path, file)
 
-    def delete(self, path: str, /) -> None:
-        """Delete a file."""
-        self._ask("delete", path)
+    def _delete(self, path: str, /) -> None:
+        self._there("_delete", path)
 
 
 _helpers: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
@@ -92,16 +86,16 @@ def _helper() -> Link:
 def serve(fd: int) -> None:
     """Make the requests that come over a socket, many at once, until the socket closes."""
     lock = threading.Lock()
-    backends: dict[str, Backend] = {}
+    stores: dict[str, Store] = {}
 
     def call(root: str, name: str, *arguments: Any) -> Any:
         with lock:
-            if root not in backends:
-                backends[root] = direct_backend(root)
-        value = getattr(backends[root], name)(*arguments)
-        if name == "walk":
+            if root not in stores:
+                stores[root] = direct_store(root)
+        value = getattr(stores[root], name)(*arguments)
+        if name == "_walk":
             return list(value)
-        return (bytes(value.data), value.facts) if name == "read" else value
+        return (bytes(value.data), value.facts) if name == "_read" else value
 
     answer(Connection(fd), call, _network.NETWORK.requests)
     os._exit(0)

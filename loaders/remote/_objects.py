@@ -18,7 +18,7 @@ from obstore.store import from_url
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._network import PassingError, gone, no_ranges, refused
-from twinfeed.loaders.remote._store import Backend, Facts, Piece
+from twinfeed.loaders.remote._store import Facts, Piece, Store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 _NO_LENGTH = "Content-Length Header missing"
 
 
-class Objects(Backend):
+class Objects(Store):
     """Make single requests with obstore's own API, without its retries and its merging."""
 
     tells = True
@@ -62,8 +62,7 @@ class Objects(Backend):
             )
         return unquote(path)
 
-    def facts(self, path: str, /) -> Facts:
-        """Return the facts of a file."""
+    def _facts(self, path: str, /) -> Facts:
         with _told(self.url(path)):
             try:
                 return _facts(obstore.head(self._ranges, self._at(path)))
@@ -72,52 +71,47 @@ class Objects(Backend):
                     raise
                 return Facts()
 
-    def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range."""
+    def _read(self, path: str, start: int, stop: int, /) -> Piece:
         with _told(self.url(path)):
             try:
                 found = obstore.get(self._ranges, self._at(path), options={"range": (start, stop)})
             except exceptions.BaseError as error:
                 if _status(error) != 416:  # the file ends before the range begins
                     raise
-                return Piece(memoryview(b""), self.facts(path))
+                return Piece(memoryview(b""), self._facts(path))
             return Piece(memoryview(found.bytes()), _facts(found.meta))
 
-    def stream(self, path: str, /) -> Iterator[memoryview]:
-        """Yield the bytes of a file."""
+    def _stream(self, path: str, /) -> Iterator[memoryview]:
         with _told(self.url(path)):
             try:
                 found = obstore.get(self._streams, self._at(path))
             except exceptions.GenericError as error:
                 if _NO_LENGTH not in str(error):
                     raise
-                yield from self._lists().stream(path)
+                yield from self._lists()._stream(path)
                 return
             for chunk in found.stream(min_chunk_size=_CHUNK):
                 yield memoryview(chunk)
 
-    def walk(self, folder: str, /) -> Iterator[str]:
-        """Yield the paths of the files below a folder."""
+    def _walk(self) -> Iterator[str]:
         if self._web:
-            yield from self._lists().walk(folder)
+            yield from self._lists()._walk()
             return
-        with _told(self.url(folder)):
-            for chunk in obstore.list(self._ranges, folder or None):
+        with _told(self.root):
+            for chunk in obstore.list(self._ranges):
                 yield from (each["path"] for each in chunk)
 
-    def _lists(self) -> Backend:
+    def _lists(self) -> Store:
         """Return what reads the pages that list files, and files of unknown length."""
         from twinfeed.loaders.remote._files import Files
 
         return Files(self.root)
 
-    def write(self, path: str, file: Path, /) -> None:
-        """Write a file."""
+    def _write(self, path: str, file: Path, /) -> None:
         with _told(self.url(path)):
             obstore.put(self._streams, self._at(path), file)
 
-    def delete(self, path: str, /) -> None:
-        """Delete a file."""
+    def _delete(self, path: str, /) -> None:
         with _told(self.url(path)):
             obstore.delete(self._ranges, self._at(path))
 

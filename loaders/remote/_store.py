@@ -37,11 +37,14 @@ class Piece(NamedTuple):
     facts: Facts = Facts()
 
 
-class Backend(ABC):
-    """Do single requests to what lies below `root`, a URL; paths are relative to the root.
+class Store(ABC):
+    """Read and write what lies below `root`, a URL; paths are relative to the root.
 
-    Each raises FileNotFoundError for what is not there, PassingError for a failure that may pass
-    and LoaderError for others.
+    What fails in a way that may pass is tried again. The methods raise FileNotFoundError for what
+    is not there, and LoaderError with the URL, the range and the attempts. Those that a kind of
+    store defines make a single request: `_facts`, `_read` (as much of a range as the file has),
+    `_stream` (from the first byte on), `_walk` (the paths of all files, in any order), `_write` (a
+    file is there whole or not at all) and `_delete`. They raise PassingError for what may pass.
     """
 
     tells = False
@@ -49,72 +52,45 @@ class Backend(ABC):
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._known: dict[str, Facts] = {}
+
+    @abstractmethod
+    def _facts(self, path: str, /) -> Facts: ...
+    @abstractmethod
+    def _read(self, path: str, start: int, stop: int, /) -> Piece: ...
+    @abstractmethod
+    def _stream(self, path: str, /) -> Iterator[memoryview]: ...
+    @abstractmethod
+    def _walk(self) -> Iterator[str]: ...
+    @abstractmethod
+    def _write(self, path: str, file: Path, /) -> None: ...
+    @abstractmethod
+    def _delete(self, path: str, /) -> None: ...
 
     def url(self, path: str, /) -> str:
         """Return the URL of a file."""
         return posixpath.join(self.root, path)
 
-    @abstractmethod
-    def facts(self, path: str, /) -> Facts:
-        """Return the facts of a file."""
-
-    @abstractmethod
-    def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range, or as much of the range as the file has; NoRangesError."""
-
-    @abstractmethod
-    def stream(self, path: str, /) -> Iterator[memoryview]:
-        """Yield the bytes of a file from the first one on."""
-
-    @abstractmethod
-    def walk(self, folder: str, /) -> Iterator[str]:
-        """Yield the paths of the files below a folder, in any order."""
-
-    @abstractmethod
-    def write(self, path: str, file: Path, /) -> None:
-        """Write a file, which is there whole or not at all."""
-
-    @abstractmethod
-    def delete(self, path: str, /) -> None:
-        """Delete a file."""
-
-
-class Store:
-    """Use a backend patiently: what fails in a way that may pass is tried again.
-
-    Raises FileNotFoundError, and LoaderError with the URL, the range and the attempts.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.root = backend.root
-        self.tells = backend.tells
-        self._facts: dict[str, Facts] = {}
-
-    def url(self, path: str, /) -> str:
-        """Return the URL of a file."""
-        return self.backend.url(path)
-
     def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
         """Return the facts of files, asked for side by side; once a process, unless `fresh`."""
-        asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._facts]
+        asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._known]
         waiting = [wire().submit(partial(self._ask, path), 0) for path in asked]
-        self._facts |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
-        return [self._facts[path] for path in paths]
+        self._known |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
+        return [self._known[path] for path in paths]
 
     def forget(self) -> None:
         """Ask for facts anew the next time."""
-        self._facts.clear()
+        self._known.clear()
 
     def _ask(self, path: str) -> Facts:
-        return patiently(self.url(path), "its size", lambda: self.backend.facts(path))
+        return patiently(self.url(path), "its size", lambda: self._facts(path))
 
     def read(self, path: str, start: int, stop: int, /) -> Piece:
         """Return a range; shorter only where the file ends before, or is said to."""
         url, wanted = self.url(path), f"bytes {start} to {stop}"
 
         def attempt() -> Piece:
-            piece = self.backend.read(path, start, stop)
+            piece = self._read(path, start, stop)
             found, size = len(piece.data), piece.facts.bytes
             if found > stop - start:
                 raise no_ranges(url)
@@ -128,7 +104,7 @@ class Store:
         """Return the first bytes of a file, also from a server without ranges."""
 
         def attempt() -> bytes:
-            stream = self.backend.stream(path)
+            stream = self._stream(path)
             held = b""
             for chunk in stream:
                 held += chunk
@@ -147,7 +123,7 @@ class Store:
 
         def attempt() -> int:
             with file.open("wb") as out:
-                for chunk in self.backend.stream(path):
+                for chunk in self._stream(path):
                     out.write(chunk)
                     if out.tell() > most:
                         raise too_long(self.url(path), most, f"{out.tell()} bytes so far")
@@ -164,15 +140,15 @@ class Store:
 
     def write(self, path: str, file: Path, /) -> None:
         """Write a local file to `path`."""
-        patiently(self.url(path), "to write there", lambda: self.backend.write(path, file))
+        patiently(self.url(path), "to write there", lambda: self._write(path, file))
 
     def list(self) -> list[str]:
         """Return the paths of all files."""
-        return patiently(self.root, "a listing", lambda: [*self.backend.walk("")])
+        return patiently(self.root, "a listing", lambda: [*self._walk()])
 
     def delete(self, path: str, /) -> None:
         """Delete a file."""
-        patiently(self.url(path), "to delete", lambda: self.backend.delete(path))
+        patiently(self.url(path), "to delete", lambda: self._delete(path))
 
 
 def too_long(url: str, most: int, found: str, /) -> LoaderError:
@@ -195,7 +171,7 @@ def store_of(root: str, /) -> Store:
     key = os.getpid(), root
     store = _stores.get(key)
     if store is None:
-        store = _stores[key] = Store(_backend(root))
+        store = _stores[key] = _open(root)
     return store
 
 
@@ -209,8 +185,8 @@ def split(url: str, /) -> tuple[Store, str]:
     return store_of(root), path
 
 
-def direct_backend(root: str, /) -> Backend:
-    """Return the backend of a URL for a process that was not forked."""
+def direct_store(root: str, /) -> Store:
+    """Return a store for a process that was not forked."""
     if root.partition("://")[0] in OBJECTS and "::" not in root and find_spec("obstore"):
         from twinfeed.loaders.remote._objects import Objects
 
@@ -221,8 +197,8 @@ def direct_backend(root: str, /) -> Backend:
     return Files(root)
 
 
-def _backend(root: str) -> Backend:
-    """Return the backend of a URL.
+def _open(root: str) -> Store:
+    """Return a store.
 
     A process that was forked from one that used obstore has its threads' locks but not its threads:
     obstore would wait for ever.
@@ -231,7 +207,7 @@ def _backend(root: str) -> Backend:
         from twinfeed.loaders.remote._helper import Helped
 
         return Helped(root)
-    return direct_backend(root)
+    return direct_store(root)
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
