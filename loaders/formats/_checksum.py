@@ -32,9 +32,6 @@ def masked(data: Buffer, /) -> int:
 
     That is the checksum rotated right by 15 bits, plus a constant, as in TensorFlow
     (`tensorflow/core/lib/hash/crc32c.h`).
-
-    >>> hex(masked(b"123456789"))
-    '0xc78ab0e5'
     """
     checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

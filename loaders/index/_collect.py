@@ -17,7 +17,7 @@ from twinfeed.loaders.index._columns import StringColumn, row_type
 from twinfeed.loaders.index._numbering import Numbering, whole_background
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
-from twinfeed.loaders.index._sources import Job, local
+from twinfeed.loaders.index._sources import Job, Local, local
 from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index.labels import (
     FromJson,
@@ -48,33 +48,32 @@ _DOTS = "; a sample's key ends at the first dot of its members' names"
 def build_part(plan: Plan, job: Job, file: str) -> None:
     """Scan one shard, in full and with every checksum, and leave its part at `file`."""
     if job.entries:
-        _build(plan, job, plan.root, file)
+        _build(plan, job, Local(plan.root), Path(file))
         return
     full = join(plan.root, job.shard)
     if not is_url(full):
         below(plan.root, job.shard)
     with local(full) as here:
         try:
-            _build(plan, job, here.path, file, here.tag)
+            _build(plan, job, here, Path(file))
         except LoaderError as error:
             error.path = full
             raise
 
 
-def _build(plan: Plan, job: Job, path: str, file: str, tag: str | None = None) -> None:
+def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
     """Write the part, once more if a feature turns out to need reading as a list."""
-    digest, size = plan.digest(), 0 if job.entries else os.stat(path).st_size
-    mixed: set[str] | None = None
-    while mixed is None or mixed:
-        plan = plan.with_lists(mixed or ())
-        part = ShardPart(digest, plan.options, job.shard, size, tag=tag)
-        with new_part(Path(file)) as out:
-            collector = _Collector(plan, part, path, out)
-            _scan(plan, job, path, collector)
-            mixed = collector.mixed
-            if not mixed:
-                part.sha256 = file_digest(Path(path)) if plan.options.digest else ""
+    digest, size = plan.digest(), 0 if job.entries else os.stat(here.path).st_size
+    while True:
+        part = ShardPart(digest, plan.options, job.shard, size, tag=here.tag)
+        with new_part(file) as out:
+            collector = _Collector(plan, part, here.path, out)
+            _scan(plan, job, here.path, collector)
+            if not collector.mixed:
+                part.sha256 = file_digest(Path(here.path)) if plan.options.digest else ""
                 collector.finish()
+                return
+        plan = plan.with_lists(collector.mixed)
 
 
 def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:

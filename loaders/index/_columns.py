@@ -20,9 +20,6 @@ ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "
 def row_type(where: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
     """Return the type of the rows of a table, given the largest offset, or number of a file for
     `whole_files`, and the largest length.
-
-    >>> row_type(1 << 32, 1000, whole_files=False)
-    dtype([('offset', '<i8'), ('length', '<i4'), ('crc', '<u4')])
     """
     place = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"

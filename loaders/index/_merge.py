@@ -49,13 +49,9 @@ def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None)
 
 
 class _Out:
-    """Write a table or a column, and take a SHA-256 of the content, the same in every container.
+    """Write a table or a column, and take the digest of contents (see docs/index-format.md).
 
-    The digest of a field is taken over the CRC-32C of each record as int64, -1 where a record lacks
-    the field, in the order of the ids. The digest of a column is taken over the values as int64 or
-    float64. Both begin with a line of `kind` and the shape. Lists have no digest and no `kind`,
-    since each container stores lists in a way of its own.
-
+    Lists have no digest and no `kind`, since each container stores lists in a way of its own.
     `missing` counts the records that lack the field.
     """
 

@@ -21,12 +21,7 @@ PIECE = 1 << 20
 
 
 class Numbering:
-    """Number names as they come, the same name always the same.
-
-    >>> numbering = Numbering()
-    >>> numbering.of(["dog", None, "cat", "dog"])
-    array([0, 1, 2, 0])
-    """
+    """Number names as they come, the same name always the same."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
@@ -54,9 +49,6 @@ def class_numbers(
 
     With `from_text`, text that is a whole number in every record is a number, unless `classes`
     lists it as a name.
-
-    >>> class_numbers(["7", None], classes=None, background=-2, from_text=True)
-    (array([ 7, -2]), [])
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):
@@ -84,12 +76,7 @@ def whole_background(background: Label | None, /) -> int:
 
 
 def check_classes(classes: Sequence[str] | None, /) -> None:
-    """Raise TypeError or ValueError for `classes` that are no list of different names.
-
-    >>> check_classes(["cat", "dog", "cat"])
-    Traceback (most recent call last):
-    ValueError: classes must be different names, and not empty, got ['cat']
-    """
+    """Raise TypeError or ValueError for `classes` that are no list of different names."""
     counts = Counter(checked_names("classes", () if classes is None else classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:

@@ -50,14 +50,7 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
 
 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
-    """Write a list of bad records, a line of JSON each.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bad_records(f"{folder}/bad", [BadRecord("a.tar", 7, 0, "0007", "corrupted data")])
-    ...     read_bad_records(f"{folder}/bad")
-    [BadRecord(shard='a.tar', record=7, offset=0, key='0007', problem='corrupted data', rest=False)]
-    """
+    """Write a list of bad records, a line of JSON each."""
     lines = [json.dumps(record._asdict()) + "\n" for record in records]
     replace_file(to_write(path), "".join(lines).encode())
 
@@ -67,9 +60,6 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
 
     A line needs a `shard` and a `record`. An empty line is passed over. Raises ValueError for any
     other line.
-
-    >>> read_bad_records("/dev/null")
-    []
     """
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     records = []

@@ -138,11 +138,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
 
 
 def is_label(value: object, /) -> bool:
-    """Tell a label: an integer that fits into int64, or a name, which is UTF-8 and not empty.
-
-    >>> is_label("cat"), is_label(7), is_label(True), is_label(0.5), is_label("")
-    (True, True, False, False, False)
-    """
+    """Tell a label: an integer that fits into int64, or a name, which is UTF-8 and not empty."""
     if isinstance(value, str):
         try:
             return len(value.encode()) > 0

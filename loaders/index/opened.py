@@ -79,11 +79,7 @@ class Index:
     """
 
     def __init__(
-        self,
-        path: Path,
-        root: str,
-        manifest: Mapping[str, Any],
-        cache: DiskCache | None = None,
+        self, path: Path, root: str, manifest: Mapping[str, Any], cache: DiskCache | None = None
     ) -> None:
         self.path = path
         self.where = str(path)  # or the URL that the copy there is of
@@ -115,9 +111,7 @@ class Index:
         )
 
     def _check_arrays(self) -> None:
-        """Raise IndexFormatError unless all arrays are there, of the type and the length that they
-        must have.
-        """
+        """Raise IndexFormatError unless all arrays are there, of the right type and length."""
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
         rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
@@ -388,43 +382,31 @@ def load_index(
         folder, temporary = Path(os.path.abspath(given)), None
         near = str(folder.parent)
         refuse_unfinished(near, folder.name)
-    manifest = read_manifest(folder)
-    try:
-        index = _index(folder, root, near, manifest, cache)
-    except FileNotFoundError:
-        again = read_manifest(folder)  # was it replaced by a new build meanwhile?
-        if again == manifest:
+    manifest, index = read_manifest(folder), None
+    while index is None:
+        try:
+            where = remembered_root(manifest["options"].get("root"), near)
+            index = Index(folder, where if root is None else os.fspath(root), manifest, cache)
+        except FileNotFoundError:
+            before, manifest = manifest, read_manifest(folder)
+            if manifest == before:  # it was not replaced by a new build meanwhile
+                raise IndexFormatError(
+                    "incomplete index: an array is missing", path=folder, advice=REBUILD
+                ) from None
+        except IndexFormatError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise IndexFormatError(
-                "incomplete index: an array is missing", path=folder, advice=REBUILD
+                "damaged index: its manifest tells what cannot be",
+                path=folder,
+                found=f"{type(error).__name__}: {error}",
+                advice=REBUILD,
             ) from None
-        index = _index(folder, root, near, again, cache)
     if is_url(given):
         index.where = given
     if temporary is not None:
         weakref.finalize(index, remove_temporary, temporary)
     return index
-
-
-def _index(
-    path: Path,
-    root: str | os.PathLike[str] | None,
-    near: str,
-    manifest: Mapping[str, Any],
-    cache: DiskCache | None,
-) -> Index:
-    """Return the index that a manifest tells of, whatever the manifest holds."""
-    try:
-        where = remembered_root(manifest["options"].get("root"), near)
-        return Index(path, where if root is None else os.fspath(root), manifest, cache)
-    except IndexFormatError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise IndexFormatError(
-            "damaged index: its manifest tells what cannot be",
-            path=path,
-            found=f"{type(error).__name__}: {error}",
-            advice=REBUILD,
-        ) from None
 
 
 def check_index(index: Index) -> None:
