@@ -14,15 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders import errors
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders._progress import bar
-from twinfeed.loaders.errors import (
-    REBUILD,
-    DataCorruptionError,
-    IndexFormatError,
-    LoaderError,
-    StaleIndexError,
-)
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index._paths import check_shards, is_url, join, stale_file, to_write
@@ -168,10 +163,10 @@ def _check_arrays(index: Index) -> None:
     entries = index.manifest["arrays"].items()
     damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
     if damaged:
-        raise IndexFormatError(
+        raise errors.IndexFormatError(
             f"damaged index: {', '.join(damaged)} do not match their digests",
             path=index.where,
-            advice=REBUILD,
+            advice=errors.REBUILD,
         )
 
 

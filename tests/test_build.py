@@ -215,6 +215,17 @@ def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background
         build_index(shards, out, label=FromTable({}), reading=Reading(missing="skip"))
 
 
+def test_a_label_table_for_records_without_keys_is_refused(tmp_path: Path) -> None:
+    for missing in ("error", "skip"):
+        with pytest.raises(ValueError, match="a label table is joined by key, and these records"):
+            build_index(
+                tfrecords(tmp_path),
+                tmp_path / "x.index",
+                label=FromTable({"k0": 1}),
+                reading=Reading(missing=missing),  # type: ignore[arg-type]
+            )
+
+
 def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> None:
     for n in range(4):
         (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
@@ -340,6 +351,13 @@ def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
         with pytest.raises(DataCorruptionError, match=f"a record lacks {lacked}") as caught:
             build_index(shard, path, **options)
         assert (caught.value.path, caught.value.record) == (str(shard), bad)
+
+
+def test_records_that_lack_different_fields_are_bad_records(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1"}), ("b", {"txt": b"2"})])
+    with pytest.raises(DataCorruptionError, match="lacks the field 'txt'") as caught:
+        build_index(shard, tmp_path / "x.index", fields=["jpg", "txt"])
+    assert caught.value.record == 0
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:

@@ -103,7 +103,10 @@ def _map_entry(data: bytes, at: int, end: int) -> tuple[str, list[Span]]:
     name, found = "", list[Span]()
     for number, wire, start, stop in fields(data, at, end):
         if number == 1 and wire == LEN:
-            name = _text(data, start, stop)
+            try:
+                name = data[start:stop].decode()
+            except UnicodeDecodeError:
+                raise WireError("a feature's name is not UTF-8", start) from None
         elif number == 2 and wire == LEN:
             found = _lists(data, start, stop, found)
     return name, found
@@ -119,11 +122,3 @@ def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
                 found = []
             found.append((kind, start, stop))
     return found
-
-
-def _text(data: bytes, at: int, end: int) -> str:
-    """Return a name, which proto3 wants to be UTF-8."""
-    try:
-        return data[at:end].decode()
-    except UnicodeDecodeError:
-        raise WireError("a feature's name is not UTF-8", at) from None

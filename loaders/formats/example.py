@@ -116,10 +116,11 @@ def encode(features: Mapping[str, Any], /) -> bytes:
     >>> encode({"label": 7}).hex()
     '0a100a0e0a056c6162656c12051a030a0107'
     """
-    entries = b"".join(
-        length_delimited(0x0A, _entry(name, features[name])) for name in sorted(features)
-    )
-    return length_delimited(0x0A, entries)
+    entries = []
+    for name in sorted(features):
+        feature = length_delimited(0x12, _feature(name, features[name]))
+        entries.append(length_delimited(0x0A, length_delimited(0x0A, name.encode()) + feature))
+    return length_delimited(0x0A, b"".join(entries))
 
 
 def _only(name: str, spans: list[Span]) -> Span:
@@ -156,11 +157,6 @@ def _values(kind: str, data: bytes) -> Values:
     if kind == "float_list":
         return np.frombuffer(joined, "<f4").astype(np.float32)
     return read_varints(joined).view(np.int64)
-
-
-def _entry(name: str, value: Any) -> bytes:
-    """Serialize one entry of the feature map."""
-    return length_delimited(0x0A, name.encode()) + length_delimited(0x12, _feature(name, value))
 
 
 def _feature(name: str, value: Any) -> bytes:

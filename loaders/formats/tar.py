@@ -205,12 +205,6 @@ class _Sample:
             on_bad(self.bad)
 
 
-def _unfit(name: str) -> bool:
-    """Tell a member name that some reader would not take as it is."""
-    outside = name.startswith("/") or ".." in name.split("/")
-    return outside or bool(_FORBIDDEN.search(name) or META.match(name))
-
-
 class TarWriter(Closing):
     """Write a webdataset tar shard; a context manager.
 
@@ -236,7 +230,9 @@ class TarWriter(Closing):
         """
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
-            if _unfit(name) or split_name(name) != (key, extension):
+            outside = name.startswith("/") or ".." in name.split("/")
+            unfit = outside or _FORBIDDEN.search(name) or META.match(name)
+            if unfit or split_name(name) != (key, extension):
                 raise ValueError(
                     f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"
                 )

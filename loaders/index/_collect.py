@@ -200,9 +200,7 @@ class _Collector:
             self.write()
 
     def add_label(self, record: Record) -> bool:
-        """Note the label of a record; False to leave the record out. The labels of a field are
-        remembered by its bytes.
-        """
+        """Note the label of a record; False to leave the record out."""
         source = self.source
         if source is None:
             return True
@@ -272,17 +270,15 @@ class _Collector:
         """Raise the error of a record that lacks what another record of the shard has; until there
         is another one, keep the error.
         """
-        names = sorted(record.fields)
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        error = DataCorruptionError(
-            f"a record lacks {what}",
-            **at(record, self.path),
-            found=f"the fields {names[:_SHOWN]}{more}",
-            advice=advice,
-        )
-        self.refused = self.refused or (what, error)
-        if self.part.records + self.records:
-            raise error
+        if self.refused is None:
+            names = sorted(record.fields)
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            found = f"the fields {names[:_SHOWN]}{more}"
+            problem, where = f"a record lacks {what}", at(record, self.path)
+            error = DataCorruptionError(problem, **where, found=found, advice=advice)
+            self.refused = what, error
+        if self.part.records + self.records or self.refused[0] != what:
+            raise self.refused[1]
 
     def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""

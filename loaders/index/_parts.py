@@ -12,7 +12,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,16 +39,18 @@ class Block(NamedTuple):
     records: int
     arrays: dict[str, Array]
 
-    def only(self, places: list[int], /) -> Block:
-        """Return the block with some of its records, without their labels."""
+    def having(self, known: Container[str], /) -> Block:
+        """Return the block with the records whose keys are known; all if there are no keys."""
+        if "keys-ends" not in self.arrays:
+            return self
+        keys = StringColumn(self.arrays["keys-text"], self.arrays["keys-ends"]).tolist()
+        places = [place for place, key in enumerate(keys) if key in known]
         arrays = {
             name: array[places] if name.startswith(("rows-", "values-")) else array
             for name, array in self.arrays.items()
         }
-        if "keys-ends" in arrays:
-            keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
-            arrays |= StringColumn.of(keys[place] for place in places).arrays("keys")
-        return Block(len(places), arrays)
+        left = StringColumn.of(keys[place] for place in places)
+        return Block(len(places), arrays | left.arrays("keys"))
 
 
 class FieldFacts(NamedTuple):

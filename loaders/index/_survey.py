@@ -61,7 +61,7 @@ class Survey:
         self.parts: list[Path] = []
         self.paths: list[str] = []
         self.tags: list[str | None] = []
-        self.sizes, self.stops, self.headers = array("q"), array("q"), array("L")
+        self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
         self.sums = bytearray()
         self.records = self.left_out = self.broken = self.filled = self.files = 0
         self.fields: dict[str, FieldSurvey] = {}
@@ -80,9 +80,9 @@ class Survey:
             if self.table is not None:
                 self.options = replace(part.options, label_from="table")
         records, strings = part.records, dict(part.strings)
-        if self.skips:
+        if self.skips and "keys" in strings:
             kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
-            records, size = (sum(counts) for counts in zip((0, 0), *kept, strict=True))
+            records, size = np.sum([(0, 0), *kept], 0).tolist()
             strings["keys"] = (records, size)
         for name, (count, size) in strings.items():
             before = self.strings.get(name, (0, 0))
@@ -93,9 +93,9 @@ class Survey:
         self.records += records
         self.filled += records > 0
         self.sizes.append(part.bytes)
-        self.tags.append(part.tag)
-        self.stops.append(self.records)
         self.headers.append(part.headers)
+        self.lengths.append(records)
+        self.tags.append(part.tag)
         self.sums += bytes.fromhex(part.sha256)
         self.left_out += part.excluded + part.lacking + part.records - records
         self.broken += part.broken
@@ -119,10 +119,7 @@ class Survey:
     def blocks(self, part: ShardPart) -> Iterator[Block]:
         """Yield the blocks of a part, without the records that a label table lacks."""
         for block in part.blocks():
-            if self.skips and self.table is not None:
-                keys = StringColumn(block.arrays["keys-text"], block.arrays["keys-ends"]).tolist()
-                block = block.only([n for n, key in enumerate(keys) if key in self.table.labels])
-            yield block
+            yield block.having(self.table.labels) if self.skips and self.table else block
 
     def mixed(self) -> list[str]:
         """Name the bytes features that have one value a record in some parts and lists in
@@ -146,8 +143,7 @@ class Survey:
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out"
             )
         if self.filled < len(self.paths):
-            lengths = np.diff(self.stops, prepend=0)
-            empty = [self.paths[place] for place in np.flatnonzero(lengths == 0)[:5].tolist()]
+            empty = [p for p, n in zip(self.paths, self.lengths, strict=True) if n == 0][:5]
             warnings.warn(
                 f"{len(self.paths) - self.filled} of {len(self.paths)} shards have no records "
                 f"(first: {', '.join(empty)})",
@@ -177,9 +173,9 @@ class Survey:
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays that tell of the shards."""
-        shards = np.zeros(len(self.paths), SHARD)
-        shards["bytes"], shards["headers"] = self.sizes, self.headers
-        arrays = {"shards": shards, "shardstops": np.array(self.stops, np.int64)}
+        stops = np.cumsum(self.lengths, dtype=np.int64)
+        shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
+        arrays: dict[str, Array] = {"shards": shards, "shardstops": stops}
         if self.options.digest:
             arrays["shardsums"] = np.frombuffer(self.sums, np.uint8).reshape(-1, 32)
         return arrays | StringColumn.of(self.paths).arrays("shardpaths")
