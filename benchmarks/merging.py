@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders import merge_parts, open_index
-from twinfeed.loaders.index._columns import row_type
+from twinfeed.loaders.index._arrays import row_type
 from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
 from twinfeed.loaders.index.options import IndexOptions
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index._columns import StringColumn, row_type
+from twinfeed.loaders.index._arrays import StringColumn, row_type
 from twinfeed.loaders.index._store import new_store
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.opened import SHARD, Index, open_index

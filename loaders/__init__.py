@@ -36,7 +36,7 @@ from twinfeed.loaders.extensions import DecodeExtensions
 from twinfeed.loaders.feed import Decode, Feed
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import Field, Index, open_index
-from twinfeed.loaders.index._columns import StringColumn
+from twinfeed.loaders.index._arrays import StringColumn
 from twinfeed.loaders.index.bad_records import BadRecord
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable

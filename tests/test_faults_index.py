@@ -905,7 +905,7 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
 )
 def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
-    from twinfeed.loaders.index._columns import StringColumn
+    from twinfeed.loaders.index._arrays import StringColumn
 
     (tmp_path.parent / "secret.tfrecord").touch()
     (folder,) = index.path.glob("columns-*")

@@ -22,7 +22,7 @@ from making_shards import flip, tars, tfrecords, tree, write_tar
 from twinfeed.loaders.errors import IndexFormatError, StaleIndexError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import _arrays, _paths
-from twinfeed.loaders.index._columns import StringColumn, row_type
+from twinfeed.loaders.index._arrays import StringColumn, row_type
 from twinfeed.loaders.index._store import digest_of, new_store
 from twinfeed.loaders.index.build import build_index
 from twinfeed.loaders.index.opened import SHARD, Index, open_index

@@ -18,15 +18,14 @@ from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import (
-    _class_order,
+    _classes,
     _collect,
-    _numbering,
     _parts,
     _sources,
     _store,
     open_index,
 )
-from twinfeed.loaders.index._columns import row_type
+from twinfeed.loaders.index._arrays import row_type
 from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
 from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
 from twinfeed.loaders.index.options import IndexOptions, Reading
@@ -71,8 +70,8 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
 def test_merging_takes_the_same_memory_for_many_records_as_for_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in [(_class_order, "SORTED"), (_class_order, "READ"), (_numbering, "PIECE")]:
-        monkeypatch.setattr(module, name, 5000)
+    for name in ("SORTED", "READ"):
+        monkeypatch.setattr(_classes, name, 5000)
     monkeypatch.setattr(_parts, "CHUNK", 1 << 16)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 400_000))
 
@@ -127,7 +126,7 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from twinfeed.loaders.index._columns import unsigned
+    from twinfeed.loaders.index._arrays import unsigned
 
     assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 
@@ -146,10 +145,10 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     values = np.array(labels, np.int64)
     expected = ClassOrder(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_class_order, "SORTED", at_once)
-        patch.setattr(_class_order, "READ", 4)
+        patch.setattr(_classes, "SORTED", at_once)
+        patch.setattr(_classes, "READ", 4)
         with _store.new_store(tmp_path_factory.mktemp("order") / "x.index") as store:
-            digest = _class_order.write_class_order(store, values)
+            digest = _classes.write_class_order(store, values)
             written = {
                 name: store.finished(f"classorder-{name}").tolist()
                 for name in ("records", "starts", "sizes")

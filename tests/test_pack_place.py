@@ -22,7 +22,7 @@ from twinfeed.loaders import _atomic
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index._columns import StringColumn
+from twinfeed.loaders.index._arrays import StringColumn
 from twinfeed.loaders.index._store import digest_of, file_digest
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader

@@ -73,9 +73,6 @@ def parse(data: bytes, /) -> dict[str, Values]:
 
     A feature that holds no list is left out. Raises DataCorruptionError where the message is
     malformed.
-
-    >>> parse(encode({"x": [0.5], "name": [b"a", b"b"]}))
-    {'name': [b'a', b'b'], 'x': array([0.5], dtype=float32)}
     """
     try:
         found = usual(data)

@@ -58,13 +58,6 @@ def scan(
     Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
     link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
     and of bytes after the end.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with TarWriter(f"{folder}/a.tar") as writer:
-    ...         writer.write("0001", {"jpg": b"...", "cls": b"7"})
-    ...     [(record.key, sorted(record.fields)) for record in scan(f"{folder}/a.tar")]
-    [('0001', ['cls', 'jpg'])]
     """
     path = os.fspath(path)
     numbers = itertools.count()

@@ -50,15 +50,6 @@ def scan(
 
     Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
     TruncatedShardError.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with TFRecordWriter(f"{folder}/a") as writer:
-    ...         writer.write(b"one")
-    ...         writer.write(b"three")
-    ...     records = scan(f"{folder}/a", example=False)
-    ...     [(record.offset, record.length, record.fields["data"].data) for record in records]
-    [(0, 19, b'one'), (19, 21, b'three')]
     """
     path = os.fspath(path)
     with open_shard(path) as file:

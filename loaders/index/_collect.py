@@ -13,8 +13,8 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._records import Range, Record
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.index._columns import StringColumn, row_type
-from twinfeed.loaders.index._numbering import Numbering, whole_background
+from twinfeed.loaders.index._arrays import StringColumn, row_type
+from twinfeed.loaders.index._classes import Numbering, whole_background
 from twinfeed.loaders.index._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.index._paths import below, is_url, join
 from twinfeed.loaders.index._sources import Job, Local, local

@@ -16,9 +16,13 @@ import numpy as np
 
 from twinfeed.loaders._atomic import room_for
 from twinfeed.loaders._checks import Array
-from twinfeed.loaders.index._class_order import write_class_order
-from twinfeed.loaders.index._columns import StringColumn, missing_rows, row_type, unsigned
-from twinfeed.loaders.index._numbering import check_range, class_numbers, whole_background
+from twinfeed.loaders.index._arrays import StringColumn, missing_rows, row_type, unsigned
+from twinfeed.loaders.index._classes import (
+    check_range,
+    class_numbers,
+    whole_background,
+    write_class_order,
+)
 from twinfeed.loaders.index._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.index._store import ArrayFile, Store, new_store
 from twinfeed.loaders.index._survey import Survey

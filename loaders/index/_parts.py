@@ -23,7 +23,7 @@ import numpy as np
 from twinfeed.loaders._atomic import beside, room_for
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.index._columns import StringColumn
+from twinfeed.loaders.index._arrays import StringColumn
 from twinfeed.loaders.index._store import CHUNK, HashedFile
 from twinfeed.loaders.index.options import IndexOptions
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.index._columns import StringColumn
-from twinfeed.loaders.index._numbering import Numbering
+from twinfeed.loaders.index._arrays import StringColumn
+from twinfeed.loaders.index._classes import Numbering
 from twinfeed.loaders.index._parts import Block, FieldFacts, ShardPart
 from twinfeed.loaders.index.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.index.opened import SHARD

@@ -15,9 +15,9 @@ from twinfeed.loaders._atomic import locked
 from twinfeed.loaders._progress import bar
 from twinfeed.loaders._temporary import temporary
 from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.index._classes import check_classes
 from twinfeed.loaders.index._collect import build_part
 from twinfeed.loaders.index._merge import write_index
-from twinfeed.loaders.index._numbering import check_classes
 from twinfeed.loaders.index._parts import ShardPart, load_part
 from twinfeed.loaders.index._paths import is_url, to_write
 from twinfeed.loaders.index._remote_index import send_index

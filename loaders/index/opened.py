@@ -22,8 +22,7 @@ from twinfeed.loaders._checks import Ids, Int64s, check_ids, choice
 from twinfeed.loaders._temporary import remove_temporary
 from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats._features import WIRES
-from twinfeed.loaders.index._arrays import Arrays, Columns
-from twinfeed.loaders.index._columns import ROW, StringColumn, row_types
+from twinfeed.loaders.index._arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
 from twinfeed.loaders.index._remote_index import bring_index
 from twinfeed.loaders.index._store import digest_of, read_manifest

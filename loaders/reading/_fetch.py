@@ -27,7 +27,7 @@ from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats._opening import open_regular, read_at
 from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._columns import StringColumn
+from twinfeed.loaders.index._arrays import StringColumn
 from twinfeed.loaders.index._paths import below, is_url, join, stale_file
 from twinfeed.loaders.reading._handles import Handles
 from twinfeed.samplers import BatchStream

@@ -1,4 +1,4 @@
-"""Labels as numbers: what becomes of names, of whole numbers in text, and of records without one.
+"""Classes: labels as numbers, and the records of an index sorted by class.
 
 Labels are all integers or all names. A name is numbered as it comes, and a record without a label
 has the number of None. The numbers of the classes are known when all names are.
@@ -7,7 +7,7 @@ has the number of None. The numbers of the classes are known when all names are.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,9 +15,16 @@ import numpy as np
 
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._checks import names as checked_names
+from twinfeed.loaders.index._store import Store
 from twinfeed.loaders.index.labels import Label, is_label
+from twinfeed.samplers import ClassOrder
+from twinfeed.samplers._state import digest
 
-PIECE = 1 << 20
+SORTED = 1 << 23
+"""So many records are sorted at a time. The labels are read once for each such piece."""
+
+READ = 1 << 20
+"""So many labels are read at a time."""
 
 
 class Numbering:
@@ -85,7 +92,7 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 
 def check_range(labels: Array, classes: Sequence[str], /) -> None:
     """Raise ValueError for labels that are no numbers of `classes`."""
-    pieces = (labels[start : start + PIECE] for start in range(0, len(labels), PIECE))
+    pieces = (labels[start : start + READ] for start in range(0, len(labels), READ))
     outside = [piece[(piece < 0) | (piece >= len(classes))] for piece in pieces]
     bad = sum(map(len, outside))
     if bad:
@@ -101,3 +108,52 @@ def _is_integer(name: str) -> bool:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:
         return False
+
+
+def write_class_order(store: Store, labels: Int64s, /) -> str:
+    """Write the arrays of the `ClassOrder` of labels to `store`, and return the digest of labels.
+
+    The memory does not grow with the number of labels.
+    """
+    values, sizes, first = _census(labels)
+    narrow = np.int32 if len(labels) < 1 << 31 else np.int64
+    records = store.new("classorder-records", narrow, labels.shape)
+    ends = np.cumsum(sizes)
+    low = 0
+    while low < len(values):
+        start = int(ends[low] - sizes[low])
+        high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
+        pieces = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
+        if pieces:
+            ids, held = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+            records.add(ids[ClassOrder(held).records])
+        else:  # a single class is in order already, however large it is
+            for ids, _ in _between(labels, values[low], values[low]):
+                records.add(ids)
+        low = high
+    by_first = np.argsort(first)
+    store.add({"classorder-starts": (ends - sizes)[by_first], "classorder-sizes": sizes[by_first]})
+    return digest(labels)
+
+
+def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield ids of records whose labels lie in [low, high], with these labels."""
+    for start in range(0, len(labels), READ):
+        piece = labels[start : start + READ]
+        found = np.flatnonzero((piece >= low) & (piece <= high))
+        yield found + start, piece[found]
+
+
+def _census(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
+    """Return the labels that occur, sorted; how many records each has; and its first record."""
+    values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for start in range(0, len(labels), READ):
+        new, place, count = np.unique(
+            labels[start : start + READ], return_index=True, return_counts=True
+        )
+        both, where = np.unique(np.concatenate([values, new]), return_inverse=True)
+        counts, least = np.zeros(len(both), np.int64), np.full(len(both), len(labels))
+        np.add.at(counts, where, np.concatenate([sizes, count]))
+        np.minimum.at(least, where, np.concatenate([first, place + start]))
+        values, sizes, first = both, counts, least
+    return values, sizes, first
