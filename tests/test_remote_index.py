@@ -10,6 +10,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,20 +264,39 @@ def test_a_hostile_manifest_writes_nothing_elsewhere(
     assert not left
 
 
-def test_an_index_that_is_replaced_while_it_is_brought(tmp_path: Path, server: RangeServer) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_index_that_is_replaced_while_it_is_brought(
+    tmp_path: Path,
+    server: RangeServer,
+    cached: bool,
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tars(tmp_path, shards=2)
     build_index(tmp_path / "d-000000.tar", tmp_path / "x.index")
     (tmp_path / "new").mkdir()
     new = build_index(tmp_path / "*.tar", tmp_path / "new" / "x.index", root=tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    lock = threading.Lock()
 
-    def replaced(path: str, _start: int) -> None:
-        if path != "manifest.json" and new.path.exists():
-            shutil.rmtree(tmp_path / "x.index")
-            new.path.rename(tmp_path / "x.index")
+    def replaced(path: str, _start: int) -> int | None:
+        with lock:
+            if path != "manifest.json" and new.path.exists():
+                shutil.rmtree(tmp_path / "x.index")
+                new.path.rename(tmp_path / "x.index")
+        return None if whole or path != "shards.npy" else 404
 
     server.fail = replaced
-    opened = open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "c", bytes=10**6))
-    assert opened.fingerprint == new.fingerprint
+    cache = DiskCache(tmp_path / "c", bytes=10**6) if cached else None
+    if whole:
+        assert open_index(f"{server.url}/x.index", cache=cache).fingerprint == new.fingerprint
+    else:
+        with pytest.raises(FileNotFoundError, match=r"shards\.npy"):
+            open_index(f"{server.url}/x.index", cache=cache)
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_the_command_takes_urls(

@@ -35,23 +35,37 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, Path | None
     In a cache a copy stays, in a folder that is named after the URL and the manifest.
     """
     url = url.rstrip("/")
-    base = make_temporary() if cache is None else _indexes(cache, url)
+    if cache is not None:
+        try:
+            return _brought(url, _indexes(cache, url)), None
+        except OSError as error:
+            if error.errno in _UNWRITABLE:
+                raise unusable(cache.path, error) from error
+            raise
+    base = make_temporary()
+    try:
+        return _brought(url, base), base
+    except BaseException:
+        remove_temporary(base)
+        raise
+
+
+def _brought(url: str, base: Path) -> Path:
+    """Return the folder below `base` with the index at `url`, which may be there already."""
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
     try:
         manifest = _manifest(url, fresh)
-        name = url.rpartition("/")[2] or "x.index"
-        final = base / f"{hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]}" / name
+        digest = hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]
+        final = base / digest / (url.rpartition("/")[2] or "x.index")
         if _is_whole(final, manifest):
-            return final, None
+            return final
         try:
             _bring_arrays(url, manifest, fresh)
         except FileNotFoundError:  # was it replaced by a new build meanwhile?
             if _manifest(url, fresh) == manifest:
                 raise
-            if cache is None:
-                remove_temporary(base)
-            return bring_index(url, cache)
+            return _brought(url, base)
         final.parent.mkdir(exist_ok=True)
         try:
             os.rename(fresh, final)
@@ -59,13 +73,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, Path | None
             if not _is_whole(final, manifest):
                 shutil.rmtree(final)
                 os.rename(fresh, final)
-        return final, base if cache is None else None
-    except BaseException as error:
-        if cache is None:
-            remove_temporary(base)
-        elif isinstance(error, OSError) and error.errno in _UNWRITABLE:
-            raise unusable(cache.path, error) from error
-        raise
+        return final
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -219,8 +219,8 @@ def _sizes(index: Index) -> Int64s:
         return index.shards["bytes"].astype(np.int64)
     sizes = np.zeros(len(index.files), np.int64)
     for rows in map(index.table, index.fields):
-        held = rows[rows["file"] < len(sizes)]  # else the index is damaged, as who reads is told
-        held = held[held["length"] >= 0]
+        # Where the index is damaged, who reads is told.
+        held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
         sizes[held["file"]] = held["length"]
     return sizes
 

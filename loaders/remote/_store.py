@@ -104,9 +104,8 @@ class Store(ABC):
         """Return the first bytes of a file, also from a server without ranges."""
 
         def attempt() -> bytes:
-            stream = self._stream(path)
             held = b""
-            for chunk in stream:
+            for chunk in self._stream(path):
                 held += chunk
                 if len(held) >= length:
                     break
