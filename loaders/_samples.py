@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,27 +83,15 @@ class Samples:
         self._unchecked = 1  # one call stands for all, which must be alike
         records = request.records.tolist()
         times = 1 if known_to_repeat(self.decode) else 3
-        sample = self._repeated("decode", lambda: self._decode(records)[0], times)
+        sample = repeated("decode", lambda: self._decode(records)[0], times=times)
 
         def transformed() -> Made:
             given = sample if self._shares else copy.deepcopy(sample)
             return self._transformed([given], request, joined)[0]
 
-        made = sample if self.transform is None else self._repeated("transform", transformed, 16)
-        return self.calls.by_field(self.last, request.records, [made])
-
-    def _repeated(self, name: str, call: Callable[[], Made], times: int) -> Made:
-        """Return what the calls return; raise ValueError where they return several things."""
-        made = repeated(call, times=times)
-        if made is None:
-            ways = "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)"
-            advice = ways if name == "transform" else "draw in transform, which is given a seed"
-            raise ValueError(
-                f"{name} returned different things for one sample and one seed: runs would differ "
-                f"from each other, and frameworks too. It draws from a state of its own or from a "
-                f"global one; {advice}"
-            )
-        return made
+        if self.transform is not None:
+            sample = repeated("transform", transformed, times=16)
+        return self.calls.by_field(self.last, request.records, [sample])
 
     @property
     def last(self) -> str:

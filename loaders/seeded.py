@@ -17,6 +17,11 @@ LOW_32_BITS = (1 << 32) - 1
 
 _ONE_AT_A_TIME = threading.Lock()
 
+_ADVICE = {
+    "decode": "draw in transform, which is given a seed",
+    "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
+}
+
 
 class HasRandomSeed(Protocol):
     """Draw from a generator of its own, as albumentations' `Compose` does.
@@ -40,9 +45,9 @@ class HasRandomSeed(Protocol):
 class Seeded:
     """Seed the global random states of Python, numpy and torch for each call of `transform`.
 
-    For transforms that draw from them, as torchvision's do: `transform=Seeded(augment)`. The seed
-    is the sample's, so that the result is the same in every framework and for any number of
-    workers. Objects with generators of their own are named in `also`, and are given the sample's
+    For transforms that draw from these states, as torchvision's do: `transform=Seeded(augment)`.
+    The seed is the sample's, so that the result is the same in every framework and for any number
+    of workers. Objects with generators of their own are named in `also`, and are given the sample's
     32-bit seed by `set_random_seed`. The states are restored after each call.
 
     The states are those of the whole process. So a loader makes the batches in the thread that asks
@@ -104,15 +109,19 @@ def seed_all(seed: int, /) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def repeated(call: Callable[[], T], /, *, times: int) -> T | None:
-    """Return what `times` calls under different global states return; None where they differ."""
+def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
+    """Return what `times` calls under different global states return; ValueError if they differ."""
     with restored():
         seed_all(1)
         first = call()
         for turn in range(2, times + 1):
             seed_all(turn)
             if not _same(first, call()):
-                return None
+                raise ValueError(
+                    f"{name} returned different things for one sample and one seed: runs would "
+                    f"differ from each other, and frameworks too. It draws from a state of its own "
+                    f"or from a global one; {_ADVICE[name]}"
+                )
     return first
 
 

@@ -185,7 +185,7 @@ def _is_class(path: Path) -> bool:
 
 def _check_image(data: bytes, path: str, key: str) -> None:
     """Refuse a file that is empty or something else than its extension says, by its first bytes."""
-    found = disguise(data[:HEAD]) if data else ("an empty file", "write the image again")
+    found = disguise(data[:HEAD]) if data else ("an empty file", "")
     if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
         return
     raise DataCorruptionError(
@@ -193,7 +193,7 @@ def _check_image(data: bytes, path: str, key: str) -> None:
         path=path,
         key=key,
         found=found[0],
-        advice=f"remove the file, or {found[1]}",
+        advice="remove the file, or copy the image again",
     )
 
 
