@@ -6,8 +6,7 @@ import shlex
 import sys
 from typing import Any
 
-from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.index.options import DEFAULT, IndexOptions
 
 _LABELS: dict[str | None, tuple[str, ...]] = {
     "field": ("--label",),
@@ -32,15 +31,10 @@ def built_with(options: IndexOptions, index: str, /) -> str:
     """
     words = ["--raw"] * (not options.example) + ["--join"] * options.join
     words += ["--digest"] * options.digest
-    given = {
-        "--background": (options.background, None),
-        "--container": (options.container, None),
-        "--key": (options.key, None),
-        "--max-record-bytes": (options.max_record_bytes, LIMITS.record_bytes),
-        "--missing": (options.missing, "error"),
-    }
-    for option, (value, usual) in given.items():
-        words += [] if value == usual else [option, str(value)]
+    for name in ("background", "container", "key", "max_record_bytes", "missing"):
+        value = getattr(options, name)
+        if value != getattr(DEFAULT, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name, aliases in (options.fields or {}).items():
         words += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
