@@ -30,12 +30,13 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     name = f"{shard:07d}.tfrecord"
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
-    part = ShardPart("plan", options, name, 0, records=records, labels={"names": name})
+    file = folder / f"{shard:032x}.part"
+    part = ShardPart("plan", options, name, 0, records=records, labels={"names": name}, file=file)
     part.names = [f"class {n}" for n in range(CLASSES)]
     part.fields = {"image": FieldFacts("bytes", BLOCK, 100)}
     part.strings = {"keys": (records, 8 * records)}
     rows = np.zeros(BLOCK, row_type(0, 0, whole_files=False))
-    with new_part(folder / f"{shard:032x}.part") as out:
+    with new_part(file) as out:
         for start in range(0, records, BLOCK):
             count = min(BLOCK, records - start)
             arrays = {
@@ -46,7 +47,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
             }
             out.add(count, arrays)
         out.finish(part)
-    return folder / f"{shard:032x}.part"
+    return file
 
 
 def merged(folder: Path, limit: int) -> None:

@@ -38,6 +38,8 @@ _Checked = tuple[int, list[BadRecord]]
 
 _Check = Callable[[Sequence[Any]], Iterator[_Checked]]
 
+_received = lru_cache(maxsize=1)(pickle.loads)
+
 
 class Report(NamedTuple):
     """Say what was verified, and what is bad.
@@ -138,15 +140,9 @@ def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) ->
 
 
 def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
-    """Check some shards in another process."""
-    return list(_received(sent)(shards))
-
-
-@lru_cache(maxsize=1)
-def _received(sent: bytes) -> _Check:
-    """Return what was sent. Its index is opened once in each process for all groups."""
-    check: _Check = pickle.loads(sent)
-    return check
+    """Check some shards in another process, which opens the index once for all groups."""
+    check: _Check = _received(sent)
+    return list(check(shards))
 
 
 def _check_root(index: Index) -> None:
@@ -315,20 +311,20 @@ def _unreadable(
 ) -> Iterator[tuple[int, LoaderError | OSError]]:
     """Yield (number within the shard, error) of each record that does not read as indexed."""
     for first in range(start, stop, _BATCH):
-        ids = range(first, min(first + _BATCH, stop))
-        if _read(reader, ids) is not None:
-            for record in ids:
-                error = _read(reader, range(record, record + 1))
+        last = min(first + _BATCH, stop)
+        if _read(reader, first, last) is not None:
+            for record in range(first, last):
+                error = _read(reader, record, record + 1)
                 if error is not None:
                     yield record - start, error
 
 
-def _read(reader: Reader, ids: range) -> LoaderError | OSError | None:
+def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
     """Read records with what fields they hold, and return the error if there is one."""
     try:
         for field in reader.index.fields:
-            lengths = reader.index.table(field)["length"][ids.start : ids.stop]
-            reader.read(np.flatnonzero(lengths >= 0) + ids.start, [field])
+            held = reader.index.table(field)["length"][start:stop] >= 0
+            reader.read(np.flatnonzero(held) + start, [field])
     except (LoaderError, OSError) as error:
         return error
     return None

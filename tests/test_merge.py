@@ -47,11 +47,12 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     """The part of a shard that was never there: a field, keys and labels, in blocks of 1,000."""
     (folder / "a.tar").touch()
     options = IndexOptions(container="tar", label_from="field", label="cls")
-    part = ShardPart("plan", options, "a.tar", 0)
+    file = folder / f"{records:032x}.part"
+    part = ShardPart("plan", options, "a.tar", 0, file=file)
     part.labels, part.names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
     part.strings = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldFacts("bytes", offset, length)}
-    with new_part(folder / f"{records:032x}.part") as out:
+    with new_part(file) as out:
         for start in range(0, records, 1000):
             rows = np.zeros(1000, row_type(offset, length, whole_files=False))
             rows["offset"], rows["length"] = offset, length
@@ -64,7 +65,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
             out.add(1000, arrays)
             part.records += 1000
         out.finish(part)
-    return folder / f"{records:032x}.part"
+    return file
 
 
 def test_merging_takes_the_same_memory_for_many_records_as_for_few(
@@ -163,7 +164,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
 
 def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path) -> None:
     options = IndexOptions(container="tar")
-    part = ShardPart("plan", options, "a.tar", 0, records=3)
+    part = ShardPart("plan", options, "a.tar", 0, records=3, file=tmp_path / "0.part")
     part.fields = {"x": FieldFacts("bytes")}
     with new_part(tmp_path / "0.part") as out:
         out.add(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})

@@ -23,9 +23,7 @@ from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, Member, members
 META = re.compile(r"__[^/]*__($|/)")
 
 _RECENT = 1 << 16
-"""So many hashes, or an eighth of all, are kept in a set before they are sorted in. A search takes
-two microseconds, and most shards have fewer keys.
-"""
+"""So many hashes, or an eighth of all, are kept in a set before they are sorted in."""
 
 
 def split_name(name: str, /) -> tuple[str, str] | None:
@@ -53,10 +51,8 @@ def field_of(member: Member) -> tuple[str, str] | None:
 def repeated(file: BinaryIO, path: str, *, until_break: bool = False) -> dict[str, tuple[int, int]]:
     """Return the keys that have several stretches: where the first begins, and how many there are.
 
-    The headers are read twice. Memory holds eight bytes for each other key.
-
-    With `until_break`, what lies after a broken header is not counted. Without, it raises
-    DataCorruptionError.
+    The headers are read twice. Memory holds eight bytes for each other key. A broken header raises
+    DataCorruptionError; with `until_break`, what lies after the header is not counted.
     """
     keys = (key for key, _ in _stretches(file, path, until_break))
     hashes = np.fromiter(map(hash, keys), np.int64)
@@ -92,10 +88,10 @@ def again(until_break: bool = True) -> Iterator[None]:
 class KnownKeys:
     """Find the keys that were met before, without holding every key.
 
-    While keys ascend, as in an archive that is sorted by name, only the last key is held. From the
-    first key on that does not ascend, a hash of each key is held, in about eight bytes. Where two
-    hashes agree, the headers are read again. They tell which keys really come again, and only these
-    are held from then on.
+    - While keys ascend, as in an archive that is sorted by name, only the last key is held.
+    - From the first key on that does not ascend, a hash of each key is held, in about eight bytes.
+    - Where two hashes agree, the headers are read again. The headers tell which keys really come
+      again. From then on only the keys that come again are held.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -105,9 +101,7 @@ class KnownKeys:
         self._repeated: dict[str, tuple[int, int]] | None = None
 
     def first(self, key: str, start: int) -> int | None:
-        """Return where a key was met first, whose next stretch begins at `start`; None for a new
-        key. The file is moved.
-        """
+        """Return where a key was met before its stretch at `start`; None for a new key."""
         if self._hashes is None:
             if key > self._greatest:
                 self._greatest = key

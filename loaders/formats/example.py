@@ -19,14 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats._features import (
-    WIRES,
-    Span,
-    check_numbers,
-    list_items,
-    unusual,
-    usual,
-)
+from twinfeed.loaders.formats._features import WIRES, check_numbers, list_items, unusual, usual
 from twinfeed.loaders.formats._records import Range
 from twinfeed.loaders.formats._wire import (
     LEN,
@@ -60,7 +53,12 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     try:
         found = usual(data)
         if found is None:
-            found = {name: _only(name, spans) for name, spans in unusual(data).items() if spans}
+            pieces = {name: spans for name, spans in unusual(data).items() if spans}
+            for name, (_, *more) in pieces.items():
+                if more:
+                    problem = f"feature {name[:40]!r} is stored in {1 + len(more)} pieces"
+                    raise WireError(problem, more[0][1])
+            found = {name: span for name, (span,) in pieces.items()}
         if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
         return {name: _range(data, base, *span) for name, span in found.items()}
@@ -118,13 +116,6 @@ def encode(features: Mapping[str, Any], /) -> bytes:
         feature = length_delimited(0x12, _feature(name, features[name]))
         entries.append(length_delimited(0x0A, length_delimited(0x0A, name.encode()) + feature))
     return length_delimited(0x0A, b"".join(entries))
-
-
-def _only(name: str, spans: list[Span]) -> Span:
-    """Return the one piece of a feature's list."""
-    if len(spans) > 1:
-        raise WireError(f"feature {name[:40]!r} is stored in {len(spans)} pieces", spans[1][1])
-    return spans[0]
 
 
 def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:

@@ -105,9 +105,7 @@ class _HardLinks:
         self.left = LINKED * os.fstat(file.fileno()).st_size
 
     def resolve(self, member: Member) -> Member:
-        """Return a hard link as the member that it names, if that comes before the link. The file
-        may be moved.
-        """
+        """Return a hard link as the member that the link names, if that member comes before."""
         if member.kind == b"1":
             if self.places is None:
                 self.places = self._find()

@@ -65,7 +65,7 @@ def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
     """Write the part, once more if a feature turns out to need reading as a list."""
     digest, size = plan.digest(), 0 if job.entries else os.stat(here.path).st_size
     while True:
-        part = ShardPart(digest, plan.options, job.shard, size, tag=here.tag)
+        part = ShardPart(digest, plan.options, job.shard, size, here.tag, file=file)
         with new_part(file) as out:
             collector = _Collector(plan, part, here.path, out)
             _scan(plan, job, here.path, collector)
@@ -267,9 +267,7 @@ class _Collector:
         self.refuse(what, record, advice)
 
     def refuse(self, what: str, record: Record, advice: str) -> None:
-        """Raise the error of a record that lacks what another record of the shard has; until there
-        is another one, keep the error.
-        """
+        """Raise the error of a record that lacks what another record has; keep it until then."""
         if self.refused is None:
             names = sorted(record.fields)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

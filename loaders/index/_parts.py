@@ -1,8 +1,10 @@
 """Parts: what one shard adds to an index, in a file of its own.
 
-A part is written and read block by block, so that neither needs memory for all records of a shard.
-Each block is a line of JSON that names its arrays, and then their bytes. After the blocks come the
-facts of the shard as JSON, the length of the facts in eight bytes, and a SHA-256 of all before.
+A part is written and read block by block, so that no more than a block is held in memory.
+
+- Each block is a line of JSON that names the arrays of the block, and then the bytes of the arrays.
+- After the blocks come the facts of the shard as JSON, and the length of the facts in eight bytes.
+- Last comes a SHA-256 of all bytes before.
 """
 
 from __future__ import annotations
@@ -123,8 +125,7 @@ class ShardPart:
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
     """Return a part that has to be there."""
-    part = ShardPart.load(file, check=check)
-    if part is None:
+    if (part := ShardPart.load(file, check=check)) is None:
         raise damaged_part(file)
     return part
 
@@ -139,10 +140,6 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 class PartFile(HashedFile):
     """Write a part, which has its name when it is finished."""
 
-    def __init__(self, file: Path, /) -> None:
-        super().__init__(beside(file))
-        self._final = file
-
     def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
         """Add the arrays of some records."""
         entries = [(n, np.lib.format.dtype_to_descr(a.dtype), a.shape) for n, a in arrays.items()]
@@ -156,14 +153,14 @@ class PartFile(HashedFile):
         self.write(text + len(text).to_bytes(8, "little"))
         self.write(self.digest.digest())
         self.close()
-        os.replace(self.file, self._final)
+        os.replace(self.file, part.file)
 
 
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Give a part to write to `file`; what is not finished is removed."""
+    """Give a file to write a part to beside `file`; what is not finished is removed."""
     with room_for(file.parent, None, work=file.parent):
-        out = PartFile(file)
+        out = PartFile(beside(file))
         try:
             yield out
         finally:

@@ -10,12 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinfeed.loaders.errors import (
-    REBUILD,
-    IndexFormatError,
-    StaleIndexError,
-    UnsafeContentError,
-)
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, StaleIndexError, UnsafeContentError
+from twinfeed.loaders.formats.files import Places
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _CLOUDS = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "oci", "oss", "r2", "s3", "s3a"}
@@ -89,18 +85,8 @@ def join(root: str, path: str) -> str:
 
 
 def below(folder: str, path: str) -> str:
-    """Return the real path of a file below `folder`, links resolved; raise UnsafeContentError for
-    any other.
-    """
-    base = os.path.realpath(folder)
-    full = os.path.realpath(os.path.join(base, inside(path)))
-    if os.path.commonpath([base, full]) != base:
-        raise UnsafeContentError(
-            f"unsafe path {path!r}: a link leads out of its folder",
-            path=folder,
-            advice="copy the file below the folder",
-        )
-    return full
+    """Return the real path of a file; raise UnsafeContentError if that is not below `folder`."""
+    return Places(folder).find(inside(path))
 
 
 def relative_to(root: str, path: str) -> str:

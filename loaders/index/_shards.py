@@ -60,12 +60,12 @@ def expand(
     return found
 
 
-def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
+def expand_braces(pattern: str, /) -> list[str]:
     """Return the names that a brace pattern stands for, in bash's order.
 
     Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
     comma or a range stands for itself. Raises ValueError for unbalanced or nested braces, and for
-    more than `limit` names, before any is made.
+    more than `MAX_NAMES` names, before any is made.
     """
     pieces = re.split(r"([{}])", pattern)
     choices: list[Sequence[str]] = [[pieces[0]]]
@@ -75,10 +75,10 @@ def expand_braces(pattern: str, /, *, limit: int = MAX_NAMES) -> list[str]:
         if depth not in (0, 1):
             kind = "nested" if depth > 1 else "unbalanced"
             raise ValueError(f"{kind} braces in the shard pattern {pattern!r}")
-        choices.append(_choices(text, limit, pattern) if brace == "{" else [text])
+        choices.append(_choices(text, pattern) if brace == "{" else [text])
     if depth:
         raise ValueError(f"unbalanced braces in the shard pattern {pattern!r}")
-    _check_count(math.prod(map(len, choices)), limit, pattern)
+    _check_count(math.prod(map(len, choices)), pattern)
     return ["".join(parts) for parts in itertools.product(*choices)]
 
 
@@ -149,20 +149,22 @@ def _glob(name: str) -> list[str]:
     return matches
 
 
-def _choices(text: str, limit: int, pattern: str) -> Sequence[str]:
+def _choices(text: str, pattern: str) -> Sequence[str]:
     """Return what the inside of one pair of braces stands for."""
     match = _RANGE.fullmatch(text)
     if not match:
         return text.split(",") if "," in text else [f"{{{text}}}"]
     first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
-    _check_count(abs(last - first) // step + 1, limit, pattern)
+    _check_count(abs(last - first) // step + 1, pattern)
     padded = any(re.match(r"-?0\d", end) for end in (match[1], match[2]))
     width = max(len(match[1]), len(match[2])) if padded else 0
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     return [f"{number:0{width}d}" for number in numbers]
 
 
-def _check_count(count: int, limit: int, pattern: str) -> None:
-    """Check the number of names before they are made."""
-    if count > limit:
-        raise ValueError(f"the shard pattern {pattern!r} names {count} files, more than {limit}")
+def _check_count(count: int, pattern: str) -> None:
+    """Raise ValueError for too many names, before the names are made."""
+    if count > MAX_NAMES:
+        raise ValueError(
+            f"the shard pattern {pattern!r} names {count} files, more than {MAX_NAMES}"
+        )

@@ -1,9 +1,9 @@
 """A folder of `.npy` arrays and a JSON manifest, switched from old to new by one rename.
 
-The arrays of one state lie in a folder named by their content, the manifest names that folder, and
-`os.replace` of the manifest is the switch: a reader sees the old state or the new one, whole. No
-time, user or place is in the bytes, so that two processes that build the same index write the same
-files, and the last writer changes nothing.
+The arrays of one state lie in a folder that is named by their content. The manifest names the
+folder, and `os.replace` of the manifest is the switch: a reader sees the old state or the new one,
+whole. No time, user or place is in the bytes. So two processes that build the same index write the
+same files, and the last writer changes nothing.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ class Store:
 
 @contextmanager
 def new_store(path: Path) -> Iterator[Store]:
-    """Give a store for the index at `path`, to one process at a time; what is not finished is
-    removed.
-    """
+    """Give a store for the index at `path` to one process; what is not finished is removed."""
     own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
         store = Store(path, beside(path / "columns"))
@@ -240,18 +238,14 @@ def own_folder(path: Path) -> Path:
 
 
 def _may_stay(path: Path) -> bool:
-    """Tell what may lie in the folder of a new index: hidden files, and what a build that was
-    interrupted has left.
-    """
+    """Tell hidden files, and what an interrupted build has left in the folder of a new index."""
     if path.name == "parts" and path.is_dir() and not path.is_symlink():
         return all(each.name.startswith(".") or is_part(each) for each in path.iterdir())
     return path.name.startswith(".") or _is_columns(path)
 
 
 def _is_columns(path: Path) -> bool:
-    """Tell a folder of arrays that this library wrote, or was writing when the process was killed,
-    by its name and by the names within.
-    """
+    """Tell a folder of arrays, whole or not, by its name and by the names of the files in it."""
     named = COLUMNS.fullmatch(path.name.removeprefix("."))
     if not named or path.is_symlink() or not path.is_dir():
         return False

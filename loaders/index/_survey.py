@@ -25,12 +25,13 @@ class FieldSurvey:
     """Sum up the facts of a field over all shards; `path` is the first shard that has the field."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path, self.kind = path, ""
         self.kinds, self.widths = set[str](), set[int]()
         self.offset = self.length = self.shards = 0
 
     def add(self, facts: FieldFacts, records: int) -> None:
         """Take in the facts of one shard."""
+        self.kind = facts.kind
         self.kinds.add(facts.kind)
         self.offset = max(self.offset, facts.offset)
         self.length = max(self.length, facts.length)
@@ -38,16 +39,8 @@ class FieldSurvey:
             self.widths.add(facts.width)
             self.shards += 1
 
-    @property
-    def kind(self) -> str:
-        """The kind in every shard, once kinds are not mixed."""
-        (kind,) = self.kinds
-        return kind
-
     def width(self, filled: int) -> int:
-        """Return how many numbers each record has of a feature that becomes a column, 0 for a
-        field that becomes a table; `filled` is the number of shards with records.
-        """
+        """Return the numbers a record of a column, 0 for a table, given the shards with records."""
         whole = len(self.widths) == 1 and self.shards == filled
         return next(iter(self.widths)) if whole else 0
 
@@ -122,9 +115,7 @@ class Survey:
             yield block.having(self.table.labels) if self.skips and self.table else block
 
     def mixed(self) -> list[str]:
-        """Name the bytes features that have one value a record in some parts and lists in
-        others.
-        """
+        """Name the bytes features that have one value in some parts and lists in others."""
         clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
         for name, kinds in clashes.items():
             if kinds != {"bytes", "bytes_list"}:

@@ -216,9 +216,7 @@ def merge_parts(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder of the parts: one process at a time builds an index. What a
-    build that fails has made is removed, unless it is parts to go on from.
-    """
+    """Let one process at a time build an index; remove what a failed build cannot go on from."""
     there = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):

@@ -106,10 +106,10 @@ LabelSource = RecordLabel | FromTable
 
 
 def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
-    """Return the label of one record, None if it has none; a table's are joined later, by key.
+    """Return the label of one record, None if the record has none.
 
-    Raises DataCorruptionError for what is no label, DecodeError where a function returns such, or
-    raises an error.
+    Raises DataCorruptionError for what is no label, DecodeError where a function returns what is
+    none, or raises an error. The labels of a table are joined later, by key.
     """
     if isinstance(source, str):
         value = _of_field(source, record)

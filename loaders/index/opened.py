@@ -1,9 +1,7 @@
-"""The index: for every record, where it and each of its fields lie, and its label and other small
-numbers.
+"""The index: for every record, where it and each of its fields lie, with labels and small numbers.
 
-Large arrays are memory-mapped, so that opening costs the same for a thousand and ten million
-records, and all processes share one copy. A field's table has one row a record: where its bytes
-start in which file, how many they are, and their CRC-32C.
+The table of a field has one row a record: where the bytes of the field start in which file, how
+many bytes there are, and their CRC-32C.
 """
 
 from __future__ import annotations
