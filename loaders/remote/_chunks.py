@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.remote._disk import ENTRY, Disk
+from twinfeed.loaders.remote._disk import Disk
 from twinfeed.loaders.remote._uses import NextUses
 from twinfeed.loaders.remote.cache import DiskCache
 
@@ -77,8 +77,9 @@ class Chunks:
         with self._lock:
             if uses is not self._uses:
                 self._uses = uses
-                numbers = {digest: n for n, digest in enumerate(self._digests)}
-                self._present = set(self._own(numbers))
+                starts = dict(zip(self._digests, self.starts.tolist(), strict=False))
+                held = [name.split("-") for name, _ in self._disk.entries()]
+                self._present = {starts[one] + int(n) for one, n in held if one in starts}
             if uses.reach(epoch, step):
                 self._heap = [self._far(chunk) for chunk in self._present]
                 heapq.heapify(self._heap)
@@ -171,7 +172,7 @@ class Chunks:
         """Yield the entries that make room for a chunk, as long as that is worth it."""
         # The generators serve one call after another, in which the lock of the folder is held.
         oldest = self._oldest if next_use is None else self._oldest_others
-        while (name := next(oldest)) is not None:
+        while (name := next(oldest, None)) is not None:
             yield name
         while next_use is not None:
             with self._lock:
@@ -184,23 +185,15 @@ class Chunks:
         """Take the chunk that is needed last, if that is after `next_use`; the lock is held."""
         assert self._uses is not None
         while self._heap:
-            negative, chunk = -self._heap[0][0], -self._heap[0][1]
-            if chunk not in self._present or int(self._uses.next[chunk]) != negative:
-                heapq.heappop(self._heap)
-                continue
-            if negative <= next_use:
+            far, chunk = -self._heap[0][0], -self._heap[0][1]
+            valid = chunk in self._present and int(self._uses.next[chunk]) == far
+            if valid and far <= next_use:
                 return None
             heapq.heappop(self._heap)
-            self._present.discard(chunk)
-            return chunk
+            if valid:
+                self._present.discard(chunk)
+                return chunk
         return None
-
-    def _own(self, numbers: dict[str, int]) -> Iterator[int]:
-        """Yield the chunks of these shards that are in the cache."""
-        for name, _ in self._disk.entries():
-            match = ENTRY.fullmatch(f"{name}.chunk")
-            if match and match[1] in numbers:
-                yield int(match[2]) + int(self.starts[numbers[match[1]]])
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:

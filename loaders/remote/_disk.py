@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.remote.cache import DiskCache
 
-ENTRY = re.compile(r"([0-9a-f]{24})-(\d{1,12})\.chunk")
+_ENTRY = re.compile(r"[0-9a-f]{24}-\d{1,12}\.chunk")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
 _PART = re.compile(r"[0-9a-f]{2}")
 _USED = struct.Struct("<8sq")
@@ -116,7 +116,7 @@ class Disk:
     def entries(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each entry and when it was used last, in seconds."""
         for file in self._files():
-            if ENTRY.fullmatch(file.name):
+            if _ENTRY.fullmatch(file.name):
                 with suppress(FileNotFoundError):
                     yield file.name[: -len(".chunk")], file.stat().st_mtime
 
@@ -181,7 +181,7 @@ class Disk:
             with suppress(FileNotFoundError):
                 if _TEMPORARY.fullmatch(file.name):
                     file.unlink()
-                elif ENTRY.fullmatch(file.name):
+                elif _ENTRY.fullmatch(file.name):
                     used += file.stat().st_size
         self._set(used)
         return used
