@@ -108,3 +108,14 @@ class DecodeError(LoaderError, ValueError):
 
 class ShardWarning(UserWarning):
     """Warn of a shard that reads whole, but not as its writer should have left it."""
+
+
+def sendable(error: Exception, /) -> Exception:
+    """Return an error as another process can be sent it: without its frames."""
+    # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return LoaderError(f"{type(error).__name__}: {error}")
+    return error

@@ -78,7 +78,7 @@ BELOW: dict[str, set[str]] = {
     "index": {"formats"},
     "reading": {"formats", "index"},
     "packing": {"formats", "index", "reading"},
-    "torch": {"index"},
+    "torch": {"index", "reading"},
     "tensorflow": {"formats", "index", "reading"},
     "command_line": {"formats", "index", "packing", "reading"},
 }

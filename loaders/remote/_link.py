@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import sendable
 
 _LOOK = 5.0
 """Seconds after which a process that waits for an answer looks whether its parent lives."""
@@ -83,14 +82,3 @@ def answer(connection: Connection, call: Callable[..., Any], threads: int, /) ->
         while True:
             pool.submit(reply, *connection.recv())
     pool.shutdown(wait=False, cancel_futures=True)
-
-
-def sendable(error: Exception, /) -> Exception:
-    """Return an error as another process can be sent it: without its frames."""
-    # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return LoaderError(f"{type(error).__name__}: {error}")
-    return error

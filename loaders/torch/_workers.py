@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader
 from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._meter import Meter, Spent
 from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
-from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError
+from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, sendable
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote._link import sendable
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
