@@ -7,6 +7,8 @@ written before this library catches it too. A file that is not there stays `File
 
 from __future__ import annotations
 
+import pickle
+
 REBUILD = (
     "build the index again with the options it was built with, which twinfeed info tells: "
     "twinfeed index"
