@@ -90,6 +90,14 @@ def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
         assert reader.read([0]) == {"annotation": [b"<xml/>"], "image": [b"image"]}
 
 
+def test_folders_without_images_are_warned_of(tmp_path: Path) -> None:
+    for name in ("cat", "dog", ".hidden"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.jpg").write_bytes(b"...")
+    with pytest.warns(ShardWarning, match=r"folders without images below .*images \(1: dog\)"):
+        build_index(tmp_path / "images", tmp_path / "x.index")
+
+
 def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "my.tfrecords").mkdir()
     (shard,) = tars(tmp_path / "my.tfrecords", shards=1)

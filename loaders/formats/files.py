@@ -71,6 +71,22 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
     ]
 
 
+def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
+    """Say which folders directly below `root` hold no entry, links to folders among them.
+
+    None where every folder holds one, and where no entry lies in a folder.
+    """
+    held = {entry.label for entry in entries} - {None}
+    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]
+    names = sorted(path.name for path in found if path.name[0] != "." and not is_index(path))
+    if not held or not names:
+        return None
+    return (
+        f"class folders without images below {os.fspath(root)} ({len(names)}: "
+        f"{', '.join(names[:5])}); links to folders are not followed"
+    )
+
+
 def _below(root: str | os.PathLike[str]) -> list[str]:
     """List the files below `root` as sorted relative paths with `/`.
 

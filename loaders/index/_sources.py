@@ -9,17 +9,18 @@ import glob
 import hashlib
 import os
 import posixpath
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from twinfeed.loaders._temporary import temporary
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats._opening import open_shard
 from twinfeed.loaders.formats._records import Container
 from twinfeed.loaders.formats._sniff import HEAD, is_index, is_tar
-from twinfeed.loaders.formats.files import Entry, folder
+from twinfeed.loaders.formats.files import Entry, empty_classes, folder
 from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to
 from twinfeed.loaders.index._shards import expand
 from twinfeed.loaders.limits import LIMITS
@@ -151,8 +152,13 @@ def _digest(told: object) -> str:
 def _entries(shards: Shards) -> list[Entry] | None:
     """Return the loose files that `shards` names, None if it names shards."""
     if isinstance(shards, (str, os.PathLike)):
-        is_folder = not is_url(os.fspath(shards)) and os.path.isdir(shards)
-        return folder(shards) if is_folder else None
+        if is_url(os.fspath(shards)) or not os.path.isdir(shards):
+            return None
+        entries = folder(shards)
+        empty = empty_classes(shards, entries)
+        if empty is not None:
+            warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
+        return entries
     if (
         isinstance(shards, Sequence)
         and len(shards)

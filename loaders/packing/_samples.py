@@ -18,8 +18,8 @@ import numpy as np
 
 from twinfeed.loaders._checks import Int64s
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats._sniff import HEAD, disguise, image_extension, is_index
-from twinfeed.loaders.formats.files import IMAGES, Entry, folder
+from twinfeed.loaders.formats._sniff import HEAD, disguise, image_extension
+from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import below
 from twinfeed.loaders.reading.reader import Reader
@@ -123,13 +123,10 @@ class ImageFolder(LooseFiles):
                 advice="move them into one, or remove them",
             )
         super().__init__(root, entries)
-        found = {path.name for path in self.root.iterdir() if _is_class(path)}
-        empty = sorted(found.difference(self.classes))
-        if empty and self.classes:
+        empty = empty_classes(root, entries)
+        if empty is not None:
             raise FileNotFoundError(
-                f"class folders without images below {os.fspath(root)} ({len(empty)}: "
-                f"{', '.join(empty[:5])}): put images in, or move the folders elsewhere; images "
-                f"are {', '.join(extensions)}, and links to folders are not followed"
+                f"{empty}: put images in ({', '.join(extensions)}), or move the folders elsewhere"
             )
 
 
@@ -177,10 +174,6 @@ def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
 def _extension(path: str) -> str:
     """Return the extension of a file in lower case, or the whole name of a file without one."""
     return path.rpartition("/")[2].rpartition(".")[2].lower()
-
-
-def _is_class(path: Path) -> bool:
-    return path.is_dir() and path.name[0] != "." and not is_index(path)
 
 
 def _check_image(data: bytes, path: str, key: str) -> None:
