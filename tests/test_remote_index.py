@@ -118,9 +118,31 @@ def test_credentials_that_are_refused_are_told(
 ) -> None:
     tars(tmp_path, shards=1)
     server.fail = lambda _path, _start: 403
-    with pytest.raises(LoaderError, match="AWS_SECRET_ACCESS_KEY") as caught:
+    with pytest.raises(LoaderError, match="carries no credentials") as caught:
         build_index(f"{server.url}/d-000000.tar", tmp_path / "x.index")
     assert caught.value.path == f"{server.url}/d-000000.tar"
+
+
+def test_shards_are_read_from_a_store_that_speaks_as_gcs(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCS is asked for objects and lists as S3 is, here without signatures."""
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": ""}
+    key |= {"private_key": "", "private_key_id": ""}
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+    monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+    shards = tars(tmp_path, shards=2)
+    upload(f"{s3}/as-gcs", shards)
+    with pytest.raises(LoaderError, match="GOOGLE_SERVICE_ACCOUNT"):
+        build_index("gs://bucket/as-gcs/d-000000.tar", tmp_path / "x.index")
+    for path in ("bucket?acl", *(f"bucket/as-gcs/{shard.name}?acl" for shard in shards)):
+        signed = "AWS4-HMAC-SHA256 Credential=made-up/20260101/us-east-1/s3/aws4_request"
+        public = {"x-amz-acl": "public-read", "Authorization": signed}
+        ask = urllib.request.Request(f"{endpoint}/{path}", method="PUT", headers=public)
+        urllib.request.urlopen(ask).close()
+    built = build_index("gs://bucket/as-gcs/*.tar", tmp_path / "x.index")
+    same_batches(built, build_index(tmp_path / "*.tar", tmp_path / "l.index"))
 
 
 def test_a_new_index_replaces_an_old_one_at_a_url(tmp_path: Path, s3: str) -> None:

@@ -28,6 +28,18 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CHUNK = 1 << 20
 _NO_LENGTH = "Content-Length Header missing"
 
+# What to do where a store refuses, by the first letter of its URL.
+_CREDENTIALS = {
+    "s": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket "
+    "AWS_SKIP_SIGNATURE=true",
+    "g": "set GOOGLE_SERVICE_ACCOUNT to the path of a key, or for a public bucket "
+    "GOOGLE_SKIP_SIGNATURE=true",
+    "a": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
+    "AZURE_SKIP_SIGNATURE=true",
+    "h": "a plain URL carries no credentials: look at the URL, or name the store itself, as in "
+    "s3://bucket/shard",
+}
+
 
 class Objects(Store):
     """Make single requests with obstore's own API, without its retries and its merging."""
@@ -155,8 +167,7 @@ def _told(url: str) -> Iterator[None]:
                 "the store refuses to serve this",
                 path=url,
                 found=reason,
-                advice="check the credentials (for S3 in AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true for a public bucket)",
+                advice=_CREDENTIALS[url[0]],
             ) from None
         final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
         if final or "builder error" in reason:
