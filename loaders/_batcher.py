@@ -30,9 +30,9 @@ Batch = dict[str, Any]
 class Batcher(Closing):
     """Make the batches of a feed, one for each request.
 
-    `reader` may be shared with other passes; without one the batcher has its own. `threads` share
-    the decoding of a batch. `meter` adds up where time goes. A batcher pickles without the sampler,
-    its threads and its cache.
+    `reader` may be shared with other passes. Without `reader` the batcher makes a reader of its
+    own. `threads` share the decoding of a batch. `meter` adds up the times. A batcher pickles
+    without the sampler, the threads and the cache.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Batcher(Closing):
         threads: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        self.spec = feed.spec  # before threads start: the callables are tried
+        self.spec = feed.spec  # this tries the callables, and must come before threads start
         self._own_reader = reader is None
         self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
         self.meter = Meter() if meter is None else meter
@@ -61,7 +61,7 @@ class Batcher(Closing):
         self._stored: list[str] = []
 
     def __call__(self, request: Request, /) -> Batch:
-        """Read one batch; raise what reading raises, and DecodeError, each naming the record."""
+        """Make one batch. Raises errors of reading and DecodeError; each names the record."""
         if self._stream is not None:
             self._reader.follow(self._stream, self._stored, request.epoch, request.step)
         if self._planner is not None:
@@ -74,7 +74,7 @@ class Batcher(Closing):
             raise DecodeError(
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
                 f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
-                f"fields of the first, or say with spec= which"
+                f"fields of record 0, or name the fields with spec="
             )
         batch = self.meter.timed("collating", self._collated, request, held, joined, values)
         self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
@@ -97,15 +97,15 @@ class Batcher(Closing):
         return batch
 
     def plain(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
-        """Read single samples by record, whatever the sampler: `id`, columns, side rows, fields.
+        """Read single samples by record id, without a sampler: `id`, columns, side rows, fields.
 
-        Raises ValueError for a side table that is joined by sample id, and not by record.
+        Raises ValueError for a side table that is joined by sample id, not by record id.
         """
         for name, rows in self._side.items():
             if len(rows) != len(self._index):
                 raise ValueError(
-                    f"side table {name!r} has {len(rows)} rows for {len(self._index)} records: its "
-                    f"samples are known to a sampler only"
+                    f"side table {name!r} has {len(rows)} rows for {len(self._index)} records: "
+                    f"only a sampler knows which sample has which row"
                 )
         request = Request.plain(records, seeds)
         joined = joined_rows(self._index, self._side, request)
@@ -114,9 +114,9 @@ class Batcher(Closing):
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
     def look_ahead(self, feed: Feed, epoch: int, start: int, /) -> None:
-        """Have what the coming batches need brought near, and decoded where images are cached.
+        """Read ahead for the coming batches. Decode ahead too where images are cached.
 
-        The next batch must be the one of step `start`, and so on to the end of the epoch.
+        The batches must then be made in order, from step `start` to the end of the epoch.
         """
         self._stream, self._stored = feed.sampler, stored_fields(feed)
         self._planner = planner_for(feed, self._reader, epoch, start)
@@ -141,7 +141,7 @@ class Batcher(Closing):
 
 
 def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planner | None:
-    """Return what plans the reading of a pass, where the feed reads anything ahead."""
+    """Return the planner of a pass; None where the feed reads nothing ahead."""
     stored = stored_fields(feed)
     if feed.readahead == 0 or not stored:
         return None
@@ -149,13 +149,13 @@ def planner_for(feed: Feed, reader: Reader, epoch: int, start: int, /) -> Planne
 
 
 def stored_fields(feed: Feed) -> list[str]:
-    """Return the fields that are read of the shards."""
+    """Return the fields that are read from the shards."""
     return [name for name in feed.fields if name not in feed.index.columns]
 
 
 def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:
-    """Return a row for each sample of a request without padding: of the index's columns by record,
-    and of side tables by sample id. Their byte order is the machine's, which both frameworks take.
+    """Return the rows of a request without padding: of columns by record, of side tables by sample
+    id. The rows get the machine's byte order, since both frameworks need this order.
     """
     rows = {name: column[request.records] for name, column in index.columns.items()}
     rows |= {name: np.asarray(table[request.ids]) for name, table in side.items()}
@@ -165,7 +165,7 @@ def joined_rows(index: Index, side: Mapping[str, Array], request: Request, /) ->
 
 
 def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
-    """`rows` at the places that are held, zeros at the others."""
+    """Return `rows` at the held places, and zeros at the others."""
     if held.all():
         return rows
     padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
@@ -174,7 +174,7 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
 
 
 def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
-    """`values` at the places that are held, None at the others."""
+    """Return `values` at the held places, and None at the others."""
     if held.all():
         return values
     rest = iter(values)

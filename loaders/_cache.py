@@ -1,4 +1,4 @@
-"""The decoded images that a reuse sampler keeps live, and those that the coming batches need."""
+"""The decoded images that a reuse sampler keeps live, and images decoded ahead of their batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from twinfeed.loaders.request import Request
 Decoded = Mapping[str, Any]
 Decode = Callable[[list[int]], Sequence[Decoded]]
 
-# Requests that are looked at in one go: no batch waits until a far image is found.
+# Most requests that are looked at in one go, so that no batch waits for a long search.
 _LOOKED_AT = 64
 
 
 class DecodedCache:
     """Decode each image once for all its uses in a row, and drop the image after its last use.
 
-    `reuse` is the number of uses of an image, numbered from 0 in the order they come. Batches are
-    asked for in order. After a jump the cache starts afresh, so that the cache never holds an image
-    that no later batch wants. `decodes` counts the images decoded, `peak` the most held at once.
+    Each image has `reuse` uses, numbered from 0 in their order. Batches are asked for in order.
+    After a jump the cache starts empty, so that no image stays that no later batch needs. `decodes`
+    counts the decoded images. `peak` is the most images held at once.
     """
 
     def __init__(self, reuse: int, decode: Decode, /) -> None:
@@ -34,7 +34,7 @@ class DecodedCache:
         self._held: dict[int, Decoded] = {}
         self._next: tuple[int, int] | None = None
         self._lock = Lock()
-        # What threads decode ahead of its batch, if they do: the new images of each request.
+        # Threads may decode ahead of the batches. They decode the new images of each request.
         self._pool: ThreadPoolExecutor | None = None
         self._threads = 0
         self._coming: Iterator[Request] = iter(())
@@ -49,16 +49,16 @@ class DecodedCache:
         return DecodedCache, (self._last_use + 1, self._decode)
 
     def look_ahead(self, requests: Iterator[Request], /, *, threads: int) -> None:
-        """Decode on threads what `requests` need; the first of these is that of the next batch.
+        """Decode on threads what `requests` need. The first request is that of the next batch.
 
-        What is decoded ahead of its batch: `threads` images, or all that are new in one batch.
+        The threads decode `threads` images ahead, or all new images of one batch if these are more.
         """
         self._coming, self._threads = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._look(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
-        """Give the decoded records of a request without padding, in order."""
+        """Return the decoded records of a request without padding, in order."""
         with self._lock:
             if (request.epoch, request.step) != self._next or request.step == 0:
                 self._held.clear()
@@ -99,11 +99,11 @@ class DecodedCache:
         return waiting
 
     def _last_used(self, request: Request) -> list[int]:
-        """Return the records of a request that no later one of the same stretch uses."""
+        """Return the records whose last use is in this request."""
         return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the threads, once they have finished what they are at, and drop all images."""
+        """Let the threads finish their present images, end them, and drop all images."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         with self._lock:

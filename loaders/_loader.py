@@ -25,14 +25,14 @@ OTHER_PASS = (
 """The error of a loop when something else has ended its pass."""
 
 
-# Frameworks begin passes in threads of their own. One lock for all loaders, as loaders are pickled.
+# Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
 
 _END = object()
 
 
 class Pass(Protocol):
-    """Give the batches of one pass, and stop what runs ahead when it is closed."""
+    """Give the batches of one pass. `close` stops the threads or workers that run ahead."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
@@ -42,19 +42,18 @@ class Pass(Protocol):
 class Loader(Closing):
     """Carry a feed to a training loop, and stand between two of its batches.
 
-    Whatever ended the last pass, the next one goes on with what the loop has not received; at the
-    end of an epoch with the next. `set_epoch` begins an epoch. Evaluation
-    (`ExactOnceBatchSampler`) has no place to stand: each pass is whole, but for the first after
-    `load_state_dict`. Nothing is read before the first `next`.
+    - A pass begins with the first batch that the loop has not received, whatever ended the last
+      pass. After the last batch of an epoch comes the next epoch. `set_epoch` begins an epoch.
+    - In an evaluation (`ExactOnceBatchSampler`) each pass is whole. Only the first pass after
+      `load_state_dict` is a remainder.
+    - There is one pass at a time. Within a loop, another pass, `set_epoch`, `load_state_dict` or
+      `close` ends the loop with RuntimeError. Nothing is read before the first `next`.
 
-    There is one pass at a time: another one, `set_epoch`, `load_state_dict` or `close` within a
-    loop ends the loop with RuntimeError.
-
-    Some loaders also *lend* batches to a training loop that does not tell what it received. A lent
-    pass runs from where the loader stands to the end of the epoch, and counts nothing. A lent pass
-    that is given up costs nothing, since those who look at a batch before they train give passes
-    up. After the last batch the loader stands at the next epoch. A callback that counts what was
-    received says where lent passes begin.
+    Some loaders also *lend* batches to a training loop that does not say what it received. A lent
+    pass runs from the loader's place to the end of the epoch, and counts nothing. Frameworks may
+    look at a batch and give up the pass. This changes nothing. After the last batch the loader
+    stands at the next epoch. A callback that counts the received batches sets where lent passes
+    begin.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
@@ -77,10 +76,10 @@ class Loader(Closing):
         self._reader = Reader(feed.index, verify=bool(feed.verify))
         self.meter = Meter()
         self._running: Pass | None = None
-        self._armed: tuple[int, int] | None = None  # while something counts what is received
+        self._armed: tuple[int, int] | None = None  # where passes begin while a callback counts
         self._latest: tuple[int, int] | None = None  # where the latest lent pass began
-        self._times = 0  # that the training epoch of the latest pass was begun by passes alone
-        self._turn = 0  # a new one whenever something begins or ceases to count
+        self._times = 0  # how many lent passes in a row have begun the latest epoch
+        self._turn = 0  # changes when a callback begins or stops counting
 
     @abstractmethod
     def _begin(self, epoch: int, start: int) -> Pass:
@@ -100,10 +99,7 @@ class Loader(Closing):
     def _deliver(
         self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
     ) -> Iterator[Any]:
-        """Yield the batches of a pass, all or a number of them.
-
-        Before each batch, `received` is called. It returns whether the batch ends its epoch.
-        """
+        """Yield the batches of a pass. `received` counts a batch, and says if its epoch ends."""
         warn_unsharded(self.feed.sampler)
         self._running = running
         try:
@@ -119,10 +115,7 @@ class Loader(Closing):
                 self._end()
 
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
-        """Yield the batches of a pass, and note how long each was waited for.
-
-        A pass of a known number of batches must have them: RuntimeError where one is not there.
-        """
+        """Yield the batches of a pass (all, or exactly `batches`), and note the time of waiting."""
         for _ in count() if batches is None else range(batches):
             asked = perf_counter_ns()
             batch = next(running, _END) if batches is None else next(running)
@@ -134,7 +127,7 @@ class Loader(Closing):
     def report(self) -> PassReport:
         """Say where the time of the last pass went, so far: see `PassReport`.
 
-        A loop that waits at many steps is held back by its data. Print the report, or take
+        If a loop waits at many steps, the data slow the loop down. Print the report, or take
         `as_dict()` for a log.
         """
         return self.meter.report()
@@ -155,15 +148,15 @@ class Loader(Closing):
         return self._cursor.step
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Begin an epoch. A state that was loaded in it keeps its step until the first batch."""
+        """Begin an epoch. A state loaded for this epoch keeps its step until the first batch."""
         self._stop()
         self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Say what the loop has received, and of which records: a small dict that JSON can hold.
 
-        Another number of ranks or workers, another container of the same records, and another
-        framework's loader continue from it.
+        A loader with another number of ranks or workers, with another container of the same
+        records, or of another framework can continue from the state.
         """
         index = self.feed.index
         records = {"count": len(index), "digests": dict(index.digests)}
@@ -176,7 +169,7 @@ class Loader(Closing):
         state says nothing of the records' content.
         """
         self._stop()
-        # The sampler first: it names what differs, where the number of records does.
+        # The sampler comes first: if the numbers of records differ, its error names the difference.
         self.feed.sampler.position_of(state)
         self._check_records(state.get("records"))
         self._cursor.load_state_dict(state)
@@ -187,7 +180,7 @@ class Loader(Closing):
         self._reader.close()
 
     def _stop(self) -> None:
-        """End the running pass, as something new begins; nothing counts any more."""
+        """End the running pass, and the counting by a callback."""
         self._end()
         self._disarm()
 
@@ -199,14 +192,14 @@ class Loader(Closing):
             running.close()
 
     def pass_begins(self) -> tuple[int, int, int]:
-        """Return the epoch and the step at which a lent pass begins, and the turn it belongs to."""
+        """Return the epoch and the step at which a lent pass begins, and its turn."""
         if self._running is None:
             self.meter.begin(0, counted=False)
         with _LOCK:
             evaluation = self.feed.sampler.evaluation
             if self._armed is not None:
                 if (self.epoch, self.step) > self._armed and not evaluation:
-                    # What counted was killed, or somebody looks at a batch while it counts.
+                    # The counting was killed, or somebody looks at a batch during the counting.
                     return self.epoch, self.step, self._turn
                 self._latest = self._armed
                 return *self._armed, self._turn
@@ -223,7 +216,7 @@ class Loader(Closing):
             return *self._latest, self._turn
 
     def pass_delivered(self, epoch: int, turn: int, /) -> None:
-        """Move on to the next epoch, or have the next pass begin there while something counts."""
+        """Move to the next epoch; while a callback counts, let the next pass begin there."""
         with _LOCK:
             if turn != self._turn:
                 return  # a pass that was given up may still run ahead, and would skip an epoch
@@ -237,27 +230,27 @@ class Loader(Closing):
                 self._cursor.seek(epoch, len(self))
 
     def _arm(self, epoch: int, step: int) -> None:
-        """Have lent passes begin here, however many are made, while something counts."""
+        """Let all lent passes begin here while a callback counts."""
         with _LOCK:
             self._turn += self._armed is None
             self._armed = epoch, step
 
     def _drawn_from(self, epoch: int, step: int) -> bool:
-        """Say whether the latest lent pass began here."""
+        """Return whether the latest lent pass began here."""
         return self._latest == (epoch, step)
 
     def _trained(self, epoch: int, step: int) -> None:
-        """Stand where the training stands."""
+        """Move to the place of the training."""
         self._cursor.seek(epoch, step)
 
     def _disarm(self) -> None:
-        """Count no more from outside."""
+        """End the counting by a callback."""
         with _LOCK:
             self._turn += self._armed is not None
             self._armed = self._latest = None
 
     def _check_records(self, theirs: Any) -> None:
-        """Compare the content of the records that a state belongs to with that of the feed's."""
+        """Compare the digests of a state's records with those of the feed's records."""
         ours = self.feed.index.digests
         digests = theirs.get("digests") if isinstance(theirs, Mapping) else None
         known = {} if not isinstance(digests, Mapping) else digests

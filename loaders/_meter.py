@@ -26,10 +26,10 @@ class PassReport:
     """Say where the time of a pass went, in seconds.
 
     - `reading`, `decoding`, `transforming`, `collating`: sums over all batches. Several batches are
-      made at once, so that these may exceed `seconds`.
+      made at once, so the sums may exceed `seconds`.
     - `waiting`: how long the loop waited for batches.
     - `ready`: the sum of how long each batch stood ready before the loop took it.
-    - `waited`: the fraction of steps of which waiting took more than a tenth.
+    - `waited`: the fraction of steps in which waiting took more than a tenth of the step.
 
     The last three are None where the loop is not the loader's own, as in `fit`.
 
@@ -56,7 +56,7 @@ class PassReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Draw the report, with what it means."""
+        """Return the report as text, with its meaning."""
         lines = [f"{self.batches} batches in {self.seconds:.1f} s"]
         if self.waiting is None or self.ready is None or self.waited is None:
             lines.append("  how long the loop waited is not known here")
@@ -94,7 +94,7 @@ class Meter:
             self._begun = self._last = perf_counter_ns()
 
     def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
-        """Call a function, and add what it takes to a stage."""
+        """Call a function, and add the time of the call to a stage."""
         begin = perf_counter_ns()
         try:
             return function(*arguments)
@@ -126,7 +126,7 @@ class Meter:
             self._made[step] = spent.made
 
     def received(self, asked: int) -> None:
-        """Note that the loop, which asked for a batch at a time (ns), has received it."""
+        """Note that the loop has received a batch, asked for at the time `asked` (ns)."""
         now = perf_counter_ns()
         with self._lock:
             self._ready += now - self._made.pop(self._step, now)

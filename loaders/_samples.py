@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 Sample = dict[str, Any]
 _LOADERS_OWN = "a name that the loader itself gives to every sample"
 
-# What a transform is told of its sample, beside the fields, and does not give to the batch.
+# What a transform is told of a sample beside the fields. The batch does not get these values.
 TOLD = ("id", "record", "view", "seed", "seed32")
 
-# Uses of shared arrays that are checked: a checksum of a large image costs more than a crop.
+# So many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
 _CHECKED = 4
 
 
 class Samples:
     """Read, decode and transform the samples of requests, for one pass.
 
-    Here is what a pass owns: decoding threads, and the cache of decoded images. With `spec`, decode
-    may write into the arrays of the batch.
+    The decoding threads and the cache of decoded images belong to the pass. With `spec`, decode may
+    write into the arrays of the batch.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Samples:
     def values(
         self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
     ) -> dict[str, Sequence[Any]]:
-        """Return each field's values, one for each sample; `joined` are their rows of columns."""
+        """Return each field's values, one for each sample; `joined` has the rows of columns."""
         if self.decode is None and self.transform is None:
             return self._read(request.records)
         if self._slots and len(set(request.records.tolist())) == len(request.records):
@@ -77,10 +77,10 @@ class Samples:
         return self.calls.by_field(self.last, request.records, samples)
 
     def tried(self, request: Request, joined: Mapping[str, Array], /) -> dict[str, Sequence[Any]]:
-        """Return the values of one sample, by calls that must repeat themselves."""
+        """Return the values of one sample, by repeated calls that must agree."""
         if self.decode is None and self.transform is None:
             return self._read(request.records)
-        self._unchecked = 1  # one call stands for all, which must be alike
+        self._unchecked = 1  # checking one call is enough, since all calls must agree
         records = request.records.tolist()
         times = 1 if known_to_repeat(self.decode) else 3
         sample = repeated("decode", lambda: self._decode(records)[0], times=times)
@@ -95,7 +95,7 @@ class Samples:
 
     @property
     def last(self) -> str:
-        """The name of the callable that has the last word on what a sample holds."""
+        """The name of the callable that makes the final values of a sample."""
         return "transform" if self.transform is not None else "decode"
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Samples:
             self.cache.close()
 
     def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """The fields that decode can write into the batch itself: nothing changes them later."""
+        """Return the fields that decode can write into the batch: no later step changes them."""
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
@@ -158,7 +158,7 @@ class Samples:
     def _transformed(
         self, samples: Sequence[Made], request: Request, joined: Mapping[str, Array]
     ) -> list[Made]:
-        """Call the transform for each sample, told its numbers, and take these out again."""
+        """Add a sample's numbers, call the transform, and remove the numbers from the result."""
         for name in samples[0] if samples else ():
             if name in self._side or name in TOLD:
                 whose = "the name of a side table" if name in self._side else _LOADERS_OWN
@@ -185,7 +185,7 @@ class Samples:
         return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
 
     def _call(self, told: Sample, sample: Made) -> Made:
-        """Call the transform, and see that what other samples share is as it was."""
+        """Call the transform, and check that shared arrays have not changed."""
         assert self.transform is not None
         if not self._shares or not self._unchecked:
             return self.transform(told)

@@ -29,43 +29,42 @@ Verify = bool | Literal["all"]
 class Feed:
     """Say what a training is fed, once, for every framework.
 
-    A feed is a value: it owns no thread, cache, open file or place, and never changes. A loader
-    carries it: `NumpyLoader(feed)`, `TorchLoader(feed)`, `TensorFlowLoader(feed)`. `batches` is the
-    plain loop that all of them agree with.
+    A feed is a value: a feed owns no thread, cache, open file or place, and never changes. A loader
+    carries the feed: `NumpyLoader(feed)`, `TorchLoader(feed)`, `TensorFlowLoader(feed)`. The method
+    `batches` is a plain loop. Every loader gives the same batches.
 
     A batch is a dict of `id` (int64[batch], -1 for padding), every column of the index (`label`,
     …), the rows of every side table, the fields, and `mask` (bool[batch], False for padding)
     where the sampler pads.
 
-    - `index`: where the records lie; `open_index`, `build_index` and `pack` give one.
+    - `index`: where the records lie. `open_index`, `build_index` and `pack` return an index.
     - `sampler`: which records make the next batch; a batch sampler of `twinfeed.samplers`.
-    - `fields`: the names of what is read of each record. Default: all fields.
-    - `decode`: a function from a dict of one record's fields to a dict of what they hold. The
-      result depends on the record alone. A decode with `into` and `writes`, as `DecodeImage` has,
-      writes into the batch itself where it can.
-    - `transform`: a function of one sample: what decode returned, its columns and side rows, and
-      `id`, `record`, `view`, `seed`, `seed32`. It returns what the batch shall hold of the sample
-      beside these five. The seed (64 bits, and its low 32) is the same in every framework and for
-      any number of workers.
-    - `collate`: "stack", "pad" or "ragged", or one of them for each field.
+    - `fields`: the names of the fields to read. Default: all fields.
+    - `decode`: a function from a dict of one record's fields to a dict of decoded values. The
+      result must depend on the record alone. A decode with `into` and `writes`, such as
+      `DecodeImage`, writes into the batch itself where possible.
+    - `transform`: a function of one sample. The sample has what decode returned, its columns and
+      side rows, and `id`, `record`, `view`, `seed`, `seed32`. The function returns what the batch
+      will hold, without these five. The seed (64 bits, and the low 32 bits) is the same in every
+      framework and for any number of workers.
+    - `collate`: "stack", "pad" or "ragged", or a dict with one of these for each field.
     - `side`: arrays joined by sample id, by name.
-    - `spec`: what a sample holds in each field. Default: what record 0 holds.
-    - `verify`: True compares the bytes of each field with the index's CRC-32C; "all" also every
-      use of a shared array with its checksum; False reads unchecked.
-    - `readahead`: bytes that are asked for ahead of their batches. Default: 64 MiB while reading
-      waits for a disk or a network, and nothing while all pages are in memory. 0 is never.
+    - `spec`: the shape and dtype of each field of a sample. Default: those of record 0.
+    - `verify`: True compares the bytes of each field with the index's CRC-32C. "all" also checks
+      every use of a shared array. False checks nothing.
+    - `readahead`: bytes to read before their batches need them. Default: 64 MiB while reading waits
+      for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
 
-    Before the first pass, decode and transform are called a few times for record 0, under
-    different global random states, and must repeat themselves. This finds most transforms that
-    draw from a state of their own or a global one; it is no proof. `Seeded` makes such a transform
-    repeatable.
+    Before the first pass, decode and transform are called a few times for record 0, under different
+    global random states. The results must be equal. This test finds most transforms that draw from
+    a random state, but proves nothing. `Seeded` makes such a transform repeatable.
 
-    Where samples share what was decoded (reuse, views, a record that a batch may hold twice), a
-    transform gets read-only arrays; who writes copies. Elsewhere a sample is the transform's own.
+    Samples may share decoded arrays: with reuse, with views, and where a batch may hold a record
+    twice. A transform then gets read-only arrays, and has to copy an array before writing to it.
 
-    Raises ValueError when the sampler was made for another number of records, and where a column,
-    side table or field has a name that the batch or the transform has for something else; KeyError
-    and TypeError for `fields` that are none.
+    Raises ValueError for a sampler of another number of records. Raises ValueError where a column,
+    a side table or a field has a name that the batch or the transform uses for something else.
+    Raises KeyError or TypeError for wrong `fields`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -118,14 +117,14 @@ class Feed:
             self._check_side(name, rows)
         for name in self.fields:
             if name not in index.columns:
-                index.table(name)  # raises for a name that is none
+                index.table(name)  # raises for an unknown name
         if decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
             self._check_names("field", self.fields, advice, beside=self.side)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, "_unchangeable"):
-            raise AttributeError(f"a Feed does not change: make another one to set {name!r}")
+            raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
@@ -146,7 +145,7 @@ class Feed:
             yield from map(batcher, self.requests(epoch, start))
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
-        """Yield what the batches of an epoch are made of, from step `start` on."""
+        """Yield the request of each batch of an epoch, from step `start` on."""
         return requests(self.sampler, epoch, start, seeds=self.seeded)
 
     def shard(self, rank: int, world_size: int) -> Feed:
@@ -157,25 +156,25 @@ class Feed:
 
     @property
     def shares(self) -> bool:
-        """Whether samples share what was decoded: a transform gets read-only arrays."""
+        """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
         views = self.sampler.num_ids != self.sampler.num_records
         return self.sampler.live is not None or views or self.sampler.repeats
 
     @property
     def seeded(self) -> bool:
-        """Whether something draws from the samples' seeds: without a transform, nothing does."""
+        """Whether the samples' seeds are needed: only a transform uses seeds."""
         return self.transform is not None
 
     @property
     def alone(self) -> bool:
-        """Whether nothing may run beside the transform, as it sets global states."""
+        """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
 
     @cached_property
     def spec(self) -> Mapping[str, FieldSpec]:
-        """What one sample holds in each field; read off record 0 unless it was given.
+        """The shape and dtype of each field of a sample, given or read from record 0.
 
-        Here decode and transform are tried. Raises ValueError where one does not repeat itself.
+        decode and transform are tried here. Raises ValueError where two calls give two results.
         """
         spec = self._given_spec
         if spec is None:
@@ -188,13 +187,13 @@ class Feed:
                 )
                 raise
         elif self.transform is not None or not known_to_repeat(self.decode):
-            with suppress(LoaderError, OSError):  # record 0 need not be there where it is not drawn
+            with suppress(LoaderError, OSError):  # record 0 may be missing if it is never drawn
                 self._read_spec()
         for name in spec:
             if not isinstance(name, str):
                 raise TypeError(f"the name of a field must be a str, got {name!r}")
         last = "decode" if self.transform is None else "transform"
-        beside = self.side if self.transform is None else ()  # which gets the rows of side tables
+        beside = self.side if self.transform is None else ()  # a transform may replace side rows
         self._check_names("field", spec, f"give it another name in {last}", beside=beside)
         unknown = set(self.collate) - spec.keys() if isinstance(self.collate, Mapping) else ()
         if unknown:
@@ -202,7 +201,7 @@ class Feed:
         return spec
 
     def _read_spec(self) -> dict[str, FieldSpec]:
-        """Read the spec off record 0, by calls that must repeat themselves."""
+        """Read the spec from record 0, by repeated calls that must agree."""
         first = Request.plain(np.zeros(1, np.int64))
         with Reader(self.index, verify=bool(self.verify)) as reader:
             values = Samples(self, reader).tried(first, joined_rows(self.index, self.side, first))

@@ -53,9 +53,9 @@ def plot_mixing(
     uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data leaves
     a wedge.
 
-    - `streams`: batch samplers by name; or record ids, int[samples], as a pipeline gave them, which
-      are counted in batches of the samplers' size.
-    - `labels`: one a record, int or str.
+    - `streams`: batch samplers by name, or record ids, int[samples], in the order a pipeline gave
+      them. Such ids are counted in batches of the samplers' size.
+    - `labels`: a label for each record, int or str.
     - `buffers`: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
     - `epoch`: the epoch of the samplers.
 
@@ -69,7 +69,7 @@ def plot_mixing(
     4
     """
     if not streams:
-        raise ValueError("streams must name one at least, got none")
+        raise ValueError("streams must name at least one stream, got none")
     sizes = [one.batch_size for one in streams.values() if isinstance(one, BatchStream)]
     size = max(sizes, default=64)
     found = {
@@ -125,8 +125,8 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
 
 
 def _together(ids: Int64s, records: int) -> float:
-    """Return in how long a stretch of stored order the average record is read."""
-    # Neighbours are read together if both are met within as many samples as a quarter of all.
+    """Return the length of the stretch of stored records in which the average record is read."""
+    # Neighbours count as read together if both come within a quarter of all samples.
     squares = met = 0
     for some in np.array_split(ids, max(4, 4 * len(ids) // max(1, records))):
         near = np.unique(some)
@@ -146,8 +146,8 @@ def plot_ranks(
 ) -> Figure:
     """Draw what each rank gets in the first steps: a column for each rank, coloured by class.
 
-    `sampler.explain` has the same in text. `labels`: one a record; every record has one colour
-    without them.
+    `sampler.explain` gives the same as text. `labels`: a label for each record. Without labels all
+    records have one colour.
 
     >>> from twinfeed.samplers import PKBatchSampler
     >>> classes = [n // 10 for n in range(80)]
@@ -189,7 +189,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
     Images are the first field whose samples are uint8 or float arrays [height, width] or [height,
     width, 1, 3 or 4]. A row has the samples of one class where a batch is made of classes. Below an
-    image: its class, its record and what else is short: texts and numbers.
+    image stand its class, its record, and other short values: texts and numbers.
 
     Raises ValueError for a feed without images; the errors of reading and decoding.
 
@@ -233,7 +233,7 @@ def _is_images(value: Any) -> bool:
 
 
 def _displayed(image: Array) -> Array:
-    """Return an image as matplotlib takes it: floats are scaled to what they span."""
+    """Return an image as matplotlib takes it, with floats scaled to [0, 1]."""
     image = image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
     if image.dtype.kind == "u":
         return image
@@ -242,7 +242,7 @@ def _displayed(image: Array) -> Array:
 
 
 def _rows(labels: Array | None, count: int) -> list[int]:
-    """Return how many samples each row of the sheet has: classes, or rows of about equal length."""
+    """Return the number of samples in each row: classes, or rows of about equal length."""
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
         sizes = np.diff(np.append(starts, count))
@@ -253,7 +253,7 @@ def _rows(labels: Array | None, count: int) -> list[int]:
 
 
 def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
-    """Return what is said below an image."""
+    """Return the text below an image."""
     lines = [f"record {feed.sampler.records(batch['id'][number : number + 1])[0]}"]
     for name, values in batch.items():
         value = values[number]

@@ -1,4 +1,4 @@
-"""What a feed will ask of the store of its shards, known before anything is read."""
+"""What an epoch of a feed will request from its store, known before anything is read."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
 from twinfeed.loaders.reading.reader import Reader
 
-# Samples of an epoch that are looked at. A longer epoch is reckoned from the second half of them.
+# Most samples that are looked at. A longer epoch is estimated from the second half of these.
 _MOST = 1 << 19
 
-# A request of fewer bytes takes longer to begin than to carry: on a disk, and in a bucket.
+# A request of fewer bytes takes longer to begin than to transfer: on a disk, and in a bucket.
 _SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
 
-# Shards of fewer bytes have short blocks, by `shuffled`.
+# `shuffled` makes short blocks of shards that have fewer bytes together.
 _LITTLE = 1 << 29
 
-# A span that is not met for so many times its usual pause is open no longer.
+# A span counts as closed after a pause of so many times its usual pause.
 _PAUSES = 16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what an epoch of a feed asks of its store; `plan` makes it.
+    """Say what an epoch of a feed requests from its store. `plan` returns a `Plan`.
 
-    - `batches` of an epoch, and `samples`: their ids, padding not counted.
-    - `requests`: ranges that are asked for in an epoch; `read_bytes`: the bytes of these ranges.
+    - `batches`: batches of an epoch. `samples`: ids of an epoch, without padding.
+    - `requests`: ranges requested in an epoch. `read_bytes`: the bytes of these ranges.
     - `used_bytes`: the bytes of the fields that batches take.
-    - `held_bytes`: what must be in memory at once, so that nothing is read twice: the open blocks
-      and what is read ahead.
-    - `cache_bytes`: the size of a cache, and `cache_hits`: the fraction of a second epoch's bytes
-      that is found there, where what is needed last is dropped first.
-    - `exact`: whether whole epochs were looked at. Otherwise requests and bytes are reckoned from
-      a part, and `cache_hits` is what is found at least.
-    - `advice`: what to do where the store can never be fast.
+    - `held_bytes`: the memory needed so that nothing is read twice: for the open blocks, and for
+      what is read ahead.
+    - `cache_bytes`: the size of a cache. `cache_hits`: the fraction of a second epoch's bytes that
+      the cache holds, if the cache first drops what is needed last.
+    - `exact`: whether whole epochs were looked at. Otherwise requests and bytes are estimated from
+      a part, and `cache_hits` is a lower bound.
+    - `advice`: what to change where the store can never be fast.
 
     >>> Plan(1, 10, 2, 500, 400, 100).amplification
     1.25
@@ -65,7 +65,7 @@ class Plan:
         return self.read_bytes / max(1, self.used_bytes)
 
     def __str__(self) -> str:
-        """Say it in lines."""
+        """Return the plan as lines of text."""
         about, least = ("", "") if self.exact else ("about ", "at least ")
         size = self.read_bytes / max(1, self.requests)
         lines = [
@@ -84,13 +84,13 @@ class Plan:
 
 
 def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
-    """Say what an epoch of `feed` will ask of the store of its shards. Nothing is read.
+    """Say what an epoch of `feed` will request from the store of its shards. Nothing is read.
 
-    `cache_bytes` is the size of a cache, on a disk or in memory, of which the plan says how much of
-    a second epoch is found there.
+    `cache_bytes` is the size of a cache, on a disk or in memory. The plan says how much of a second
+    epoch such a cache holds.
 
-    Up to half a million samples of the stream are drawn. A longer epoch is reckoned from these, and
-    the plan says so.
+    Up to half a million samples of the stream are drawn. A longer epoch is estimated from these,
+    and the plan says so.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -157,7 +157,7 @@ class _Epoch(NamedTuple):
         same = first[order][1:] == first[order][:-1]
         pause = np.diff(order)
         usual = np.median(pause[same]) if same.any() else 0.0
-        # Whatever is not read in blocks is read anew each time, but for images that are kept.
+        # Without blocks each use is a new read, except for images that are kept.
         again = same & (pause <= _PAUSES * usual) & (sampler.in_blocks or sampler.live is not None)
         begins = np.flatnonzero(np.concatenate([[True], ~again])[: len(ids)])
         ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
@@ -188,7 +188,7 @@ def _asked(feed: Feed, fields: list[str], steps: int) -> tuple[int, int]:
             middle = (planner.told, ledger.requests, ledger.bytes)
     told, requests, read = middle
     share = (total - told) / max(1, planner.told - told)
-    # As many more as the second half of what was looked at has, for all that is still to come.
+    # The steps still to come are estimated from the second half of the steps looked at.
     return (
         round(requests + share * (ledger.requests - requests)),
         round(read + share * (ledger.bytes - read)),
@@ -208,8 +208,8 @@ class _Ledger(Reader):
 def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
     """Return the fraction of the bytes of `second` that a cache of `room` bytes holds when asked.
 
-    Both are sequences of units, asked for one after the other. The cache is the best one: it drops
-    what is needed last. Units are taken to be as long as they are on average.
+    `first` and `second` are sequences of units. The cache is the best possible cache: it drops the
+    unit that is needed last. Every unit is taken to have the mean size.
     """
     units = np.concatenate([first, second])
     total = float(sizes.sum())
@@ -232,7 +232,7 @@ def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> 
 
 
 def _next_uses(units: Int64s) -> Int64s:
-    """Return when each unit comes again; the length where it does not."""
+    """Return the next place of each unit; `len(units)` where the unit does not come again."""
     order = np.argsort(units, kind="stable")
     upcoming = np.full(len(units), len(units))
     again = units[order][1:] == units[order][:-1]
@@ -241,7 +241,7 @@ def _next_uses(units: Int64s) -> Int64s:
 
 
 def _advice(feed: Feed, facts: Plan) -> list[str]:
-    """Say what to do where the store can never be fast."""
+    """Say what to change where the store can never be fast."""
     index, sampler = feed.index, feed.sampler
     remote, memory = is_url(index.root), _system.memory()
     size = facts.read_bytes / max(1, facts.requests)

@@ -1,4 +1,4 @@
-"""What a worker is asked for: the ids of one step, and what the sampler says of each."""
+"""What a worker is asked for: the ids of one step, and the record, view and seed of each id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Request(NamedTuple):
     """Name the samples of one batch: what a worker needs to know, and no more.
 
     `ids`, `records` and `views` are int64[batch], -1 for padding. `seeds` is uint64[batch], or None
-    where nothing draws.
+    where no seeds are needed.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
@@ -41,7 +41,7 @@ class Request(NamedTuple):
         *,
         seeds: bool = True,
     ) -> Request:
-        """Make the request of one step; `ids`, where the caller has drawn the batch already.
+        """Make the request of one step. Give `ids` if the batch is drawn already.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
         >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 0).ids
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
-        """Request records by themselves: no step, no views, by default seeds of 0.
+        """Request records alone, without a step and without views. The default seeds are 0.
 
         >>> Request.plain(np.array([4])).seeds
         array([0], dtype=uint64)
@@ -64,7 +64,7 @@ class Request(NamedTuple):
         return cls(0, 0, records, records, np.zeros_like(records), seeds)
 
     def where(self, kept: npt.NDArray[np.bool_], /) -> Request:
-        """Leave the samples where `kept` (bool[batch]) is False out."""
+        """Leave out the samples where `kept` (bool[batch]) is False."""
         if kept.all():
             return self
         return self._replace(

@@ -24,15 +24,15 @@ def shuffled(
 ) -> ShardShuffleSampler:
     """Make a shard-aware shuffle of all records of `index`, in blocks of about 4 MiB.
 
-    A block of 4 MiB is read as fast as the whole shard. Up to 128 blocks are open at once, and
-    together they take no more than `memory` bytes: 512 MiB, a tenth of a machine of 5 GiB.
+    A block of 4 MiB is read as fast as the whole shard. Up to 128 blocks are open at once. Together
+    they take at most `memory` bytes. The default, 512 MiB, is a tenth of a machine of 5 GiB.
 
-    The block and the window are functions of the index and of `memory` alone, never of the machine,
-    so that two machines have one stream. They are in the order's `repr`. The number of records in a
-    block is a power of two, and small enough that small data have a block for each lane.
+    The block and the window depend on the index and on `memory` alone. So every machine has the
+    same stream. The order's `repr` shows both numbers. The number of records in a block is a power
+    of two. Small data have smaller blocks, so that there is a block for each lane.
 
     `seed`, `sections` and `order_within` are those of `ShardShuffleSampler`. Raises ValueError
-    where `memory` is less than one block for each section. Warns where `memory` is more than a
+    where `memory` is less than one block for each section. Warns where the blocks take more than a
     tenth of what this process may use, since pages may then be dropped before they are read.
 
     >>> from tempfile import mkdtemp

@@ -201,7 +201,7 @@ def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background
         ValueError, match=r"7 records are not in the table \(first: 'k0', 'k2'"
     ) as no:
         build_index(shards, out, label=table)
-    assert "give these a background=, or leave them out with missing='skip'" in str(no.value)
+    assert "give such records a background=, or skip them with missing='skip'" in str(no.value)
     with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
         index = build_index(shards, out, label=table, reading=Reading(missing="skip"))
     assert (index.keys(range(3)), index.shard_lengths.tolist()) == (["k1", "k3", "k4"], [3, 0])
@@ -558,13 +558,13 @@ def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"shard": "a.tar"}', r"it lacks \['record'\]"),
-        ('{"shard": "a.tar", "record": 1, "x": 1}', r"nobody knows its \['x'\]"),
-        ('{"shard": 7, "record": 1}', "its shard is 7, not a path"),
-        ('{"shard": "a.tar", "record": -1}', "its record is -1, not a number of at least 0"),
-        ('{"shard": "a.tar", "record": "1"}', "its record is '1', not a number"),
-        ('{"shard": "a.tar", "record": 1, "rest": "no"}', "its rest is 'no', neither true nor"),
-        ('["a.tar", 1]', "no JSON object"),
+        ('{"shard": "a.tar"}', r"\['record'\] must be there"),
+        ('{"shard": "a.tar", "record": 1, "x": 1}', r"unknown names \['x'\]"),
+        ('{"shard": 7, "record": 1}', "shard must be a path, got 7"),
+        ('{"shard": "a.tar", "record": -1}', "record must be a number of at least 0, got -1"),
+        ('{"shard": "a.tar", "record": "1"}', "record must be a number .* got '1'"),
+        ('{"shard": "a.tar", "record": 1, "rest": "no"}', "rest must be true or false, got 'no'"),
+        ('["a.tar", 1]', "must be a JSON object"),
         ("a.tar", "Expecting value"),
         ("\udcff", "Expecting value"),
     ],
@@ -776,7 +776,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"root": tmp_path / "elsewhere"}, ValueError, "must lie below the root"),
         ({"label": lambda sample: 0.5}, DecodeError, "must return an int, a str or None"),
         ({"label": lambda sample: float("nan")}, DecodeError, "found: nan"),
-        ({"classes": ["a"]}, ValueError, "there are none: say where they are with label="),
+        ({"classes": ["a"]}, ValueError, "has no labels: say with label= where the labels are"),
     ]
     for options, kind, text in bad:
         with pytest.raises(kind, match=text):
@@ -1020,7 +1020,7 @@ def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
     file.write_text("\ufeffa,cat\r\n", encoding="utf-8")
     assert FromTable(file).labels == {"a": "cat"}
     file.write_text("a,fat,cat\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"which of its 3 columns .* here that is \['a', 'fat'"):
+    with pytest.raises(ValueError, match=r"has 3 columns: .* first line, got \['a', 'fat'"):
         FromTable(file)
 
 

@@ -243,10 +243,10 @@ def test_what_is_missing_ends_with_status_1(
     build_index(shards, index)
     shards[1].unlink()
     assert main(["cat", index, "0"]) == 1
-    advice = "give root= the folder that holds them (an index that was built with root= is opened"
+    advice = "give root= the folder that holds them (an index that was built with root= needs root="
     assert capsys.readouterr().err == (
         f"twinfeed: error: {tmp_path}/here: 1 of 3 shards are missing here: d-000001.tar; "
-        f"restore them, or {advice} with it too)\n"
+        f"restore them, or {advice} when it is opened)\n"
     )
 
 
@@ -620,7 +620,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / "a" / name).write_bytes(b"...")
     images = str(tmp_path / "images")
-    want = f"twinfeed: warning: files below {images} are no images and are left out (1: .txt 1)\n"
+    want = f"twinfeed: warning: files below {images} are not images and are left out (1: .txt 1)\n"
     for command in (["pack", images, f"{tmp_path}/out"], ["index", images, "--out", f"{images}.i"]):
         assert main([*command, "-q"]) == 0
         assert capsys.readouterr().err == want

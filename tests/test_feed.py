@@ -228,7 +228,7 @@ def test_a_batcher_pickles_without_the_sampler(index: Index) -> None:
 
 def test_it_does_not_change(index: Index, sampler: ExactOnceBatchSampler) -> None:
     feed = Feed(index, sampler)
-    with pytest.raises(AttributeError, match="a Feed does not change: make another one"):
+    with pytest.raises(AttributeError, match="a Feed does not change: make another Feed"):
         feed.sampler = sampler
 
 

@@ -38,7 +38,7 @@ def test_folder_keys_keep_the_extension_only_where_it_tells_files_apart(tmp_path
 
 def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.jpg", "a/2.txt", "b/1.db", "b/3.TXT", "b/README", ".hidden.txt")
-    text = rf"files below {tmp_path} are no images .* \(4: \.txt 2, \.db 1, no extension 1\)"
+    text = rf"files below {tmp_path} are not images .* \(4: \.txt 2, \.db 1, no extension 1\)"
     with pytest.warns(ShardWarning, match=text) as heard:
         assert len(folder(tmp_path)) == 1
     assert len(heard) == 1

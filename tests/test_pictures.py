@@ -111,7 +111,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> No
     feed = Feed(index, ExactOnceBatchSampler(1, batch_size=1))
     with pytest.raises(ValueError, match="must give images, got fields id, x"):
         show_batch(feed)
-    with pytest.raises(ValueError, match="streams must name one at least"):
+    with pytest.raises(ValueError, match="streams must name at least one"):
         plot_mixing({})
 
 

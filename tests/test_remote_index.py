@@ -107,7 +107,7 @@ def test_a_web_server_that_lists_nothing_is_told_with_what_to_do(
     server.fail = lambda _path, _start: fate
     with pytest.raises((FileNotFoundError, LoaderError)) as caught:
         build_index(f"{server.url}/d-*.tar", tmp_path / "x.index")
-    assert "cannot be asked for its files" in str(caught.value)
+    assert "can list its files only where" in str(caught.value)
     assert "train-{00000..00063}.tar" in str(caught.value)
     server.fail = lambda _path, _start: None
     assert len(build_index(f"{server.url}/d-00000{{0,1}}.tar", tmp_path / "x.index")) == 20

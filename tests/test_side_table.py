@@ -47,7 +47,7 @@ def test_a_table_in_another_order_is_joined_by_key(tmp_path: Path) -> None:
         SideTable.by_key(tmp_path / "t.npy", ["k0", "k1", "k2"], index)
     with pytest.raises(ValueError, match=r"1 of the 3 keys are there twice \(first: \['k0'\]\)"):
         SideTable.by_key(tmp_path / "t.npy", ["k0", "k0", "k1"], index)
-    with pytest.raises(ValueError, match=r"rows must lie in \[0, 10\), not in \[0, 10\]"):
+    with pytest.raises(ValueError, match=r"rows must lie in \[0, 10\), got 0 to 10"):
         SideTable(tmp_path / "t.npy", rows=np.array([0, 10]))
 
 

@@ -25,7 +25,7 @@ from twinfeed.loaders.limits import LIMITS
 BLOCK = 512
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
-_DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # of these, the size field counts no data
+_DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
 _UNSUPPORTED = {
     b"S": ("sparse member not supported", "write the archive again without --sparse (-S)"),
     b"M": (
@@ -42,7 +42,7 @@ _ADVICE = f"restore the shard, since nothing after this header can be trusted; {
 
 class Member(NamedTuple):
     """One member: name, type flag, data range, link target, and header blocks from `start` on.
-    `target` is where the data of a hard link lie, after somebody has looked for them.
+    `target` is the place of a hard link's data, once it is found.
     """
 
     name: bytes
@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
     @property
     def data(self) -> tuple[int, int]:
-        """Return (offset, size) of the data, which for a hard link are the target's."""
+        """Return (offset, size) of the data; for a hard link, of the target's data."""
         return self.target or (self.offset, self.size)
 
     @property
@@ -68,9 +68,8 @@ class Member(NamedTuple):
 def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     """Yield every member of an archive, links and directories too.
 
-    `file` is the open archive, seekable. When a member is given, the file stands at its data; the
-    caller may move in it. Warns (ShardWarning) of an archive without its end, and of bytes after
-    the end.
+    `file` is the open archive, seekable. When a member is yielded, the file stands at its data. The
+    caller may seek. Warns (ShardWarning) of an archive without its end, and of bytes after the end.
 
     Raises DataCorruptionError and TruncatedShardError, each naming `path`.
     """
@@ -94,7 +93,7 @@ class _Walk:
     def member(self) -> Member | None:
         """Read the headers of the next member; None at the end of the archive."""
         start, blocks = self.at, b""
-        told: dict[bytes, Any] = {}  # by the extended headers before this member, by their kinds
+        told: dict[bytes, Any] = {}  # what extended headers before this member say, by kind
         while (block := self._header()) is not None:
             kind, size = block[156:157], self._number(block[124:136])
             self.at += BLOCK
@@ -167,7 +166,7 @@ class _Walk:
         told[kind] = data.rstrip(b"\x00") if gnu else self._pax(data)
 
     def _pax(self, data: bytes) -> dict[bytes, bytes]:
-        """Parse PAX records, each `length key=value` and a newline; keep those that matter here."""
+        """Parse PAX records (`length key=value`, a newline); keep the keys that matter here."""
         records, at = dict[bytes, bytes](), 0
         while at < len(data):
             match = _PAX_LENGTH.match(data, at)
@@ -185,7 +184,7 @@ class _Walk:
     def _finish(
         self, start: int, block: bytes, size: int, blocks: bytes, told: Mapping[bytes, Any]
     ) -> Member:
-        """Put a member together from its header block and what was said before it."""
+        """Make a member of its header block and the extended headers before the block."""
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
         if kind == b"\x00" and name.endswith(b"/"):
             kind = b"5"  # as Version 7 wrote directories
@@ -215,16 +214,13 @@ class _Walk:
         return Member(name, kind, start, self.at, size, link, blocks + block)
 
     def _longer(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
-        """Return the name that holds: PAX's or GNU's, which must agree, else the header's own."""
+        """Return the PAX or GNU name (both must agree), else the name in the header."""
         if gnu is not None and pax and gnu != pax:
             raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
         return pax or gnu or short
 
     def _check_end(self) -> int | None:
-        """Return where another archive follows after the end of this one, as in what `cat a.tar
-        b.tar` makes. Warn of an end that is not two blocks of zeros, and of what follows and is
-        no archive.
-        """
+        """Return where another archive follows (`cat a.tar b.tar`); warn of any other odd end."""
         if not self.size:
             self._warn("the file is empty, without even the end of an archive")
         elif self.size < self.at + 2 * BLOCK:
@@ -247,12 +243,12 @@ class _Walk:
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar(self, block: bytes) -> DataCorruptionError | None:
-        """Return the error of a file that is no tar archive, if its beginning tells what it is."""
+        """Return the error of a file whose first bytes show that it is not a tar archive."""
         what = disguise(block) if self.at == 0 and not is_tar(block) else None
         return what and self._error(f"not a tar archive: {what[0]}", advice=what[1])
 
     def _unsupported(self, kind: bytes, start: int) -> DataCorruptionError:
-        """Return the error of a sound member of a kind that cannot be read by its range."""
+        """Return the error of a sound member that cannot be read by offset and size."""
         problem, advice = _UNSUPPORTED[kind]
         return self._error(problem, at=start, advice=advice)
 
@@ -279,7 +275,7 @@ class _Walk:
 def _sum_of_bytes(block: bytes) -> int:
     """Return the sum of a header's bytes, with spaces in place of the checksum."""
     blank = block[:148] + b"        " + block[156:]
-    # Adler-32's low half is one more than the sum of the bytes modulo 65521, above half a block's
+    # Adler-32's low half is 1 + the sum of the bytes modulo 65521. Half a block's sum is smaller.
     return (zlib.adler32(blank[:256]) & 0xFFFF) + (zlib.adler32(blank[256:]) & 0xFFFF) - 2
 
 

@@ -1,7 +1,7 @@
 """The protocol-buffer wire format: varints, tags and fields, bounded and without recursion.
 
 Written from the encoding's public description (protobuf.dev, "Encoding"). Every function stays
-inside `[at, end)` and raises `WireError` with the place where the bytes stop making sense.
+inside `[at, end)`. For malformed bytes it raises `WireError` with their place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WireError(ValueError):
 
 
 def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, place after it) of the varint at `at`: at most ten bytes, cut to 64 bits."""
+    """Return (value, next place) of the varint at `at`: at most ten bytes, cut to 64 bits."""
     value = 0
     try:
         for shift in _SHIFTS:
@@ -46,7 +46,7 @@ def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
 
 
 def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, place after it) of a tag or a length: five bytes and 32 bits at most."""
+    """Return (value, next place) of a tag or a length: at most five bytes and 32 bits."""
     value = 0
     try:
         for shift in _SHORT:
@@ -71,7 +71,7 @@ def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
             value, at = read_varint(data, at, len(data))
             short.append(value)
         return np.array(short, np.uint64)
-    while at < len(data):  # in chunks, so that what numpy needs in between stays small
+    while at < len(data):  # in chunks, so that numpy's temporary arrays stay small
         end = min(at + _CHUNK, len(data))
         while end < len(data) and end > at and data[end - 1] > 127:
             end -= 1
@@ -112,7 +112,7 @@ def fields(data: bytes, at: int, end: int, /) -> Iterator[tuple[int, int, int, i
     """Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
 
     `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
-    Groups, which are deprecated, are passed over.
+    Groups are deprecated, and are skipped.
     """
     while at < end:
         number, wire, start, stop = _field(data, at, end)

@@ -1,4 +1,4 @@
-"""`tf.train.Example` without TensorFlow: where each feature lies, its values, and the way back.
+"""`tf.train.Example` without TensorFlow: find features, parse values, and encode.
 
 The parser is bounded and does not recurse. The parser accepts what proto3 accepts:
 
@@ -43,12 +43,12 @@ _TEXT = (bytes, bytearray, memoryview, str)
 def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     """Find the bytes of every feature of a serialized Example.
 
-    Offsets count from `base`, where `data` starts. A bytes feature with one value is of kind
-    "bytes"; any other is its list message. A feature that holds no list is left out, as
-    TensorFlow's parsers take it for missing.
+    Offsets count from `base`, where `data` starts. A bytes feature with one value has the kind
+    "bytes". Any other feature is given as its list message. A feature without a list is left out:
+    TensorFlow's parsers count such a feature as missing.
 
-    Raises DataCorruptionError where the message is malformed, or one feature's list is stored in
-    several pieces.
+    Raises DataCorruptionError for a malformed message, and for a list that is stored in several
+    pieces.
     """
     try:
         found = usual(data)
@@ -69,8 +69,7 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
 def parse(data: bytes, /) -> dict[str, Values]:
     """Return the values of every feature: a list of bytes, int64[n] or float32[n].
 
-    A feature that holds no list is left out. Raises DataCorruptionError where the message is
-    malformed.
+    A feature without a list is left out. Raises DataCorruptionError for a malformed message.
     """
     try:
         found = usual(data)
@@ -88,7 +87,7 @@ def parse(data: bytes, /) -> dict[str, Values]:
 def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     """Return the values of one list message: a list of bytes, int64[n] or float32[n] by `kind`.
 
-    Raises DataCorruptionError where the message is malformed, ValueError where `kind` is no list's.
+    Raises DataCorruptionError for a malformed message, ValueError for a `kind` that is no list.
     """
     if kind not in WIRES:
         raise ValueError(f"kind must be one of {sorted(WIRES)}, got {kind!r}")
@@ -99,14 +98,14 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
 
 
 def encode(features: Mapping[str, Any], /) -> bytes:
-    """Serialize one Example; the same features give the same bytes, whatever their order.
+    """Serialize one Example. The same features give the same bytes, whatever their order.
 
-    A value is bytes, str (as UTF-8), a number, or a sequence or array of one of these; integers and
-    booleans make an int64_list, floats a float_list, rounded to float32. An empty feature must be
-    an array, whose dtype tells its kind.
+    A value is bytes, str (as UTF-8), a number, or a sequence or array of one of these. Integers and
+    booleans make an int64_list. Floats are rounded to float32 and make a float_list. An empty
+    feature must be an array, since the dtype says which list to make.
 
-    Raises TypeError for values of another type, ValueError for several dimensions, numbers beyond
-    int64 or float32, and an empty list; each names the feature.
+    Raises TypeError for values of another type. Raises ValueError for several dimensions, numbers
+    beyond int64 or float32, and an empty list. Each error names the feature.
 
     >>> encode({"label": 7}).hex()
     '0a100a0e0a056c6162656c12051a030a0107'
@@ -171,7 +170,7 @@ def _feature(name: str, value: Any) -> bytes:
 def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return floats rounded to float32; refuse a number that is too large for float32."""
     if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
-        # numpy makes floats of integers for which it has no common type
+        # numpy turns integers into floats where no integer type holds them all
         raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
     with np.errstate(over="ignore"):
         rounded = array.astype("<f4")

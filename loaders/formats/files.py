@@ -1,8 +1,8 @@
-"""Loose files as records: list them in an order of their own, and scan them.
+"""Loose files as records: list the files in a fixed order, and scan them.
 
 A listing is a list of `Entry`s. Their paths are relative to one root, and written with `/`. `scan`
-reads a listing. Folders are listed in the order of the paths' code points, which is the same on
-every machine.
+reads a listing. A folder is listed in the order of the paths' code points. This order is the same
+on every machine.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
     """List the images of a directory tree, one record each, labelled by their folder below `root`.
 
     The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
-    itself has no label. The key is the path without its extension, or with the extension where two
-    files differ in nothing else. Hidden files, indexes and other extensions (compared in lower
-    case) are left out. Files that are no images are counted in a ShardWarning, unless the caller
-    has named extensions.
+    itself has no label. The key is the path without its extension. Where two files differ only in
+    the extension, their keys keep the extension. Hidden files, indexes and other extensions
+    (compared in lower case) are left out. A ShardWarning counts the files that are not images,
+    unless the caller names extensions.
 
-    Raises FileNotFoundError for a missing root, NotADirectoryError where the root is a file.
+    Raises FileNotFoundError for a missing root, NotADirectoryError for a root that is a file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -72,9 +72,9 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
 
 
 def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
-    """Say which folders directly below `root` hold no entry, links to folders among them.
+    """Name the folders directly below `root` that hold no entry, links to folders included.
 
-    None where every folder holds one, and where no entry lies in a folder.
+    Returns None where every folder holds an entry, and where no entry lies in a folder.
     """
     held = {entry.label for entry in entries} - {None}
     found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]
@@ -88,11 +88,7 @@ def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> 
 
 
 def _below(root: str | os.PathLike[str]) -> list[str]:
-    """List the files below `root` as sorted relative paths with `/`.
-
-    Hidden files and folders are left out. Folders that are symbolic links, or indexes, are not
-    entered.
-    """
+    """List the files below `root`, sorted, without hidden files, indexes and links to folders."""
     found = []
     for place, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [
@@ -112,13 +108,13 @@ def scan(
     max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad | None = None,
 ) -> Iterator[Record]:
-    """Yield every entry as a record, its files read, in memory bounded by the longest record.
+    """Read the files of every entry, and yield a record. Memory is bounded by the longest record.
 
-    `header` is made of the paths and sizes. Given `on_bad`, a record that is too long goes there,
-    and the scan goes on.
+    The record's `header` is made of the paths and sizes. `on_bad` is called with the error of a
+    record that is too long, and the scan goes on.
 
-    Raises FileNotFoundError, UnsafeContentError for a path that leaves `root` (links followed), and
-    DataCorruptionError for a record longer than `max_record_bytes`.
+    Raises FileNotFoundError for a missing file, UnsafeContentError for a path that leaves `root`
+    (also through a link), and DataCorruptionError for a record longer than `max_record_bytes`.
     """
     places = Places(root)
     for number, entry in enumerate(entries):
@@ -149,14 +145,14 @@ def scan(
 
 
 class Places:
-    """Find files below a root, with the folders' own places remembered."""
+    """Find files below a root, and remember where their folders are."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.folders: dict[str, str] = {}
 
     def find(self, path: str) -> str:
-        """Return the full path of a file, which must lie below the root when links are followed."""
+        """Return the full path of a file. With links followed, it must lie below the root."""
         folder, name = os.path.split(path)
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(os.path.join(self.root, folder))
@@ -173,17 +169,17 @@ class Places:
 
 
 def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
-    """Warn that files which are no images are left out."""
+    """Warn that files that are not images are left out."""
     kinds = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in others)
     most = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:5]
     counts = ", ".join(f"{kind} {count}" for kind, count in most)
     warnings.warn(
-        f"files below {os.fspath(root)} are no images and are left out ({len(others)}: {counts})",
+        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts})",
         ShardWarning,
         stacklevel=3,
     )
 
 
 def _raise(error: OSError) -> None:
-    """Let a folder that cannot be read be an error."""
+    """Raise the error of a folder that cannot be read."""
     raise error

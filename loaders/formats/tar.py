@@ -1,7 +1,7 @@
-"""webdataset's tar shards: scan the samples of one, and write one.
+"""webdataset's tar shards: `scan` reads the samples of a shard, and `TarWriter` writes a shard.
 
-_tarkeys.py has the naming rule. Consecutive members of one key make a sample. What would make half
-a sample is an error.
+_tarkeys.py has the naming rule. Consecutive members of one key make a sample. Half a sample is an
+error.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, 
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16
-"""The hard links of an archive may stand for so many times its own bytes."""
+"""Most bytes that an archive's hard links stand for, in multiples of the archive's own size."""
 
 _LINK = "write the archive again with the file itself (tar --dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
 APART = "write the archive again, sorted by name, or put the members together with join=True"
-"""What to do about a key that is met again, which is half a sample: to leave it out does not help.
-"""
+"""Advice for a key that comes again. Such a key is half a sample: leaving it out does not help."""
 _NAMES = "rename the file and write the archive again"
 _FIT = (
-    "a key has no dot after its last slash, a field no capitals and no slash, neither a newline, "
-    "and no name leads out of its folder"
+    "a key must have no dot after its last slash, and a field no capitals and no slash; neither "
+    "may have a newline or lead out of its folder"
 )
 _FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
 
@@ -48,12 +47,12 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and what tells that a key comes again (see `KnownKeys`). With
-    `join`, members of one key that lie apart make one sample, which comes where its last member is.
-    The headers are then read up to three times, and samples that wait for members are held.
+    Memory holds the longest sample, and a summary of the keys so far (see `KnownKeys`). With
+    `join`, members of one key that lie apart make one sample, at the place of the last member. The
+    headers are then read up to three times, and memory holds the incomplete samples too.
 
-    `on_bad` is called with the error of a bad sample, and the scan goes on. Broken headers are
-    raised in any case, with the number of the first sample that is lost.
+    `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
+    raises an error, with the number of the first lost sample.
 
     Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
     link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
@@ -133,7 +132,7 @@ def _plain(name: bytes) -> bytes:
 
 
 class _Sample:
-    """Gather a sample: its members so far, the first thing wrong, and the stretches to come."""
+    """Gather a sample: its members so far, its first error, and the stretches still to come."""
 
     def __init__(self, path: str, key: str, start: int, number: int, limit: int) -> None:
         self.path, self.key, self.number, self.limit = path, key, number, limit
@@ -144,7 +143,7 @@ class _Sample:
         self.bad: DataCorruptionError | None = None
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
-        """Take in one member, with the data read from the file."""
+        """Add one member, with the data read from the file."""
         self.headers.append(member.header)
         self.end = member.end
         offset, size = member.data
@@ -162,7 +161,7 @@ class _Sample:
         elif self.bad is None:
             file.seek(offset)
             data = file.read(size)
-            if len(data) < size:  # the file was whole when its size was taken
+            if len(data) < size:  # the file has become shorter since the scan began
                 raise TruncatedShardError(
                     f"truncated record at offset {member.start}",
                     path=self.path,
@@ -175,7 +174,7 @@ class _Sample:
             self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
-        """Keep the first thing that is wrong."""
+        """Keep the first error."""
         self.bad = self.bad or DataCorruptionError(
             problem,
             path=self.path,
@@ -200,7 +199,7 @@ class TarWriter(Closing):
     """Write a webdataset tar shard; a context manager.
 
     The same samples give the same bytes: times and owners are zero, the mode is 0644. Names that
-    are long, or not ASCII, are written as PAX. The file is whole only after `close`.
+    are long, or not ASCII, are written as PAX. The file is complete only after `close`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, TarWriter(f"{folder}/a.tar") as writer:
@@ -216,8 +215,8 @@ class TarWriter(Closing):
     def write(self, key: str, fields: Mapping[str, bytes], /) -> None:
         """Append one sample, its fields in the order given.
 
-        Raises ValueError for a key or an extension that would not be read back as it is, or would
-        lead out of the folder in which somebody extracts the archive.
+        Raises ValueError for a key or an extension that would be read back differently, and for a
+        name that would lead out of the folder where the archive is extracted.
         """
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
@@ -243,7 +242,7 @@ class TarWriter(Closing):
         self._file.close()
 
     def __exit__(self, *error: Any) -> None:
-        """Close the file; after an exception without the archive's end, for it is not whole."""
+        """Close the file. After an exception, leave out the archive's end: it is not complete."""
         if any(error):
             self._file.close()
         self.close()

@@ -42,11 +42,11 @@ def scan(
     """Yield every record of a TFRecord shard in one sequential pass.
 
     - Memory is bounded by the longest record.
-    - With `example` the fields are the features of a tf.train.Example. Without, the one field
-      "data" is the record's bytes.
+    - With `example` the fields are the features of a tf.train.Example. Without `example` the only
+      field is "data", the record's bytes.
     - A record longer than `max_record_bytes` is refused before it is read.
     - `on_bad` is called with the error of a record whose data are bad, and the scan goes on. Broken
-      framing is raised in any case.
+      framing always raises an error.
 
     Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
     TruncatedShardError.
@@ -70,12 +70,12 @@ def scan(
                 on_bad(error)
                 continue
             length = HEADER + len(data) + FOOTER
-            # With the checksum of the data, other data of the same length are another record.
+            # The footer is the data's checksum: changed data of the same length are noticed.
             yield Record(offset, length, None, fields, header + footer, number)
 
 
 def framed_length(header: bytes, /) -> int | None:
-    """Return the length, with framing, of the record of this header; None if it is no header."""
+    """Return a record's length with framing, from its header; None for a wrong header."""
     if len(header) < HEADER:
         return None
     length, stored = _HEADER.unpack(header[:HEADER])
@@ -85,7 +85,7 @@ def framed_length(header: bytes, /) -> int | None:
 def _frames(
     file: BinaryIO, path: str, max_record_bytes: int
 ) -> Iterator[tuple[int, bytes, bytes, bytes]]:
-    """Yield (offset, header, data, footer) of each record, the header checked."""
+    """Yield (offset, header, data, footer) of each record, after checking the header."""
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
 
@@ -116,7 +116,7 @@ def _frames(
 
 
 def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedShardError:
-    """Return the error of a record that the end of the file cuts."""
+    """Return the error of a record that is cut by the end of the file."""
     return TruncatedShardError(
         f"truncated record at offset {where['offset']}",
         **where,
@@ -146,7 +146,7 @@ def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
 
 
 def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorruptionError:
-    """Return the error of data that do not match their checksum, read once more to tell why."""
+    """Return the error of data with a wrong checksum, after reading the data once more."""
     with open(path, "rb", buffering=0) as file:
         advise(file.fileno(), 0, 0, "DONTNEED")
         again = read_at(file.fileno(), len(data) + FOOTER, offset + HEADER)
@@ -163,7 +163,7 @@ def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorru
 class TFRecordWriter(Closing):
     """Write a TFRecord shard, uncompressed; a context manager.
 
-    The file is what TensorFlow's own writer makes of the same records. It is whole only after
+    The file is equal to the file of TensorFlow's own writer. The file is complete only after
     `close`.
 
     >>> import tempfile

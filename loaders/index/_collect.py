@@ -32,11 +32,10 @@ from twinfeed.loaders.index.options import Plan, add_header
 from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
-"""A numeric feature of at most so many values, the same number in every record, becomes a column.
-"""
+"""Most values in a column: a numeric feature with the same number of values in every record."""
 
 CELLS = 1 << 16
-"""A block of a part has about so many fields of records."""
+"""Fields of records in one block of a part, about."""
 
 _MEMO = 1 << 16
 _SHOWN = 8
@@ -46,7 +45,7 @@ _DOTS = "; a sample's key ends at the first dot of its members' names"
 
 
 def build_part(plan: Plan, job: Job, file: str) -> None:
-    """Scan one shard, in full and with every checksum, and leave its part at `file`."""
+    """Scan one whole shard, check every checksum, and write the part to `file`."""
     if job.entries:
         _build(plan, job, Local(plan.root), Path(file))
         return
@@ -62,7 +61,7 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
 
 
 def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
-    """Write the part, once more if a feature turns out to need reading as a list."""
+    """Write the part. Write it again if a feature turns out to be a list."""
     digest, size = plan.digest(), 0 if job.entries else os.stat(here.path).st_size
     while True:
         part = ShardPart(digest, plan.options, job.shard, size, here.tag, file=file)
@@ -77,7 +76,7 @@ def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
 
 
 def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:
-    """Give every record of a shard to the collector, but those that are left out."""
+    """Give the collector every record of a shard that is not left out."""
     part = collector.part
     bad: set[int | None] = set()
 
@@ -118,9 +117,7 @@ class _Column:
         self.values: list[Array] = []
 
     def add(self, place: int, piece: Range, where: int) -> None:
-        """Note where the field of record number `place` of the block lies. Keep the numbers as long
-        as all records have the same few.
-        """
+        """Note the place of the field in record `place` of the block, and a column's numbers."""
         if len(self.rows) < place:
             self.pad(place)
         self.rows.append((where, piece.length, crc32c(piece.data)))
@@ -178,7 +175,7 @@ class _Collector:
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Take in one record, or leave it out for want of a field or label."""
+        """Add one record, or leave it out if it lacks a field or a label."""
         if self.options.key is not None:
             record = record._replace(key=self.key_of(record))
             if record.key is None:
@@ -200,7 +197,7 @@ class _Collector:
             self.write()
 
     def add_label(self, record: Record) -> bool:
-        """Note the label of a record; False to leave the record out."""
+        """Note the label of a record. Return False to leave the record out."""
         source = self.source
         if source is None:
             return True
@@ -237,14 +234,14 @@ class _Collector:
         return piece.data.decode("utf-8", "surrogateescape")
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
-        """Return the record's fields by the names the index gives them; None to leave it out."""
+        """Return the record's fields by their names in the index; None to leave the record out."""
         if self.options.fields is None:
             return [item for item in record.fields.items() if item[0] not in self.dropped]
         chosen = []
         for name, aliases in self.chosen:
             for alias in aliases:
                 if alias in record.fields:
-                    if (name, alias) != ("label", self.source):  # that is the label's column
+                    if (name, alias) != ("label", self.source):  # else it is the label's column
                         chosen.append((name, record.fields[alias]))
                     break
             else:
@@ -267,7 +264,7 @@ class _Collector:
         self.refuse(what, record, advice)
 
     def refuse(self, what: str, record: Record, advice: str) -> None:
-        """Raise the error of a record that lacks what another record has; keep it until then."""
+        """Note the error of a record that lacks something; raise it if another record has that."""
         if self.refused is None:
             names = sorted(record.fields)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -305,7 +302,7 @@ class _Collector:
         column.add(self.records, piece, where)
 
     def as_list(self, piece: Range) -> Range:
-        """Return one bytes value as the list it is in; files and tar members are no lists."""
+        """Return one bytes value of a TFRecord as the list message around it."""
         with open(self.path, "rb", buffering=0) as file:
             head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
         start, length = piece.offset - piece.head, piece.length + piece.head
@@ -343,7 +340,7 @@ class _Collector:
         """Write what is left, and the facts of the part."""
         self.write()
         part = self.part
-        if self.refused is not None:  # no record has it: it was named wrongly
+        if self.refused is not None:  # no record has the field: the name is wrong
             what, error = self.refused
             if what == _NO_LABEL:
                 raise error

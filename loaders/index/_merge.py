@@ -1,7 +1,7 @@
-"""Merge the parts of all shards into one index: their arrays as a stream, after their facts.
+"""Merge the parts of all shards into one index: first their facts, then their arrays, in blocks.
 
-Memory grows with the number of shards, fields and classes, and not with the number of records. A
-table of labels is held in memory, together with the keys.
+Memory grows with the number of shards, fields and classes, not with the number of records. Only a
+table of labels and its keys are held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twinfeed.loaders.index.labels import FromTable
 
 
 def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None) -> None:
-    """Write the index of the parts that were surveyed, in their order, to the folder `path`."""
+    """Write the index of the surveyed parts, in their order, to the folder `path`."""
     survey.check()
     with new_store(path) as store:
         merge = _Merge(store, survey, classes)
@@ -55,8 +55,8 @@ def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None)
 class _Out:
     """Write a table or a column, and take the digest of contents (see docs/index-format.md).
 
-    Lists have no digest and no `kind`, since each container stores lists in a way of its own.
-    `missing` counts the records that lack the field.
+    Lists have no digest and no `kind`, since each container stores lists in its own way. `missing`
+    counts the records without the field.
     """
 
     def __init__(self, file: ArrayFile, kind: Literal["crc32c", "<i8", "<f8"] | None) -> None:
@@ -122,7 +122,7 @@ class _Merge:
         self.columns[name] = _Out(file, "<i8" if dtype == "<i8" else "<f8")
 
     def number_classes(self) -> None:
-        """Number the classes, all names of labels being known."""
+        """Number the classes, once all names of labels are known."""
         survey, background = self.survey, self.survey.options.background
         names = survey.numbering.names
         if survey.whole:
@@ -161,7 +161,7 @@ class _Merge:
         self.files_before += part.files
 
     def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
-        """Add the rows of a field, which a part may lack altogether."""
+        """Add the rows of a field; None stands for a part without the field."""
         if rows is None:
             rows = missing_rows(records, out.file.dtype)
         rows = rows.astype(out.file.dtype)
@@ -172,7 +172,7 @@ class _Merge:
         out.write(rows)
 
     def join(self, table: FromTable) -> None:
-        """Add the labels of a table by the keys, which are written already."""
+        """Add the labels of a table by key, after the keys are written."""
         keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
         partial = self.survey.options.background is not None
         labels = self.survey.numbering.of(table.match(keys.tolist(), partial=partial))
@@ -180,7 +180,7 @@ class _Merge:
         self.columns["label"].write(self.numbers[labels])
 
     def finish(self) -> dict[str, Any]:
-        """Write what takes all records to know, and return the facts of the index."""
+        """Write what depends on all records, and return the facts of the index."""
         survey, store = self.survey, self.store
         if survey.table is not None:
             self.join(survey.table)
@@ -192,7 +192,8 @@ class _Merge:
             order = write_class_order(store, values)
         elif self.names:
             raise ValueError(
-                "classes= names integer labels, and there are none: say where they are with label="
+                "classes= names integer labels, and the index has no labels: say with label= where "
+                "the labels are"
             )
         outs = self.fields | self.columns
         return {

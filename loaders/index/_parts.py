@@ -34,15 +34,15 @@ _TRAILER = 8 + hashlib.sha256().digest_size
 
 
 class Block(NamedTuple):
-    """Hold some records of a shard: how many, and by name the arrays `rows-N` and `values-N` of
-    field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, and either `labels` or `names`.
+    """Hold the number of some records of a shard, and their arrays by name: `rows-N` and `values-N`
+    of field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, and `labels` or `names`.
     """
 
     records: int
     arrays: dict[str, Array]
 
     def having(self, known: Container[str], /) -> Block:
-        """Return the block with the records whose keys are known; all if there are no keys."""
+        """Return the block of the records whose keys are known; without keys, of all records."""
         if "keys-ends" not in self.arrays:
             return self
         keys = StringColumn(self.arrays["keys-text"], self.arrays["keys-ends"]).tolist()
@@ -56,8 +56,8 @@ class Block(NamedTuple):
 
 
 class FieldFacts(NamedTuple):
-    """Say of a field of a shard: its kind; the largest offset and length; and how many numbers each
-    record has, 0 unless all have the same few.
+    """Facts of a field of a shard: kind, largest offset, largest length, and the numbers in each
+    record, which are 0 unless every record has the same small number.
     """
 
     kind: str
@@ -70,9 +70,10 @@ class FieldFacts(NamedTuple):
 class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
-    `tag` is what the shard's store gave. `strings` has the number and the bytes of the "keys", and
-    of the "files" of loose files. `labels` says where the first label of each kind is, "integers"
-    or "names". Blocks have the labels themselves, or numbers of `names`, None for no label.
+    - `tag` is the tag that the store gave the shard.
+    - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
+    - `labels` says where the first label of each kind ("integers", "names") is.
+    - `names` are the names that the blocks refer to by number; None stands for no label.
     """
 
     plan: str
@@ -99,7 +100,7 @@ class ShardPart:
 
     @classmethod
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
-        """Return a part; None if there is none, or if it was cut short or damaged."""
+        """Return a part; None if the file is missing, cut short or damaged."""
         try:
             with file.open("rb") as data:
                 if check and not _is_whole(data):
@@ -124,21 +125,21 @@ class ShardPart:
 
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
-    """Return a part that has to be there."""
+    """Return a part; raise IndexFormatError if the file is missing or damaged."""
     if (part := ShardPart.load(file, check=check)) is None:
         raise damaged_part(file)
     return part
 
 
 def damaged_part(file: Path, /) -> IndexFormatError:
-    """Return the error of a part that has to be there."""
+    """Return the error of a missing or damaged part."""
     return IndexFormatError(
         "a part is missing or damaged", path=file, advice="build it again with build_parts"
     )
 
 
 class PartFile(HashedFile):
-    """Write a part, which has its name when it is finished."""
+    """Write a part. The file gets its name when the part is finished."""
 
     def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
         """Add the arrays of some records."""
@@ -158,13 +159,13 @@ class PartFile(HashedFile):
 
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Give a file to write a part to beside `file`; what is not finished is removed."""
+    """Yield a temporary file for a part, beside `file`. An unfinished part is removed."""
     with room_for(file.parent, None, work=file.parent):
         out = PartFile(beside(file))
         try:
             yield out
         finally:
-            with suppress(OSError):  # the disk that is full was told of already
+            with suppress(OSError):  # a full disk was reported already
                 out.close()
             out.file.unlink(missing_ok=True)
 

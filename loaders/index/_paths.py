@@ -20,23 +20,24 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
 
 PLACING = ".twinfeed-placing"
-"""The folder that holds what is being put in place in the folder around it, and for each index
-NAME there a file `NAME.placing`.
+"""A packer moves its new files into place through this folder, inside the folder that it writes to.
+For each index NAME the folder holds a file `NAME.placing`.
 """
 
 
 def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError where a packer is putting its files in place, or was killed then: old
-    shards and new ones lie side by side. With the name of an `index`, only that one counts.
+    """Raise IndexFormatError where an unfinished pack has mixed old and new shards in `folder`.
+
+    With `index`, only the index of this name counts.
     """
     placing = os.path.join(folder, PLACING)
     if os.path.exists(placing if index is None else os.path.join(placing, f"{index}.placing")):
         raise IndexFormatError(
-            "old shards and new ones are mixed here: a pack is putting its files in place, or was "
-            "killed while it did",
+            "old shards and new ones are mixed here: a pack is still putting its files in place, "
+            "or was killed before the end",
             path=folder,
-            advice="wait until that pack has ended; if it was killed, pack to this folder again "
-            "(the next pack first finishes the work of the one that was killed)",
+            advice="wait until this pack has ended; if the pack was killed, pack to this folder "
+            "again (the next pack first finishes the work of the killed pack)",
         )
 
 
@@ -46,10 +47,10 @@ def is_url(path: str) -> bool:
 
 
 def remembered_root(url: str | None, folder: str) -> str:
-    """Return the root of the shards of an index: a URL that the index remembers, or `folder`.
+    """Return the root of the shards of an index: the URL in the index, or `folder`.
 
-    Only the schemes of stores are followed. Others, such as `file://` or `zip://`, would let an
-    index lead to any file of this machine.
+    Only the schemes of stores are accepted. Other schemes, such as `file://` or `zip://`, would
+    let an index lead to any file of this machine.
     """
     if url is not None and url.partition("://")[0] in _STORES and "::" not in url:
         return url
@@ -57,12 +58,12 @@ def remembered_root(url: str | None, folder: str) -> str:
 
 
 def to_write(path: str | os.PathLike[str]) -> Path:
-    """Return the full path of what is to be written; raise ValueError for a URL."""
+    """Return the full path of a file or folder to write; raise ValueError for a URL."""
     text = os.fspath(path)
     if _URL.match(text):
         raise ValueError(
-            f"{text} is a URL: write to a local folder and upload that; shards are read from URLs, "
-            "with root= theirs"
+            f"{text} is a URL: write to a local folder and upload the folder; to read shards from "
+            "a URL, give root="
         )
     return Path(os.path.abspath(text))
 
@@ -85,12 +86,12 @@ def join(root: str, path: str) -> str:
 
 
 def below(folder: str, path: str) -> str:
-    """Return the real path of a file; raise UnsafeContentError if that is not below `folder`."""
+    """Return the real path of a file; raise UnsafeContentError if the path leaves `folder`."""
     return Places(folder).find(inside(path))
 
 
 def relative_to(root: str, path: str) -> str:
-    """Return `path` relative to `root`, with "/"; raise ValueError if it does not lie below."""
+    """Return `path` relative to `root`, with "/"; raise ValueError for a path outside `root`."""
     if is_url(root):
         base = root if root.endswith("/") else f"{root}/"
         if not path.startswith(base):
@@ -106,7 +107,7 @@ def relative_to(root: str, path: str) -> str:
 
 
 def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Compare the size of every local shard with the one it was indexed with."""
+    """Compare the size of every local shard with its size in the index."""
     for name in names:
         inside(name)
     if is_url(root):
@@ -126,7 +127,7 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
             errno.ENOENT,
             f"{len(missing)} of {len(names)} shards are missing here: {', '.join(missing[:5])}; "
             f"restore them, or give root= {elsewhere or 'the folder that holds them'} (an index "
-            "that was built with root= is opened with it too)",
+            "that was built with root= needs root= when it is opened)",
             root,
         )
     if changed:
@@ -141,7 +142,7 @@ def check_shards(root: str, names: Sequence[str], sizes: Sequence[int]) -> None:
 
 
 def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexError:
-    """Return the error of a file that has not the size (or the tag) it was indexed with."""
+    """Return the error of a file whose size (or tag) differs from the index."""
     return StaleIndexError(
         "the file has changed since it was indexed",
         path=path,
@@ -152,7 +153,7 @@ def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexEr
 
 
 def _other_root(root: str, names: Sequence[str]) -> str | None:
-    """Return the folder above or just below `root` that has all shards, if there is one."""
+    """Return the folder directly above or below `root` that has all shards, or None."""
     root = os.path.abspath(root)
     near = [os.path.dirname(root), *sorted(glob.glob(f"{glob.escape(root)}/*"))]
     for folder in near:

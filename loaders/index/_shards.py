@@ -1,4 +1,4 @@
-"""The shards a pattern or a list names: globs, braces, and sets that must be complete."""
+"""From patterns to the names of shards: globs, braces, and sets that must be complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.remote._store import store_of
 
 MAX_NAMES = 1_000_000
-"""A pattern may stand for so many names at most."""
+"""Most names that one pattern may stand for."""
 
 _WEB = re.compile(r"https?://")
 _UNLISTED = (
-    "a web server cannot be asked for its files, unless its folders are pages of links: name the "
-    "shards instead, as in train-{00000..00063}.tar, or give a list of their URLs"
+    "a web server can list its files only where its folders are pages of links: name the shards "
+    "instead, as in train-{00000..00063}.tar, or give a list of their URLs"
 )
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
@@ -33,16 +33,16 @@ _COMPRESSED = re.compile(
 def expand(
     shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *, complete: bool = True
 ) -> list[str]:
-    """Return the shards that a pattern, or several, name.
+    """Return the shards that one or several patterns name.
 
-    Braces are expanded first, then globs, each glob's matches sorted. A name that exists is taken
-    as it is, whatever characters it has; a URL (`scheme://`) is globbed if it has `*`.
-    With `complete`, numbered sets (`-00003-of-00010`) must have every number.
+    - Braces are expanded first, then globs. The matches of each glob are sorted.
+    - The name of a file that exists is taken as it is. A URL (`scheme://`) with `*` is globbed.
+    - With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
-    Raises FileNotFoundError for a glob without a match, ValueError for a broken brace pattern, a
-    shard named twice (in any spelling, or through a link) and an empty list, UnsafeContentError for
-    `pipe:` commands, and DataCorruptionError (a ValueError) for an incomplete set and the names of
-    compressed files.
+    Raises FileNotFoundError for a glob without a match, UnsafeContentError for `pipe:` commands.
+    Raises ValueError for a broken brace pattern, an empty list, and a shard that is named twice (in
+    any spelling, or through a link). Raises DataCorruptionError (a ValueError) for an incomplete
+    set and for the names of compressed files.
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found: list[str] = []
@@ -65,7 +65,7 @@ def expand_braces(pattern: str, /) -> list[str]:
 
     Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
     comma or a range stands for itself. Raises ValueError for unbalanced or nested braces, and for
-    more than `MAX_NAMES` names, before any is made.
+    more than `MAX_NAMES` names, before any name is made.
     """
     pieces = re.split(r"([{}])", pattern)
     choices: list[Sequence[str]] = [[pieces[0]]]
@@ -106,7 +106,7 @@ def check_complete(paths: Iterable[str], /) -> None:
 
 
 def check_distinct(names: Iterable[str], /) -> None:
-    """Raise ValueError where a shard is named twice, in whatever spelling, or through a link."""
+    """Raise ValueError for a shard that is named twice, in any spelling or through a link."""
     spelled: dict[str, list[str]] = {}
     for name in names:
         spelled.setdefault(name if is_url(name) else os.path.realpath(name), []).append(name)
@@ -150,7 +150,7 @@ def _glob(name: str) -> list[str]:
 
 
 def _choices(text: str, pattern: str) -> Sequence[str]:
-    """Return what the inside of one pair of braces stands for."""
+    """Return the texts that one pair of braces stands for."""
     match = _RANGE.fullmatch(text)
     if not match:
         return text.split(",") if "," in text else [f"{{{text}}}"]

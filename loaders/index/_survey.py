@@ -1,4 +1,4 @@
-"""What the parts of all shards are together, before they are merged."""
+"""The facts of all parts together, before the parts are merged."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class FieldSurvey:
             self.shards += 1
 
     def width(self, filled: int) -> int:
-        """Return the numbers a record of a column, 0 for a table, given the shards with records."""
+        """Return a column's numbers per record, 0 for a table; `filled` shards have records."""
         whole = len(self.widths) == 1 and self.shards == filled
         return next(iter(self.widths)) if whole else 0
 
 
 class Survey:
-    """Sum up the facts of parts; of the parts only the files are kept."""
+    """Sum up the facts of all parts. Only the paths of the parts are kept."""
 
     def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
         self.table = table
@@ -125,10 +125,7 @@ class Survey:
         return sorted(clashes)
 
     def check(self) -> None:
-        """Raise ValueError for what is no index: no record, features to read as lists that are not
-        there, too many fields, labels of two kinds, or a table of labels that cannot be joined.
-        Warn of shards without a record.
-        """
+        """Raise ValueError where the parts make no index. Warn of shards without records."""
         if not self.records:
             raise ValueError(
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out"
@@ -154,8 +151,8 @@ class Survey:
         if self.table is not None:
             if "keys" not in self.strings:
                 raise ValueError(
-                    "a label table is joined by key, and these records have none: name a feature "
-                    "with key="
+                    "a label table is joined by key, and these records have no keys: name a "
+                    "feature with key="
                 )
             if "label" in self.fields:
                 raise label_clash(self.fields["label"].path)
@@ -163,7 +160,7 @@ class Survey:
             refuse_mixed(self.labels)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays that tell of the shards."""
+        """Return the arrays of facts about the shards."""
         stops = np.cumsum(self.lengths, dtype=np.int64)
         shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
         arrays: dict[str, Array] = {"shards": shards, "shardstops": stops}

@@ -1,4 +1,4 @@
-"""The list of bad records: `verify` writes the list, `build_index(exclude=…)` leaves them out."""
+"""The list of bad records: `verify` writes it, `build_index(exclude=…)` leaves the records out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from twinfeed.loaders.index._sources import Job, PathLike, Source
 
 
 class BadRecord(NamedTuple):
-    """Name one bad record: its shard, its number there, where it lies and what is wrong.
+    """Name one bad record: its shard, its number in the shard, its place and what is wrong.
 
-    The number is -1 where leaving a record out does not help. With `rest`, all records after this
-    one are lost too.
+    The number is -1 where leaving out one record does not help. With `rest`, all later records of
+    the shard are lost too.
 
     >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
     7
@@ -37,8 +37,8 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
-    """Return the entry for an error. What is bad as a whole has record -1: a shard or a file that
-    is missing, cannot be read, or is another than was indexed.
+    """Return the entry for an error. The record is -1 where a whole shard or file is bad: missing,
+    unreadable, or changed since it was indexed.
     """
     if isinstance(error, OSError):
         return BadRecord(shard, -1, problem=error.strerror or str(error))
@@ -56,10 +56,10 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
-    """Read a list that `write_bad_records` wrote, or somebody by hand.
+    """Read a list of bad records that was written by `write_bad_records` or by hand.
 
-    A line needs a `shard` and a `record`. An empty line is passed over. Raises ValueError for any
-    other line.
+    Each line needs a `shard` and a `record`. Empty lines are skipped. Any other line raises
+    ValueError.
     """
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     records = []
@@ -69,8 +69,8 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
                 records.append(_parsed(line))
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line must be such "
-                f'as {{"shard": "a.tar", "record": 7}}: list the records with twinfeed verify'
+                f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line looks like "
+                f'{{"shard": "a.tar", "record": 7}}: make the list with twinfeed verify'
             ) from None
     return records
 
@@ -79,22 +79,22 @@ def _parsed(line: str) -> BadRecord:
     """Return the entry that a line holds."""
     entry = json.loads(line)
     if not isinstance(entry, dict):
-        raise ValueError(f"no JSON object, but {line[:40]!r}")
+        raise ValueError(f"a line must be a JSON object, got {line[:40]!r}")
     lacking = sorted({"shard", "record"} - set(entry))
     unknown = sorted(set(entry) - set(BadRecord._fields))
     if lacking or unknown:
-        raise ValueError(f"it lacks {lacking}" if lacking else f"nobody knows its {unknown}")
+        raise ValueError(f"{lacking} must be there" if lacking else f"unknown names {unknown}")
     if not isinstance(entry["shard"], str):
-        raise ValueError(f"its shard is {entry['shard']!r}, not a path")
+        raise ValueError(f"shard must be a path, got {entry['shard']!r}")
     if type(entry["record"]) is not int or entry["record"] < 0:
-        raise ValueError(f"its record is {entry['record']!r}, not a number of at least 0")
+        raise ValueError(f"record must be a number of at least 0, got {entry['record']!r}")
     if not isinstance(entry.get("rest", False), bool):
-        raise ValueError(f"its rest is {entry['rest']!r}, neither true nor false")
+        raise ValueError(f"rest must be true or false, got {entry['rest']!r}")
     return BadRecord(**entry)
 
 
 def without(source: Source, exclude: Exclude, /) -> list[Job]:
-    """Return the jobs, each told which of its records to leave out."""
+    """Return the jobs, each with the records that it leaves out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     left_out = [_entry(one) for one in given]
     if left_out and source.container == "files":
@@ -108,8 +108,8 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
     if unknown:
         raise ValueError(
             f"exclude= names shards that are not indexed ({len(unknown)}: {unknown[:5]}): "
-            f"names are relative to the root, and here such as {source.jobs[0].shard!r}; list the "
-            f"bad records again: verify with root= {source.root}"
+            f"names are relative to the root, for example {source.jobs[0].shard!r}; make the list "
+            f"again: verify with root= {source.root}"
         )
     jobs = []
     for job in source.jobs:
@@ -121,7 +121,7 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
 
 
 def _entry(one: Any) -> BadRecord:
-    """Return an entry of `exclude`, which may be a pair only."""
+    """Return an entry of `exclude`, which may be a pair."""
     if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
@@ -131,7 +131,7 @@ def _entry(one: Any) -> BadRecord:
 
 
 def _name(root: str, shard: str) -> str:
-    """Return the name that a listed shard has below the root; a full path may lie elsewhere."""
+    """Return the name of a listed shard below the root; a path elsewhere stays as it is."""
     if not os.path.isabs(shard) and not is_url(shard):
         return shard
     with suppress(ValueError):
@@ -140,9 +140,7 @@ def _name(root: str, shard: str) -> str:
 
 
 def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:
-    """Return records of loose files with the numbers they have now: found by their keys, since
-    other files may have come or gone.
-    """
+    """Return records of loose files with their present numbers, found by their keys."""
     places: dict[str | None, list[tuple[str, int]]] = {}
     for job in jobs:
         for number, entry in enumerate(job.entries):
@@ -151,7 +149,7 @@ def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadReco
     if gone:
         raise ValueError(
             f"exclude= names records that are not there ({len(gone)}: {gone[:5]}): "
-            "list the bad records again with verify"
+            "make the list again with verify"
         )
     found = []
     for one in listed:

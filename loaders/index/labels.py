@@ -29,8 +29,8 @@ _FUNCTION = "mend the function, or let it return None for a record without a lab
 class FromJson:
     """Take the label from a key of a JSON field; dots lead into nested objects.
 
-    Without a key, the whole field is the label. A number then stays a number, also where `classes`
-    has a name of the same digits.
+    Without a key, the whole field is the label. A number then stays a number, even if `classes` has
+    a name with the same digits.
 
     >>> FromJson("json", "object.class")
     FromJson(field='json', key='object.class')
@@ -42,7 +42,7 @@ class FromJson:
 
 @dataclass(frozen=True)
 class FromFolder:
-    """Take the label from the folder: of the file, of a tar sample's key, of a TFRecord shard.
+    """Take the label from the folder of the file, of a tar sample's key or of a TFRecord shard.
 
     >>> FromFolder()
     FromFolder()
@@ -55,11 +55,11 @@ class FromTable:
 
     - A file may begin with a line of names. Then the labels are in the column `label`, and the keys
       in the column `key`.
-    - In a file, a number with a fraction, nan or inf is no label, since other programs write
-      missing values so. Classes of these names need a mapping.
-    - The table must have exactly the records' keys. A key too many, too few or twice is refused.
-    - Records that are not in the table may have a `background`, or are left out with
-      `missing="skip"`.
+    - In a file, a number with a fraction, nan or inf is not a label, since other programs write
+      missing values in this way. Classes with such names need a mapping.
+    - The table must have exactly the records' keys. Extra, missing and repeated keys are refused.
+    - Records that are not in the table get the label `background`. With `missing="skip"` these
+      records are left out.
 
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
@@ -71,8 +71,9 @@ class FromTable:
         )
 
     def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
-        """Return the labels of `keys`; raise ValueError with counts and the first five where the
-        two do not match. With `partial`, a key that is not in the table has None.
+        """Return the labels of `keys`. With `partial`, a key that is not in the table has None.
+
+        Raises ValueError, with counts and the first five cases, where keys and table do not match.
         """
         keys = list(keys)
         known = set(keys)
@@ -91,12 +92,12 @@ class FromTable:
             if bad
         ]
         if unknown:
-            problems.append("give these a background=, or leave them out with missing='skip'")
+            problems.append("give such records a background=, or skip them with missing='skip'")
         if problems:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        items = reversed(self.labels.items())  # so that the first of each kind is told
+        items = reversed(self.labels.items())  # the error names the first label of each kind
         refuse_mixed({kind_of(label): f"the table, {key!r}: {label!r}" for key, label in items})
         return [self.labels.get(key) for key in keys]
 
@@ -106,10 +107,10 @@ LabelSource = RecordLabel | FromTable
 
 
 def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
-    """Return the label of one record, None if the record has none.
+    """Return the label of one record; None for a record without a label.
 
-    Raises DataCorruptionError for what is no label, DecodeError where a function returns what is
-    none, or raises an error. The labels of a table are joined later, by key.
+    Raises DataCorruptionError for a value that is not a label. Raises DecodeError where a function
+    fails, or returns something that is not a label. Labels of a table are joined later, by key.
     """
     if isinstance(source, str):
         value = _of_field(source, record)
@@ -138,11 +139,11 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
 
 
 def is_label(value: object, /) -> bool:
-    """Tell a label: an integer that fits into int64, or a name, which is UTF-8 and not empty."""
+    """Return whether `value` is a label: an int64, or a name in UTF-8 that is not empty."""
     if isinstance(value, str):
         try:
             return len(value.encode()) > 0
-        except UnicodeEncodeError:  # it has a lone surrogate
+        except UnicodeEncodeError:  # a lone surrogate
             return False
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
@@ -154,7 +155,7 @@ def kind_of(label: Label, /) -> str:
 
 
 def refuse_mixed(first: Mapping[str, str], /) -> None:
-    """Raise ValueError if labels are of two kinds, given where the first of each kind is."""
+    """Raise ValueError for labels of two kinds; `first` says where the first of each kind is."""
     if len(first) > 1:
         raise ValueError(
             "labels must be all integers or all names, "
@@ -163,22 +164,22 @@ def refuse_mixed(first: Mapping[str, str], /) -> None:
 
 
 def label_clash(where: str, /) -> ValueError:
-    """Return the error of a field that has the name of the labels' own column."""
+    """Return the error of a field with the name of the labels' column."""
     return ValueError(
-        f"a field of {where} is called 'label' as the labels are: name it otherwise with "
-        "fields={'text': 'label'} (and what else is wanted), or take it for the label with "
-        "label='label'"
+        f"a field of {where} is called 'label' like the column of the labels: rename the field "
+        "with fields={'text': 'label'} (and name there every other field that you want), or take "
+        "the labels from the field with label='label'"
     )
 
 
 def at(record: Record, shard: str) -> dict[str, Any]:
-    """Return where a record lies, as the errors have it."""
+    """Return the place of a record, as arguments of an error."""
     path = record.paths[0] if record.paths else shard
     return {"path": path, "offset": record.offset, "record": record.number, "key": record.key}
 
 
 def _of_field(name: str, record: Record) -> Any:
-    """Return the value of a field: text, or the one integer of a list, or the list."""
+    """Return the value of a field: text, a single integer, or a list."""
     part = record.fields.get(name)
     if part is None:
         return None
@@ -205,7 +206,7 @@ def _of_json(source: FromJson, record: Record, shard: str) -> Any:
 
 
 def _of_function(function: LabelFunction, record: Record, shard: str) -> Any:
-    """Return what the caller's function makes of a record."""
+    """Return what the caller's function returns for a record."""
     sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
     for name, part in record.fields.items():
         sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
@@ -237,8 +238,8 @@ def _read_table(path: str) -> dict[str, Label | float]:
         rows = rows[1:]
     elif len(names) > 2:
         raise ValueError(
-            f"{path}: which of its {len(names)} columns are the keys and the labels? Name them "
-            f"key and label in a first line; here that is {rows[0]}"
+            f"{path} has {len(names)} columns: call the columns of keys and labels 'key' and "
+            f"'label' in the first line, got {rows[0]}"
         )
     short = [number for number, row in enumerate(rows, 1) if len(row) <= max(places)]
     if short:
@@ -250,7 +251,7 @@ def _read_table(path: str) -> dict[str, Label | float]:
 
 
 def _cell(text: str) -> Label | float:
-    """Return the label in a cell; a number with a fraction, or nan, which is none, as it is."""
+    """Return the label in a cell; a number that is not whole stays a float, to be refused."""
     text = text.strip()
     try:
         number = float(text)

@@ -1,4 +1,4 @@
-"""How shards are read, what an index shall hold, and what it remembers of how it was built."""
+"""How shards are read, what an index will hold, and how an index was built."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ Fields = Mapping[str, str] | Iterable[str]
 class Reading:
     """Say how the records of shards are read; `build_index`, `build_parts` and `verify` take it.
 
-    - `container`: what the shards are; by default what the first shard's name or bytes tell.
+    - `container`: the format of the shards. Default: found from the first shard's name or bytes.
     - `example`: False reads TFRecords as raw bytes, in one field "data". Records that are no
       `tf.train.Example`, such as SequenceExamples, need this.
     - `key`: the feature that holds the key of a TFRecord.
-    - `lists`: the bytes features that read as lists even where each record has one value.
-    - `join`: whether to put together the members of one key that lie apart in a tar. Members that
-      lie apart are an error otherwise.
-    - `missing`: what becomes of a record that lacks a named field or a label. "error"; "skip"
-      leaves the record out, and the index counts it; "empty" reads the field as b"" or no numbers.
-    - `background`: the label of records that have none, or that a table lacks.
+    - `lists`: the bytes features that are read as lists, even if each record has one value.
+    - `join`: whether to put together the members of one key that lie apart in a tar. Without
+      `join`, members that lie apart are an error.
+    - `missing`: for records without a named field or label. "error" refuses such records, "skip"
+      leaves them out and counts them, "empty" reads the field as b"" or as no numbers.
+    - `background`: the label of records without a label, and of records that a table lacks.
     - `max_record_bytes`: longer records are refused before they are read.
     - `complete`: whether a numbered set (`-00003-of-00010`) must have every number.
       `build_parts` and `verify` take sets with gaps too.
-    - `digest`: whether the index holds a SHA-256 of each shard, which `verify` compares.
+    - `digest`: whether the index holds a SHA-256 of each shard. `verify` compares the digests.
 
-    Raises TypeError and ValueError for values that mean nothing.
+    Raises TypeError or ValueError for values that are not allowed.
 
     >>> Reading(missing="drop")
     Traceback (most recent call last):
@@ -95,18 +95,18 @@ DEFAULT = Reading()
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions(Reading):
-    """Tell how an index was built, as its manifest has it: `Index.options`.
+    """Say how an index was built: `Index.options`, as the manifest stores it.
 
-    Beside what `Reading` says:
+    In addition to the options of `Reading`:
 
-    - `label_from` is the kind of thing that labels came from, and `label` its name.
-    - `fields` maps each chosen field to the names it may have in a record, with ";" between them.
+    - `label_from` is the kind of source of the labels, and `label` the name of the source.
+    - `fields` maps each chosen field to its possible names in a record, with ";" between them.
     - `classes_given` tells whether the classes were listed by the caller.
     - `root` is the URL of the folder of the shards, if they are remote.
-    - `tags` has the tag of each shard there, None where the store gave none; empty where no store
-      did.
+    - `tags` has the store's tag for each remote shard, or None for a shard without a tag. Without
+      any tag the list is empty.
     - `left_out` counts the records that the index leaves out.
-    - `broken` counts the shards of which the rest is left out.
+    - `broken` counts the shards whose records are left out from some record on.
 
     >>> IndexOptions(label_from="field", label="cls").missing
     'error'
@@ -128,7 +128,7 @@ class IndexOptions(Reading):
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what an index shall hold; what a worker needs to know besides its job."""
+    """Say what an index will hold: all that a worker needs to know besides its job."""
 
     root: str
     options: IndexOptions
@@ -158,13 +158,14 @@ class Plan:
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all that a part depends on. Of a label function it has the code, but
-        not what the code uses: that its parts are the same can be refuted, never proved.
+        """Return a digest of all that a part depends on. Of a label function only the code counts:
+        a change in what the code uses is not noticed.
         """
         label: Any = self.label
         if callable(label):
             code = getattr(label, "__code__", None)
-            label = type(label) if code is None else marshal.dumps(code, 2)  # 3 counts references
+            # From version 3 on, the bytes depend on reference counts.
+            label = type(label) if code is None else marshal.dumps(code, 2)
         text = repr([VERSION, replace(self.options, root=None), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -179,12 +180,12 @@ class Plan:
 
 
 def add_header(checksum: int, record: Record) -> int:
-    """Return the checksum over the record headers so far and one more."""
+    """Return the checksum of all record headers up to this record."""
     return crc32c(checksum.to_bytes(4, "little") + record.header)
 
 
 def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
-    """Return what kind of thing labels come from, and its name."""
+    """Return the kind of source of the labels, and the name of the source."""
     if label is None or isinstance(label, str):
         return "field" if label is not None else None, label
     if isinstance(label, FromJson):
@@ -200,7 +201,7 @@ def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]
 
 
 def _named(fields: Fields | None) -> dict[str, str] | None:
-    """Return the names that each field may have in a record, with ";" between them."""
+    """Return the possible names of each field in a record, with ";" between them."""
     if fields is None:
         return None
     if isinstance(fields, str):

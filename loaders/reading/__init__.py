@@ -1,8 +1,9 @@
-"""Reading by id: reader.py gives fields, _fetch.py their bytes through few open files.
+"""Reading by id: reader.py gives fields, and _fetch.py the bytes of fields.
 
-_handles.py holds the open files. _remote.py reads shards at a URL: _held.py has what was fetched
-ahead, and _asking.py the workers for which another process reads. side_table.py joins memory-mapped
-arrays by sample id.
+- _handles.py holds the open files, and _ahead.py plans what is read ahead.
+- _remote.py reads shards at a URL. _held.py holds what was fetched ahead.
+- _asking.py serves workers for which another process reads.
+- side_table.py joins memory-mapped arrays by sample id.
 """
 
 from twinfeed.loaders.reading.reader import Reader

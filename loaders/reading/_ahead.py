@@ -1,4 +1,4 @@
-"""The planner: since a stream is known, the bytes of coming batches are asked for ahead of them."""
+"""The planner asks for the bytes of coming batches early, which works since a stream is known."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchStream
 
 LIMIT = 1 << 26
-"""Bytes that are asked for ahead of their batches, unless a feed says how many."""
+"""Bytes that are asked for before their batches need them, unless a feed says how many."""
 
 # Most ids that are drawn in one go.
 _IDS = 1 << 13
 
-# For how many steps a planner sleeps, twice as long each time, and at most.
+# Steps of a planner's first sleep, and of its longest. Each sleep is twice as long as the last.
 _NAP, _LONGEST = 32, 256
 
-# Looks in a row that find all pages in memory, after which a planner sleeps.
+# A planner sleeps after so many looks in a row that find all pages in memory.
 _WARM = 4
 
-# Records that tell how long a record is.
+# Records that are looked at for the mean length of a record.
 _SAMPLE = 1 << 10
 
 # Least samples between two looks at which spans are still in use.
@@ -36,13 +36,13 @@ _GENERATION = 1 << 12
 
 
 class Planner:
-    """Tell a reader what the batches of one pass will read, in their order, ahead of them.
+    """Tell a reader early what the batches of one pass will read, in order.
 
-    Each span of the stream (a block, or a single record) is told once, when its first record
-    comes, and again only after a long time without any, when its pages may be gone. About `limit`
-    bytes are told of batches that nobody has asked for yet: the last batch told may go beyond.
+    Each span of the stream (a block, or a single record) is told when its first record comes. A
+    span is told again only after a long pause, when its pages may be gone. About `limit` bytes are
+    told of batches that nobody has asked for yet. The last batch told may go beyond the limit.
 
-    Without a limit the planner sleeps while reading waits for nothing: now and then it looks
+    Without a limit the planner sleeps while reading does not wait. Now and then the planner looks
     whether a few pages of a coming batch are in memory.
     """
 
@@ -60,7 +60,7 @@ class Planner:
         self._reader, self._fields = reader, fields
         self._sampler, self._epoch = sampler, epoch
         self._limit = limit or LIMIT
-        self._asks = limit is None  # whether pages are cold
+        self._asks = limit is None  # look whether pages are cold
         self._asleep = self._asks and not large(reader.index)
         self._nap = _NAP
         self._warm = 0  # looks in a row that found every page in memory
@@ -68,12 +68,12 @@ class Planner:
         self._recent: set[int] = set()  # the spans in use, by their first record
         self._older: set[int] = set()
         self._samples = self._fresh = 0  # samples and bytes since the last generation began
-        # Bytes told so lately are in the page cache still. What is fetched is dropped when used.
+        # So many bytes told last are still in the page cache. Remote ranges are dropped when used.
         self._kept = 0 if is_url(reader.index.root) else _system.memory() // 4
         self._next, self._chunk = start, 1  # steps: the next to tell, and how many at once
         self._waiting: deque[tuple[int, int]] = deque()  # last step and bytes of what was told
-        self._bytes = 0  # of these
-        self._wake = start  # nothing is to do before this step
+        self._bytes = 0  # the bytes in `_waiting`
+        self._wake = start  # there is nothing to do before this step
         self._fresh_plan = True  # nothing was told yet
         self._lock = Lock()
 
@@ -83,16 +83,16 @@ class Planner:
         return self._next
 
     def reached(self, step: int, /) -> None:
-        """Note that the batch of this step is asked for, and tell what comes after it.
+        """Note that the batch of this step is asked for, and tell what comes next.
 
-        Several threads may call; one of them plans.
+        Several threads may call. One of them plans.
         """
         if step < self._wake or not self._lock.acquire(blocking=False):
             return
         try:
             self._plan(step)
         except Exception:
-            # What is wrong with a coming batch is raised when that batch is asked for.
+            # The error of a coming batch is raised when that batch is asked for.
             self._wake = sys.maxsize
         finally:
             self._lock.release()
@@ -137,7 +137,7 @@ class Planner:
             self._chunk = max(1, min(2 * self._chunk, _IDS // self._sampler.batch_size))
 
     def _extents(self, start: int, stop: int) -> np.ndarray:
-        """Return the ranges of files that batches read and no batch before them."""
+        """Return the ranges of files that these batches read, and earlier batches do not."""
         records = self._records(start, stop)
         if self._once:
             records, counts = self._entered(records), None
@@ -151,7 +151,7 @@ class Planner:
         return self._sampler.records(ids[ids >= 0])
 
     def _entered(self, records: Int64s) -> Int64s:
-        """Return the records of all spans that are met here for the first time."""
+        """Return the records of all spans that begin with these records."""
         firsts, stops = self._sampler.spans(records)
         firsts, where = np.unique(firsts, return_index=True)
         spans = dict(zip(firsts.tolist(), stops[where].tolist(), strict=True))
@@ -174,10 +174,7 @@ def large(index: Index, /) -> bool:
 
 
 def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
-    """Return the bytes of fields, by default of all, of a record: the mean over some records.
-
-    The records are spread evenly over the index.
-    """
+    """Return the mean bytes of a record's fields (default: all), over evenly spread records."""
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
     lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
     return float(lengths.clip(0).sum() / max(1, len(ids)))

@@ -1,4 +1,4 @@
-"""Worker processes that have remote shards read by the process that plans for all of them."""
+"""Worker processes read remote shards through the process that plans for all workers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PAUSE = 0.1
 
 
 class Answering(Closing):
-    """Read with `reader` for worker processes, which may make batches on some threads each.
+    """Read with `reader` for worker processes. Each of these may make batches on `threads` threads.
 
-    The processes connect to a socket in a folder that is its owner's alone. They may be started by
-    any method, at any time until `close`, or until `owner` goes.
+    The workers connect to a socket in a private folder. They may be started by any method, at any
+    time until `close`, or until `owner` is deleted.
     """
 
     def __init__(self, owner: object, reader: Reader, threads: int, /) -> None:
@@ -48,16 +48,16 @@ class Answering(Closing):
         weakref.finalize(owner, self.close)
 
     def reader(self) -> Reader:
-        """Return what a worker reads with."""
+        """Return the reader for a worker."""
         return _AskingReader(self._made.index, self._address)
 
     def close(self) -> None:
-        """End the connections; a forked child that ends leaves them alone."""
+        """End the connections. In a forked child, do nothing."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
-            last.connect(self._address)  # which wakes `accept`
+            last.connect(self._address)  # wakes `accept`
         for link in list(self._links):
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
@@ -107,7 +107,7 @@ class _AskingReader(Reader):
 
 
 class _Asking(Fetcher):
-    """Have another process fetch rows, and check them."""
+    """Let another process fetch and check rows."""
 
     def __init__(self, index: Index, address: str) -> None:
         super().__init__(index, verify=False)
@@ -130,7 +130,7 @@ class _Asking(Fetcher):
             raise LoaderError("the loader that reads for this worker was closed") from None
 
     def _connected(self) -> Link:
-        """Return the link to the other process; raise EOFError where that has ended."""
+        """Return the link to the other process; raise EOFError if that process has ended."""
         with self._lock:
             if self._link is None:
                 here = socket.socket(socket.AF_UNIX)

@@ -1,7 +1,7 @@
 """Ranges of files to bytes: local shards through few open files, and loose files.
 
-A fetcher takes rows of an index's tables, sorted by file and offset, and gives the bytes of each,
-checked. Neighbouring small ranges are read in one piece. _remote.py has the one of remote shards.
+A fetcher takes rows of an index's tables, sorted by file and offset, and returns the checked bytes
+of each row. Small neighbours are read in one piece. _remote.py has the fetcher of remote shards.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ Rows = npt.NDArray[Any]
 Extents = npt.NDArray[Any]
 
 EXTENT = np.dtype([("file", np.int32), ("start", np.int64), ("stop", np.int64), ("uses", np.int64)])
-"""A range of a file that coming batches read, and how many rows they take of the range at most."""
+"""A range of a file that coming batches read. `uses` is the most rows taken from the range."""
 
 SMALL = 1 << 14
-"""Local neighbours are read in one piece if each is at most so long: beyond, the second copy costs
-more than the call saved.
+"""Local neighbours are read in one piece if each has at most so many bytes. For longer neighbours
+the second copy costs more than the saved call.
 """
 
 LOCAL_GAP, REMOTE_GAP = 1 << 12, 1 << 16
-"""So many bytes between two ranges are read along rather than skipped."""
+"""A gap of at most so many bytes between two ranges is read, not skipped."""
 
 MOST_AT_ONCE = 1 << 23
-"""One piece is at most so long."""
+"""Most bytes of one piece."""
 
 
 class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
     """Say which row's bytes were not as indexed, and what was read instead."""
 
     def __init__(self, place: int, found: bytes) -> None:
-        super().__init__(place, found)  # both, since workers are sent the error
+        super().__init__(place, found)  # both arguments, so that the error can be pickled
         self.place = place
         self.found = found
 
@@ -63,7 +63,7 @@ class Fetcher(ABC):
     """Give the bytes of rows."""
 
     gap = REMOTE_GAP
-    """So many bytes between two ranges that are told ahead are read along."""
+    """A gap of at most so many bytes between two ranges told ahead is read, not skipped."""
 
     def __init__(self, index: Index, verify: bool) -> None:
         self.index = index
@@ -71,15 +71,15 @@ class Fetcher(ABC):
 
     @abstractmethod
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row; `neighbours` says that some may lie side by side."""
+        """Return the bytes of each row. `neighbours` says that some rows may lie side by side."""
 
     @abstractmethod
     def reread(self, row: np.void, /) -> bytes:
         """Return the bytes of one row once more, past the page cache and unchecked."""
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
-        """Begin to bring near what will be read, each an `EXTENT`, in this order; never wait. A
-        `fresh` plan takes the place of what was told before.
+        """Begin to fetch these `EXTENT`s in this order, without waiting. A `fresh` plan replaces
+        the plan before.
         """
         return
 
@@ -88,7 +88,7 @@ class Fetcher(ABC):
         return True
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
-        """Know which batch of a stream is read now, and so what is read when; never wait."""
+        """Note which batch of a stream is read now, without waiting."""
         return
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def fetcher(index: Index, *, verify: bool, max_open_files: int) -> Fetcher:
 class Advice:
     """Tell the kernel what will be read, on a thread that ends when all is told.
 
-    The kernel takes memory for the pages before a call returns, and a call waits for a busy disk.
+    The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Advice:
         self._stopped = False
 
     def add(self, telling: Iterator[None]) -> None:
-        """Have a generator run, after those that wait."""
+        """Run a generator after the generators that wait."""
         self._stopped = False
         self._waiting.append(telling)
         if self._thread is None or not self._thread.is_alive():
@@ -144,7 +144,7 @@ class Advice:
 class LocalShards(Fetcher):
     """Read local shards with `os.pread`.
 
-    Nothing is mapped: a mapped shard that shrinks would kill the process, and here raises an error.
+    Nothing is mapped: a mapped shard that shrinks kills the process. Here it raises an error.
     """
 
     def __init__(self, index: Index, verify: bool, max_open_files: int) -> None:
@@ -177,7 +177,7 @@ class LocalShards(Fetcher):
         return out
 
     def _by_file(self, rows: Rows) -> list[bytes]:
-        """Read rows of more files than may be held at once: some files after the other."""
+        """Read rows of more files than may be open at once, in groups of files."""
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
         for places in self._groups(rows, order):
@@ -221,7 +221,7 @@ class LocalShards(Fetcher):
         for file, start, stop, _ in extents.tolist():
             if file != known:
                 known, handle = file, None
-                with suppress(LoaderError, OSError):  # who reads the file raises
+                with suppress(LoaderError, OSError):  # reading the file raises the error
                     handle = self.handles.get([file])[file]
             if handle is not None:
                 yield handle.fd, start, stop
@@ -249,14 +249,14 @@ def open_shard(index: Index, number: int) -> int:
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
-    """Return the error of the first bytes whose length, or checksum, is another than expected."""
+    """Return the error of the first bytes with a wrong length or checksum."""
     pairs = enumerate(zip(found, expected, strict=True))
     place = next(place for place, (one, other) in pairs if one != other)
     return WrongBytes(place, data[place])
 
 
 def _path(index: Index, paths: StringColumn, number: int) -> str:
-    """Return the path of a file that a row names, if the index names so many files."""
+    """Return the path of the file that a row names; raise IndexFormatError for no such file."""
     if number >= len(paths):
         raise IndexFormatError(
             "damaged index: a record lies in a file that it does not name",
@@ -290,7 +290,7 @@ class WholeFiles(Fetcher):
         self.places = Places(index.root)
 
     def open(self, number: int, length: int) -> FileIO:
-        """Open a file, which must be of the length that it was indexed with."""
+        """Open a file, which must be as long as when it was indexed."""
         _path(self.index, self.index.files, number)
         place = self.places.find(self.index.files[number])
         return FileIO(_descriptor(place, length))
@@ -329,7 +329,7 @@ class WholeFiles(Fetcher):
 
 
 def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
-    """Return the `EXTENT`s of rows, by file and offset; neighbours share one, up to some bytes."""
+    """Return the `EXTENT`s of rows, by file and offset. Near neighbours share an extent."""
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop, uses = start + rows["length"][order], uses[order]
@@ -348,7 +348,7 @@ def extents_of(rows: Rows, uses: Int64s, gap: int = REMOTE_GAP, /) -> Extents:
 
 
 def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
-    """Tell of each row but the first whether the row follows closely; None for a single row."""
+    """Say for each row but the first whether it closely follows the last; None for one row."""
     if len(rows) < 2:
         return None
     offset, length, file = rows["offset"], rows["length"], rows["file"]
@@ -360,7 +360,7 @@ def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | Non
 
 
 def many_near(near: npt.NDArray[np.bool_]) -> bool:
-    """Tell whether enough rows follow closely that sorting out pieces pays."""
+    """Return whether enough rows lie close together to be read in pieces."""
     return 4 * int(np.count_nonzero(near)) > len(near)
 
 

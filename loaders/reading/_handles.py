@@ -14,10 +14,7 @@ from twinfeed.loaders._system import file_limit
 
 
 class Handle:
-    """Own a file descriptor, and close it when the last reference goes.
-
-    So no reader ever loses a file that it is reading.
-    """
+    """Own a file descriptor, and close it with the last reference, so never during a read."""
 
     __slots__ = ("fd",)
 
@@ -29,11 +26,10 @@ class Handle:
 
 
 class Handles:
-    """Keep the files used last open, at most `limit` of them, opened by `open_file(number) -> fd`
-    when first asked for.
+    """Keep the files used last open, at most `limit` files. `open_file(number) -> fd` opens a file.
 
-    All of a process's pools together keep no more open than the largest limit among them or
-    `default_limit()`, so that a reader which somebody forgets to close costs nobody's files.
+    All pools of a process share a limit: the largest of their limits and of `default_limit()`. So a
+    reader that is never closed does not use up the files of others.
     """
 
     _pools: ClassVar[WeakSet[Handles]] = WeakSet()
@@ -50,7 +46,7 @@ class Handles:
         return len(self._held)
 
     def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
-        """Return the handle of each file; hold on to the result for as long as they are read."""
+        """Return the handle of each file. Keep the handles as long as the files are read."""
         held, result = self._held, {}
         with self._lock:
             for number in numbers:
@@ -64,12 +60,12 @@ class Handles:
         return result
 
     def close(self) -> None:
-        """Let go of every file."""
+        """Drop every file."""
         with self._lock:
             self._held.clear()
 
     def _opened(self, number: int) -> int:
-        """Open a file, and let go of others where the process may open no more."""
+        """Open a file. Drop other files where the process may open no more."""
         while True:
             try:
                 return self._open_file(number)
@@ -79,10 +75,8 @@ class Handles:
                 self._held.popitem(last=False)
 
     def _make_room(self) -> None:
-        """Let go of the file used longest ago.
-
-        A pool that is full gives up a file of its own. Where all pools together hold enough, the
-        fullest pool gives up a file.
+        """Drop the file used longest ago, from this pool if it is full, else from the fullest pool
+        if all pools together are full.
         """
         if len(self) >= self.limit:
             self._held.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Ranges of remote files that are fetched before they are read, and held until they were."""
+"""Ranges of remote files that are fetched early, and held until they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Read = Callable[[int, int, int], memoryview]
 """Return a range of a file: (file, start, stop)."""
 
 _LOOK_BACK = 8
-"""So many ranges of a file are tried for a row, from the one that begins last before it."""
+"""Ranges that are tried for a row: of those that begin before the row, the last so many."""
 
 
 class Range:
@@ -49,7 +49,7 @@ class Range:
         return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
 
     def hurry(self) -> None:
-        """Have the pieces come before what nobody waits for."""
+        """Let the pieces come before pieces that nobody waits for."""
         for piece in self.pieces:
             if not piece.running() and not piece.done():
                 wire().hurry(piece)
@@ -62,7 +62,7 @@ class Range:
         return self._data
 
     def cancel(self) -> None:
-        """Take back the requests that nobody has begun."""
+        """Cancel the requests that have not begun."""
         for piece in self.pieces:
             piece.cancel()
 
@@ -70,9 +70,9 @@ class Range:
 class Ahead:
     """Fetch ranges in the order in which they are needed, as many as `NETWORK.held` bytes allow.
 
-    A range is dropped when as many rows were taken of it as were told. Where a range is needed and
-    there is no room for it, those used longest ago go. So ranges that nobody takes, since a plan
-    was given up, make room sooner or later. Callers hold a lock.
+    A range is dropped after all of its rows were taken. If there is no room for a needed range, the
+    ranges used longest ago are dropped. So the ranges of a plan that was given up make room sooner
+    or later. Callers hold a lock.
     """
 
     def __init__(self, read: Read) -> None:
@@ -87,9 +87,7 @@ class Ahead:
         self._starts: dict[int, list[tuple[int, int]]] = {}
 
     def tell(self, extents: npt.NDArray[np.void], *, fresh: bool) -> None:
-        """Take in what will be needed, in this order. A `fresh` plan takes the place of an older
-        one, of which nothing more is begun.
-        """
+        """Add ranges that will be needed, in this order. A `fresh` plan ends the plan before."""
         while fresh and self._waiting:
             self._forget(self._waiting.popitem()[1])
         for file, start, stop, uses in extents.tolist():
@@ -106,19 +104,19 @@ class Ahead:
         self.begin()
 
     def find(self, file: int, start: int, stop: int) -> Range | None:
-        """Return the range that holds these bytes, the one told first if there are several."""
+        """Return the range that holds these bytes; of several ranges, the range told first."""
         found = [one for one in self._before(file, start) if one.stop >= stop]
         return min(found, key=lambda one: one.number, default=None)
 
     def _before(self, file: int, start: int) -> list[Range]:
-        """Return the ranges that begin last before a place, or there."""
+        """Return the last ranges that begin at or before a place."""
         places = self._starts.get(file, ())
         last = bisect_right(places, (start, self._count))
         numbers = [number for _, number in places[max(0, last - _LOOK_BACK) : last]]
         return [self._held.get(number) or self._waiting[number] for number in numbers]
 
     def need(self, ranges: Collection[Range]) -> None:
-        """Have ranges fetched now. None of them makes room for another."""
+        """Fetch these ranges now. None of these ranges is dropped to make room for another."""
         for one in ranges:
             one.pins += 1
         for one in ranges:
@@ -127,7 +125,7 @@ class Ahead:
                 self._hold(one, soon=True)
                 continue
             self._held.move_to_end(one.number)
-            if one.failed:  # some time ago, and for nobody yet
+            if one.failed:  # before anybody needed it
                 one.begin(self._read, soon=True)
             else:
                 one.hurry()
@@ -135,7 +133,7 @@ class Ahead:
             self._drop(other)
 
     def taken(self, one: Range, rows: int) -> None:
-        """Count rows that were taken of a range."""
+        """Count rows that were taken from a range."""
         one.pins -= 1
         one.uses -= rows
         if one.uses <= 0 and not one.pins and one.number in self._held:

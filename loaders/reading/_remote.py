@@ -1,4 +1,4 @@
-"""Ranges of remote shards to bytes: many requests in flight, over shards and batches."""
+"""Ranges of remote shards to bytes: many requests at once, over shards and batches."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
 
 class RemoteShards(Fetcher):
-    """Read ranges of remote files: those that were told of by `ahead` are under way already.
+    """Read ranges of remote files. Ranges told by `ahead` are already being fetched.
 
-    The size and the tag of a file are compared with the index's with every range, where the store
-    tells them together, and otherwise once.
+    The size and the tag of a file are compared with the index. If the store sends both with each
+    range, each range is compared. Otherwise each file is compared once.
     """
 
     def __init__(self, index: Index, verify: bool) -> None:
@@ -51,7 +51,7 @@ class RemoteShards(Fetcher):
         self._ahead = Ahead(self._read)
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
-        """Know which batch is read, and so which chunks of the cache are needed last."""
+        """Note which batch is read, so that the cache knows which chunks are needed last."""
         if self.chunks is None:
             return
         if self._uses is None or self._followed != (sampler, tuple(fields)):
@@ -70,7 +70,7 @@ class RemoteShards(Fetcher):
         return starts + rows["offset"] // size, starts + last // size
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
-        """Begin to fetch ranges, in this order, as far as there is room for them."""
+        """Begin to fetch ranges, in this order, as far as there is room."""
         with self._lock:
             self._ahead.tell(extents, fresh=fresh)
 
@@ -105,9 +105,7 @@ class RemoteShards(Fetcher):
             self._ahead.clear()
 
     def _ranges(self, rows: Rows) -> list[Range]:
-        """Return the range that each row is in, each once more needed: some were told of, the
-        others are made here of rows that lie near each other.
-        """
+        """Return the range of each row: told ahead, or made here of rows near each other."""
         found = [
             self._ahead.find(file, offset, offset + length)
             for offset, length, file, _ in rows.tolist()
@@ -138,9 +136,7 @@ class RemoteShards(Fetcher):
         return out
 
     def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
-        """Return a range from its store where the cache gave `wrong` bytes, and forget those: the
-        object was another one when they came.
-        """
+        """Return a range from its store, and drop the `wrong` bytes of an older object's cache."""
         if self.chunks is None:
             return wrong
         self.chunks.forget(file, start, stop)
@@ -152,9 +148,7 @@ class RemoteShards(Fetcher):
         return path
 
     def _expected(self, number: int) -> Facts:
-        """Return the size and the tag that a file was indexed with; loose files have no tags, as
-        they are indexed on a disk.
-        """
+        """Return the indexed size and tag of a file. Loose files have no tags."""
         tag = None if self.index.container == "files" else self.index.tag(number)
         return Facts(int(self._sizes[number]), tag)
 
@@ -185,8 +179,8 @@ class RemoteShards(Fetcher):
             raise stale_file(self.store.url(self._path(file)), describe(expected), told)
 
     def _look_at(self, rows: Rows) -> None:
-        """Compare the facts of the files of rows, all at once, where ranges come without them."""
-        if self.store.tells or self.index.container == "files":  # a request for each file
+        """Compare the facts of the rows' files, all at once, where ranges come without facts."""
+        if self.store.tells or self.index.container == "files":  # else a request for each file
             return
         new = [file for file in set(rows["file"].tolist()) if file not in self._known]
         facts = self.store.facts([self._path(file) for file in new])
@@ -196,11 +190,11 @@ class RemoteShards(Fetcher):
 
 
 def _chunks(index: Index) -> Chunks | None:
-    """Return the files through the cache of the index, if there is one."""
+    """Return the files as seen through the cache of the index; None without a cache."""
     if index.cache is None:
         return None
     sizes = _sizes(index)
-    if index.container == "files":  # too many for a digest each
+    if index.container == "files":  # these are too many for a digest of each
         told = [f"{index.root} {index.fingerprint}"]
     else:
         told = [
@@ -219,13 +213,13 @@ def _sizes(index: Index) -> Int64s:
         return index.shards["bytes"].astype(np.int64)
     sizes = np.zeros(len(index.files), np.int64)
     for rows in map(index.table, index.fields):
-        # Where the index is damaged, who reads is told.
+        # A damaged row is left out here. Reading the row raises the error.
         held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
         sizes[held["file"]] = held["length"]
     return sizes
 
 
 def _gap(index: Index) -> int:
-    """Return how many bytes between two ranges are read along rather than skipped: a record."""
+    """Return the longest gap between two ranges that is read, not skipped: about a record."""
     mean = int(index.shards["bytes"].sum()) // max(1, len(index))
     return min(max(mean, _LEAST_GAP), _MOST_GAP)

@@ -42,7 +42,7 @@ class Reader(Closing):
     False. At most `max_open_files` shards stay open (by default a quarter of what the process may
     open).
 
-    A reader may be used by several threads, forked, and pickled; files are opened when they are
+    A reader may be used by several threads, forked, and pickled. Files are opened when they are
     read.
 
     >>> from tempfile import mkdtemp
@@ -78,8 +78,8 @@ class Reader(Closing):
     def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Value]]:
         """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
 
-        A field gives `bytes`, or for a feature of several values a list of bytes or an array; a
-        column gives its rows. Ids that come twice are read once, neighbours in one piece.
+        A field gives `bytes`. A feature of several values gives a list of bytes or an array. A
+        column gives its rows. Repeated ids are read once, and neighbours in one piece.
 
         Raises IndexError for an id outside [0, N), KeyError for an unknown field, LoaderError
         where a record lacks a field, StaleIndexError, DataCorruptionError.
@@ -98,11 +98,11 @@ class Reader(Closing):
     def extents(
         self, ids: Ids, fields: Sequence[str] | None = None, /, *, uses: Int64s | None = None
     ) -> npt.NDArray[Any]:
-        """Return the ranges of files in which distinct records lie, neighbours in one range.
+        """Return the ranges of files in which distinct records lie. Neighbours share a range.
 
-        Each has the fields `file`, `start`, `stop` (bytes) and `uses`: how many rows of it will be
-        taken, by default one of each record and field, else `uses` of each record. Records that do
-        not lie within their shards are left out; reading them says what is wrong.
+        A range has the fields `file`, `start`, `stop` (bytes) and `uses`: the rows that will be
+        taken from the range. Each record and field counts once, or `uses` times. Records outside
+        their shards are left out. Reading such a record says what is wrong.
         """
         names = [name for name in self._names(fields) if name not in self.index.columns]
         ids = _checks.check_ids(ids, len(self.index))
@@ -113,24 +113,24 @@ class Reader(Closing):
         return extents_of(rows[held], uses[held], self._fetcher.gap)
 
     def waits(self, extents: npt.NDArray[Any], /) -> bool:
-        """Whether reading would wait for a disk or a network; a few of the ranges are looked at."""
+        """Whether reading would wait for a disk or a network, by a look at a few of the ranges."""
         return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
 
     def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
-        """Begin to bring near the ranges that coming batches will read, without waiting for them.
+        """Begin to fetch the ranges that coming batches will read, without waiting.
 
-        `extents` are such as the method `extents` gives, in the order in which they will be read.
-        With `fresh`, what was told before will not be read, as far as it has not begun.
+        `extents` come from the method `extents`, in the order in which they will be read. With
+        `fresh`, ranges that were told before and have not begun are dropped.
         """
         self._fetcher.ahead(extents, fresh=fresh)
 
     def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
-        """Know which batch of a stream is read now: a cache keeps what the stream needs soonest."""
+        """Note which batch of a stream is read now. A cache then keeps what is needed soonest."""
         self._fetcher.follow(sampler, fields, epoch, step)
 
     @property
     def _fetcher(self) -> Fetcher:
-        """What reads files; a forked child starts anew, as a thread may have held a lock."""
+        """What reads files. A forked child makes a new one, as a thread may have held a lock."""
         if self._pid != os.getpid():
             self._renew()
         return self._own
@@ -141,7 +141,7 @@ class Reader(Closing):
         self._own = self._begin()
 
     def _begin(self) -> Fetcher:
-        """Return what brings bytes here."""
+        """Return a new fetcher."""
         limit = self.max_open_files or default_limit()
         return fetcher(self.index, verify=self.verify, max_open_files=limit)
 
@@ -195,9 +195,7 @@ class Reader(Closing):
         return filled
 
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
-        """Raise LoaderError for more bytes than a batch may have. Records of one index do not
-        overlap, but for hard links in a tar: more bytes than all shards have are a hostile index.
-        """
+        """Raise LoaderError for more bytes than a batch may have, as in a hostile index."""
         wanted = int(rows["length"].sum())
         if wanted > _MUCH and wanted > self._most and not len(self._outside(rows)):
             raise LoaderError(
@@ -210,13 +208,14 @@ class Reader(Closing):
 
     @cached_property
     def _most(self) -> int:
-        """So many bytes can the records of a batch have together."""
-        if self.index.container == "files":  # whose lengths are compared with the files
+        """Most bytes that the records of a batch can have together."""
+        if self.index.container == "files":  # their lengths are compared with the files
             return LIMITS.batch_bytes
+        # Records of one index do not overlap, except for hard links in a tar.
         return min(LIMITS.batch_bytes, LINKED * int(self.index.shards["bytes"].sum()))
 
     def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
-        """Return the places of the rows that are there; the others must be allowed to lack."""
+        """Return the places of the rows that are there; raise for others, unless they may lack."""
         held = rows["length"] != -1
         if not self._fill and not held.all():
             raise self._missing(int(np.argmin(held)), ids, names)

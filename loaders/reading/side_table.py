@@ -16,14 +16,14 @@ from twinfeed.loaders.index import Index
 
 
 class SideTable:
-    """Map a `.npy` file of one row a sample: captions as numbers, features of another model.
+    """Map a `.npy` file with a row for each sample: captions as numbers, another model's features.
 
     `table[ids]` reads the rows of these sample ids, and nothing else of the file. An id outside
     [0, N) raises IndexError. `rows` is the row of each sample, int64[N], where samples and rows
     have different orders. `by_key` finds these rows by keys.
 
-    The table pickles as its path. A numpy.memmap would travel with all its data. Every process maps
-    the same pages.
+    The table pickles as its path. A numpy.memmap pickles with all its data. Every process maps the
+    same pages.
 
     Raises ValueError for a file that is not a whole `.npy` of numbers or truth values, and for
     `rows` that leave the table.
@@ -48,8 +48,8 @@ class SideTable:
     ) -> SideTable:
         """Join the rows of `path`, whose keys are `keys`, to the records of `index`.
 
-        Raises ValueError, with counts and the first five, where a record has no row and where a key
-        comes twice. Rows that belong to no record are ignored.
+        Raises ValueError, with counts and the first five cases, for records without a row and for
+        repeated keys. Rows that belong to no record are ignored.
 
         >>> import tempfile
         >>> from twinfeed.loaders import pack
@@ -108,7 +108,7 @@ def _mapped(path: str) -> npt.NDArray[Any]:
         problem = str(error)
     if problem is not None:
         raise DataCorruptionError(
-            f"a side table must be an .npy file of numbers, with a row a sample: {problem}",
+            f"a side table must be an .npy file of numbers, a row for each sample: {problem}",
             path=path,
             advice="write it again with numpy.save, as a whole",
         )
@@ -123,7 +123,7 @@ def _checked(rows: Ids, length: int) -> Int64s:
             f"rows must be integers in one dimension, got {array.dtype} of shape {array.shape}"
         )
     if array.size and not 0 <= array.min() <= array.max() < length:
-        raise ValueError(f"rows must lie in [0, {length}), not in [{array.min()}, {array.max()}]")
+        raise ValueError(f"rows must lie in [0, {length}), got {array.min()} to {array.max()}")
     return array.astype(np.int64, copy=False)
 
 
