@@ -280,7 +280,11 @@ def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed
     assert [
         (bad.shard, bad.record, bad.problem.partition(" in field")[0]) for bad in report.bad
     ] == [
-        (str(folder / "1.png"), -1, "no such file any more: restore it, or index what is there"),
+        (
+            str(folder / "1.png"),
+            -1,
+            "no such file any more: restore the file, or build the index again",
+        ),
         (
             str(folder / "2.png"),
             -1,
@@ -297,7 +301,7 @@ def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
         for name in index.shard_paths.tolist():
             Path(index.root, name).unlink()
         assert reader.read([5], ["image"])["image"] == [numbered(5, 6)[0]["image"]]
-        gone = r"no such file any more: restore it, or index what is there: '.*tfrecord'"
+        gone = r"no such file any more: restore the file, or build the index again: '.*tfrecord'"
         with pytest.raises(FileNotFoundError, match=gone):
             reader.read([15])
         reader.close()

@@ -252,7 +252,7 @@ class _Collector:
         return chosen
 
     def lacks(self, what: str, record: Record, choice: str = "") -> None:
-        """Refuse a record that lacks something, unless such records are to be left out."""
+        """Refuse a record that lacks something, or count the record as left out."""
         if self.options.missing == "skip":
             self.part.lacking += 1
             return

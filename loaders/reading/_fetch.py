@@ -256,7 +256,7 @@ def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -
 
 
 def _path(index: Index, paths: StringColumn, number: int) -> str:
-    """Return the path of the file that a row names; raise IndexFormatError for no such file."""
+    """Return the path of the file that a row names; raise IndexFormatError for a wrong number."""
     if number >= len(paths):
         raise IndexFormatError(
             "damaged index: a record lies in a file that it does not name",
@@ -273,7 +273,7 @@ def _descriptor(path: str, length: int) -> int:
     try:
         fd = open_regular(path)
     except FileNotFoundError:
-        gone = "no such file any more: restore it, or index what is there"
+        gone = "no such file any more: restore the file, or build the index again"
         raise FileNotFoundError(errno.ENOENT, gone, path) from None
     size = os.fstat(fd).st_size
     if size != length:

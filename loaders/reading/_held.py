@@ -18,7 +18,7 @@ Read = Callable[[int, int, int], memoryview]
 """Return a range of a file: (file, start, stop)."""
 
 _LOOK_BACK = 8
-"""Ranges that are tried for a row: of those that begin before the row, the last so many."""
+"""Ranges of a file that are tried for a row: the last so many that begin before the row."""
 
 
 class Range:
@@ -167,7 +167,7 @@ class Ahead:
         one.begin(self._read, soon=soon)
 
     def _shed(self) -> Iterator[Range]:
-        """Yield the ranges that make room, those used longest ago first."""
+        """Yield the ranges to drop for room, the range used longest ago first."""
         for one in list(self._held.values()):
             if self._bytes <= _network.NETWORK.held:
                 return
