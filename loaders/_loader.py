@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._meter import Meter, PassReport
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import Cursor, StateMismatchError
 from twinfeed.samplers._cursor import warn_unsharded
@@ -69,9 +69,7 @@ class Loader(Closing):
     _counts = "loop over the loader itself"  # as a warning advises
 
     def __init__(self, feed: Feed, /) -> None:
-        if not isinstance(feed, Feed):
-            raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
-        self.feed = feed
+        self.feed = check_feed(feed)
         self._cursor = Cursor(feed.sampler)
         self._reader = Reader(feed.index, verify=bool(feed.verify))
         self.meter = Meter()

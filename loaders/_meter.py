@@ -57,20 +57,24 @@ class PassReport:
 
     def __str__(self) -> str:
         """Return the report as text, with its meaning."""
-        lines = [f"{self.batches} batches in {self.seconds:.1f} s"]
+        lines = [f"{self.batches} batches in {_told(self.seconds)}"]
         if self.waiting is None or self.ready is None or self.waited is None:
             lines.append("  how long the loop waited is not known here")
         elif self.batches:
             lines += [
-                f"  the loop waited {self.waiting:.1f} s, at {self.waited:.0%} of the steps: "
+                f"  the loop waited {_told(self.waiting)}, at {self.waited:.0%} of the steps: "
                 f"{'data hold it back' if self.waited > 0.1 else 'data do not hold it back'}",
-                f"  a batch stood ready for {1000 * self.ready / self.batches:.1f} ms",
+                f"  a batch stood ready for {_told(self.ready / self.batches)} on average",
             ]
         lines.append(
-            f"  making them: reading {self.reading:.1f} s, decoding {self.decoding:.1f} s, "
-            f"transform {self.transforming:.1f} s, collation {self.collating:.1f} s"
+            f"  making them: reading {_told(self.reading)}, decoding {_told(self.decoding)}, "
+            f"transform {_told(self.transforming)}, collation {_told(self.collating)}"
         )
         return "\n".join(lines)
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 class Meter:

@@ -24,7 +24,7 @@ from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.samplers._explain import html_table
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     """Say what one backend delivered, how fast, and what it cost.
 
     - `first`: seconds to the first batch; `seconds`: seconds of all batches after the first.
-    - `rate`: records per second, after the first batch.
+    - `rate`: records per second, after the first batch. None where there is no other.
     - `memory`: the largest resident size of the backend's process, in bytes.
     - `sums`: a checksum for each field of each batch.
 
@@ -48,7 +48,7 @@ class Run(NamedTuple):
     records: int
     first: float
     seconds: float
-    rate: float
+    rate: float | None
     memory: int
     sums: tuple[Mapping[str, int], ...]
 
@@ -90,7 +90,12 @@ class Comparison(NamedTuple):
     def _figures(self) -> list[tuple[str, ...]]:
         """Return a row for each backend, after a row of heads."""
         rows = [
-            (run.backend, f"{run.rate:,.0f}", f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB")
+            (
+                run.backend,
+                "-" if run.rate is None else f"{run.rate:,.0f}",
+                f"{run.first:.2f} s",
+                f"{run.memory >> 20:,} MiB",
+            )
             for run in self.runs
         ]
         return [("backend", "records/s", "first batch", "peak memory"), *rows]
@@ -137,8 +142,7 @@ def compare(
     >>> found.equal, found.runs[0].records
     (True, 3)
     """
-    if not isinstance(feed, Feed):
-        raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
+    check_feed(feed)
     known = get_args(Backend)
     if len(backends) < 2 or not set(backends) <= set(known):
         raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
@@ -190,7 +194,7 @@ def _run(job: _Job) -> Run:
     seconds = time.perf_counter() - first
     memory = _system.peak_memory()
     sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
-    rate = rest / seconds if rest else 0.0
+    rate = rest / seconds if rest else None
     return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
 
 

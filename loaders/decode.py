@@ -37,11 +37,12 @@ class DecodeImage:
     - `max_pixels`: a larger image is refused by its header, before memory is taken. Pillow has a
       limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
 
-    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Needs the extra `images`.
+    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Needs the extra `images`. An orientation
+    in EXIF is not applied, and transparency is dropped.
 
-    Raises ValueError for another mode and for an image that is too large, and Pillow's and
-    simplejpeg's own errors for bytes that are no image. The loaders turn an error of a record into
-    DecodeError, which names the record.
+    Raises ValueError for another mode, for an image that is too large or has pixels of 32 bits, and
+    Pillow's and simplejpeg's own errors for bytes that are no image. The loaders turn an error of a
+    record into DecodeError, which names the record.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -59,6 +60,8 @@ class DecodeImage:
         size: tuple[int, int] | None = None,
         max_pixels: int = LIMITS.pixels,
     ) -> None:
+        if not isinstance(field, str):
+            raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
         self.mode = _checks.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
@@ -112,6 +115,11 @@ class DecodeImage:
         else:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             self._check(image.height, image.width)
+            if image.mode in ("I", "F"):
+                raise ValueError(
+                    f"the image has pixels of 32 bits (Pillow's mode {image.mode!r}), which uint8 "
+                    f"cannot hold: decode it by a function of your own"
+                )
             image = image.convert(self.mode)
         huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
         if self.size is not None and image.size != self.size[::-1]:

@@ -93,7 +93,7 @@ class Feed:
     ) -> None:
         _check_fit(index, sampler)
         for name, function in (("decode", decode), ("transform", transform)):
-            if function is not None and not callable(function):
+            if function is not None and (not callable(function) or _not_made(function)):
                 raise TypeError(f"{name} must be a function of a sample, got {function!r}")
         if readahead is not None:
             readahead = _checks.count("readahead", readahead, minimum=0)
@@ -240,6 +240,18 @@ class Feed:
                 f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
                 f"{advice}"
             )
+
+
+def _not_made(function: object) -> bool:
+    """Whether this is a class whose objects are functions."""
+    return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)
+
+
+def check_feed(feed: object, /) -> Feed:
+    """Return a feed; raise TypeError for anything else."""
+    if not isinstance(feed, Feed):
+        raise TypeError(f"feed must be Feed(index, sampler), got: {type(feed).__name__}")
+    return feed
 
 
 def _check_fit(index: Index, sampler: BatchStream) -> None:

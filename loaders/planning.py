@@ -11,7 +11,7 @@ import numpy as np
 from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import stored_fields
 from twinfeed.loaders._checks import Array, Int64s
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
 from twinfeed.loaders.reading.reader import Reader
@@ -102,6 +102,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
       read       93 kB, 1.03 times what is used
       held       94 kB at once
     """
+    check_feed(feed)
     cache_bytes = _checks.count("cache_bytes", cache_bytes, minimum=0)
     sampler, index = feed.sampler, feed.index
     steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))

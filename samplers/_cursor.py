@@ -73,8 +73,8 @@ class Cursor:
             if step and epoch != self._epoch and not self._stream.evaluation:
                 warnings.warn(
                     f"the rest of epoch {epoch} does not come: a state of its step {step} was "
-                    f"loaded, and then epoch {self._epoch} was named; name the state's epoch, and "
-                    f"let Lightning save while fit runs, by ModelCheckpoint",
+                    f"loaded, and then epoch {self._epoch} was named. To train the rest, name "
+                    f"epoch {epoch} or none (Lightning: save by ModelCheckpoint while fit runs)",
                     stacklevel=2,
                 )
             self._loaded = None

@@ -1,5 +1,6 @@
 """The comparison finds nothing where there is nothing, and says what differs where it does."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_other_backends_are_refused(index: Index, backends: Any) -> None:
         compare(feed, backends=backends)
     with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
         compare(feed, batches="2")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="feed must be a Feed, got a Index"):
+    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
         compare(index)  # type: ignore[arg-type]
 
 
@@ -112,3 +113,11 @@ def test_a_report_escapes_texts_and_refuses_what_cannot_be_shown(tmp_path: Path)
     with pytest.raises(TypeError, match="what has _repr_html_, got a int"):
         write_report(tmp_path / "other.html", "title", 3)  # type: ignore[arg-type]
     assert not (tmp_path / "other.html").exists()
+
+
+def test_one_batch_has_no_rate(tmp_path: Path) -> None:
+    index = pack([{"x": 1}], tmp_path)["data"]
+    found = compare(Feed(index, ExactOnceBatchSampler(1, batch_size=1)), backends=["numpy"] * 2)
+    assert [run.rate for run in found.runs] == [None, None]
+    assert "0/s" not in str(found)
+    assert re.search(r"numpy +- ", str(found))

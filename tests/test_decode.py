@@ -505,3 +505,16 @@ def test_what_json_holds_is_no_batch(tmp_path: Path) -> None:
         match=r"record 0 .*'json' holds a dict, which.*array of numbers, a number or a byte",
     ):
         batch(index, DecodeExtensions(), 1)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_of_32_bits_are_refused(mode: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (3, 2), 1).save(file, "tiff")
+    with pytest.raises(ValueError, match="pixels of 32 bits"):
+        DecodeImage()({"image": file.getvalue()})
+
+
+def test_a_size_in_place_of_a_field_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"name of a field, got \(64, 64\); size= resizes"):
+        DecodeImage((64, 64))  # type: ignore[arg-type]

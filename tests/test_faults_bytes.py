@@ -725,6 +725,15 @@ def test_b28_what_follows_the_end_and_is_no_archive_is_warned_of(tmp_path: Path)
     assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
 
 
+def test_b28_a_hole_between_members_is_warned_of(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{n}.txt": b"%d" % n for n in range(4)})
+    data = path.read_bytes()
+    path.write_bytes(data[:1024] + bytes(2048) + data[3072:])
+    with pytest.warns(ShardWarning, match="ends at offset 1024, and another begins at 3072"):
+        assert [key for key, _ in contents(tar.scan(path))] == ["0", "3"]
+
+
+@pytest.mark.filterwarnings("ignore:.*an archive ends at offset")
 def test_b28_archives_put_together_with_cat_are_read_to_the_last(tmp_path: Path) -> None:
     one, two, three = (write_tar(tmp_path / f"{n}.tar", {f"{n}.txt": b"%d" % n}) for n in range(3))
     path = tmp_path / "all.tar"

@@ -22,6 +22,7 @@ from twinfeed.loaders import (
     Request,
     Seeded,
     pack,
+    plan,
 )
 from twinfeed.loaders._batcher import Batcher
 from twinfeed.samplers import (
@@ -634,6 +635,10 @@ def test_arguments_that_are_none_are_refused_at_once(
     for name in ("decode", "transform"):
         with pytest.raises(TypeError, match=f"{name} must be a function of a sample, got 'jpg'"):
             Feed(index, sampler, **{name: "jpg"})
+        with pytest.raises(TypeError, match=f"{name} must be .*, got <class .*DecodeImage"):
+            Feed(index, sampler, **{name: DecodeImage})
+    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
+        plan(index)  # type: ignore[arg-type]
     for rows in ([1, 2], np.array(["a"] * 6)):
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
             Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]

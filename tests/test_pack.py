@@ -232,10 +232,12 @@ def test_names_that_differ_by_their_extension_or_dots_alone_stay_apart(tmp_path:
 def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
     samples = [{"image": b"a", "note": "x"}, {"image": b"b"}]
     for container in CONTAINERS:
-        index = pack(samples, tmp_path / container, container=container)["data"]
+        with pytest.warns(ShardWarning, match="2 records of 'data' lack .* empty .* 'note' by 1"):
+            index = pack(samples, tmp_path / container, container=container)["data"]
         with Reader(index) as reader:
             assert reader.read([0, 1], ["note"]) == {"note": [b"x", b""]}
-        again = pack(index, tmp_path / f"{container} again")["data"]
+        with pytest.warns(ShardWarning, match="'note' by 1"):
+            again = pack(index, tmp_path / f"{container} again")["data"]
         assert again.fields["note"].missing == 1
 
 
@@ -385,6 +387,7 @@ def test_what_is_no_sample_is_refused_by_record(tmp_path: Path) -> None:
                 pack(source, tmp_path, container=container)
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: Path) -> None:
     long = [bytes(1000), bytes(1000)]
     for sample, text in [
@@ -438,6 +441,7 @@ def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_
     assert not list(tmp_path.glob(".packing-*"))
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_a_tar_sample_without_a_field_is_refused(tmp_path: Path) -> None:
     samples: list[dict[str, Any]] = [{"a": 1}, {}, {"a": 2}]
     index = pack(samples, tmp_path / "plain")["data"]
@@ -449,6 +453,7 @@ def test_a_tar_sample_without_a_field_is_refused(tmp_path: Path) -> None:
             pack(source, tmp_path / "out", container="tar")
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> None:
     def keyed(*keys: str) -> list[dict[str, Any]]:
         return [{"__key__": key, f"x{n}": n} for n, key in enumerate(keys)]
@@ -495,6 +500,7 @@ def test_class_names_that_differ_in_space_are_not_merged(tmp_path: Path, contain
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_class_names_are_what_the_shards_hold(tmp_path: Path, images: Path, container: Any) -> None:
     """In the order that an index has given them; numbers that look like names stay numbers."""
     folder = pack(images, tmp_path / "folder", container=container, shards=2)["data"]
@@ -541,6 +547,7 @@ def test_text_that_is_no_utf_8_is_refused_by_record(tmp_path: Path, container: A
             pack([{"__key__": "a", "x": 1}, sample], tmp_path, container=container)
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_a_field_of_two_kinds_is_found_at_the_record_where_it_changes(tmp_path: Path) -> None:
     for samples, text in [
         ([{"a": 1}, {"a": True}, {"a": 2.5}], "record 2: field 'a' has floats here and integers"),

@@ -239,6 +239,11 @@ def test_super_classes_keep_to_themselves_and_take_turns() -> None:
     assert all(window == {"even": 3, "odd": 2} for window in windows)
 
 
+def test_something_else_than_labels_is_named() -> None:
+    with pytest.raises(TypeError, match=r"one label a record, such as index.labels, got: dict"):
+        PKBatchSampler({"labels": [1, 2]}, p=1, k=1, seed=0)  # type: ignore[arg-type]
+
+
 def test_classes_are_those_of_any_labels_that_are_strings_or_integers() -> None:
     """Whatever holds them, and also where a name is no UTF-8."""
     plain = PKBatchSampler(NAMES.tolist(), p=4, k=2, seed=0)

@@ -288,7 +288,7 @@ def test_options_are_checked() -> None:
         TensorFlowLoader(feed, prefetch=-1)
     with pytest.raises(ValueError, match=r"one that TensorFlow sees.*got '/GPU:7'"):
         TensorFlowLoader(feed, device="/GPU:7")
-    with pytest.raises(TypeError, match="feed must be a Feed"):
+    with pytest.raises(TypeError, match="feed must be Feed"):
         TensorFlowLoader(feed.index)  # type: ignore[arg-type]
 
 

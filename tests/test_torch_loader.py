@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
 from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, StateMismatchError, pack
-from twinfeed.loaders.torch import RecordDataset, TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -514,7 +514,7 @@ def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
     with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(order"):
         Feed(index, order)
     for carry in (TorchLoader, RecordDataset):
-        with pytest.raises(TypeError, match=r"feed must be a Feed, got a Index: Feed\(index"):
+        with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
             carry(index)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"RandomSampler is an order.*DataLoader\(batch_sampler="):
         list(DataLoader(list(range(RECORDS)), sampler=order))
@@ -590,3 +590,22 @@ def test_the_report_knows_threads_and_workers(index: Index, options: dict[str, A
         report = loader.report()
         assert report.batches == steps
         assert min(report.reading, report.collating, report.ready, report.waiting) > 0
+
+
+def test_requests_begin_at_the_first_batch_whatever_the_sampler_has_drawn(index: Index) -> None:
+    stream = BatchSampler(RandomSampler(len(index), seed=3), batch_size=5)
+    feed = Feed(index, stream)
+    first = next(iter(RequestSampler(feed))).ids.tolist()
+    list(stream)
+    assert stream.epoch == 1
+    assert next(iter(RequestSampler(feed))).ids.tolist() == first
+    assert next(iter(RequestSampler(Feed(index, stream)))).ids.tolist() == first
+
+
+def test_torchs_own_collation_of_whole_batches_is_refused_in_words(index: Index) -> None:
+    feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=3), batch_size=5))
+    loader = DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed))
+    with pytest.raises(TypeError, match="give collate_fn=as_tensors"):
+        next(iter(loader))
+    with pytest.raises(KeyError, match="else"):
+        RecordDataset(feed).__getitems__(next(iter(RequestSampler(feed))))["else"]

@@ -220,7 +220,7 @@ class _Walk:
         return pax or gnu or short
 
     def _check_end(self) -> int | None:
-        """Return where another archive follows (`cat a.tar b.tar`); warn of any other odd end."""
+        """Return where another archive follows (`cat a.tar b.tar`); warn of all odd ends."""
         if not self.size:
             self._warn("the file is empty, without even the end of an archive")
         elif self.size < self.at + 2 * BLOCK:
@@ -232,6 +232,10 @@ class _Walk:
                 at += len(data) - len(data.lstrip(b"\x00"))
                 self.file.seek(at)
                 if at % BLOCK == 0 and is_tar(self.file.read(BLOCK)):
+                    self._warn(
+                        f"an archive ends at offset {self.at}, and another begins at {at}: either "
+                        f"two were joined, or members between the two were overwritten by zeros"
+                    )
                     return at
                 self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
                 return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import reprlib
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -14,7 +15,7 @@ import numpy as np
 from twinfeed.loaders._atomic import locked, room_for
 from twinfeed.loaders._checks import choice, count, flag
 from twinfeed.loaders._progress import bar
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats._sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index._paths import to_write
@@ -91,7 +92,8 @@ def pack(
     - `progress`: whether to show a progress bar.
 
     A TFRecord holds integers as int64 and floats as float32, since an Example has no others. The
-    values of a field are of one kind in all records. A tar holds numbers as text, and the label as
+    values of a field are of one kind in all records. A field that a record lacks reads as empty
+    there, and a ShardWarning counts such records. A tar holds numbers as text, and the label as
     the member `cls`. A record of a tar has some field, and a key that no other record of its shard
     has. Bytes, such as an array's `tobytes()`, are kept as they are.
 
@@ -146,6 +148,7 @@ def pack(
             classes = _classes(samples, written.values())
             for done in written.values():
                 _index(done, classes, progress)
+                _warn_of_gaps(done)
         with locked(folder):
             check_free(folder, written, overwrite)  # another packer may have been here meanwhile
             put_in_place(work, folder)
@@ -243,7 +246,7 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
     label: LabelSource = "label"
     if container == "tar":
         label = "cls" if written.named else FromJson("cls")  # a number, not text
-    missing: Missing = "empty" if written.optional else "error"
+    missing: Missing = "empty" if written.lacked else "error"
     key = "key" if written.keyed and container == "tfrecord" else None
     shards = len(written.files)
     index = build_index(
@@ -262,4 +265,16 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
         raise LoaderError(
             f"{written.records} records of {name!r} were written, and {len(index)} are read back",
             advice="report this as a fault of twinfeed; nothing was packed",
+        )
+
+
+def _warn_of_gaps(written: Written) -> None:
+    """Warn of fields that some records lack: a wrong name makes such a field, too."""
+    lacks = [f"{field!r} by {number}" for field, number in written.lacked.items()]
+    if lacks:
+        warnings.warn(
+            f"fields that some of the {written.records} records of {written.name!r} lack read as "
+            f"empty there: {', '.join(lacks)}",
+            ShardWarning,
+            stacklevel=3,
         )

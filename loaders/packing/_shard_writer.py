@@ -48,9 +48,10 @@ class Written:
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
-    def optional(self) -> bool:
-        """Whether some records lack a field that others have."""
-        return any(count < self.records for count in self.counts.values())
+    def lacked(self) -> dict[str, int]:
+        """How many records lack each field that others have."""
+        lacks = {name: self.records - count for name, count in self.counts.items()}
+        return {name: lack for name, lack in lacks.items() if lack}
 
     def note(self, key: str | None, values: dict[str, Any]) -> None:
         """Note what a sample has. Its label must be of the same kind as the labels before."""

@@ -14,7 +14,7 @@ from twinfeed.loaders import _checks
 from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import Ragged
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch._device import JaggedParts, joined
 
@@ -77,8 +77,7 @@ class RecordDataset(Dataset[Any]):
     """
 
     def __init__(self, feed: Feed, /, *, threads: int = 0) -> None:
-        if not isinstance(feed, Feed):
-            raise TypeError(f"feed must be a Feed, got a {type(feed).__name__}: Feed(index, …)")
+        check_feed(feed)
         self._records = len(feed.index)
         # Not the feed: workers do not need its sampler. The callables are tried here, once.
         threads = _checks.count("threads", threads, minimum=0)
@@ -98,7 +97,16 @@ class RecordDataset(Dataset[Any]):
             return self._batcher.plain(np.asarray(wanted, np.int64), seeds)
         if self._batcher.samples.cache is not None and get_worker_info() is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
-        return self._batcher(wanted)
+        return _Whole(self._batcher(wanted))
+
+
+class _Whole(dict[str, Any]):
+    """A batch that is collated already; torch's own collation would look for its first sample."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        if name == 0:
+            raise TypeError("a RecordDataset gives whole batches: give collate_fn=as_tensors")
+        raise KeyError(name)
 
 
 NO_CACHE_IN_WORKERS = (
@@ -133,7 +141,8 @@ class RequestSampler:
     """
 
     def __init__(self, feed: Feed, /) -> None:
-        self._stream = copy.copy(feed.sampler)  # with a place of its own
+        self._stream = copy.copy(feed.sampler)
+        self._stream._passes = None  # a place of its own, whatever the feed's sampler has drawn
         self._seeded = feed.seeded
 
     def __len__(self) -> int:
