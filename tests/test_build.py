@@ -637,6 +637,7 @@ def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path) -> None:
     """And another one, of that name alone, where a record, its place or a value differs."""
 

@@ -519,6 +519,7 @@ NUMBERS = [str(n) for n in range(11)]  # sorted as text, "10" is the third
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
 @pytest.mark.parametrize("what", ["folder", "names", "numbers", "nothing", "names of a few"])
+@pytest.mark.filterwarnings("ignore:fields that some")
 def test_info_tells_options_that_build_a_packed_index_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], container: Any, what: str
 ) -> None:
