@@ -16,7 +16,7 @@ import numpy as np
 
 from twinfeed.loaders.command_line._preview import preview
 from twinfeed.loaders.command_line._wording import built_with, explain, one_line, say
-from twinfeed.loaders.command_line._workers import workers
+from twinfeed.loaders.command_line._workers import Warned, workers
 from twinfeed.loaders.compare import compare
 from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError
@@ -44,6 +44,7 @@ from twinfeed.samplers import (
 )
 from twinfeed.samplers._validate import counted
 
+USUAL_K = 4
 _SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _RESTORE = (
@@ -68,7 +69,7 @@ def run_pack(options: argparse.Namespace) -> None:
         source,
         options.out,
         container=options.container,
-        split=dict(options.split) or None,
+        split=_once("--split", options.split),
         seed=options.seed,
         shards=options.shards,
         shard_bytes=options.shard_bytes,
@@ -81,13 +82,14 @@ def run_pack(options: argparse.Namespace) -> None:
 
 
 def run_index(options: argparse.Namespace) -> None:
+    table = options.label_table
     with workers(options.jobs) as executor:
         index = build_index(
             _one_or_all(options.shards),
             options.out,
-            label=FromTable(options.label_table) if options.label_table else options.label,
+            label=options.label if table is None else FromTable(table),
             classes=_classes(options.classes),
-            fields=dict(options.field) or None,
+            fields=_once("--field", options.field),
             reading=_reading(options),
             exclude=options.exclude,
             root=options.root,
@@ -98,25 +100,30 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `verify`: each index by itself, the shards together, all of them whatever is bad."""
+    """Run `verify`: each index by itself, the shards together, all of them whatever is bad. A
+    warning ends with the status of bad data.
+    """
     indexes = [path for path in options.target if _holds_index(path)]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
-    with workers(options.jobs) as executor:
-        bad = [one for target in targets for one in _verify(target, options, executor)]
+    warned = Warned(options.jobs)
+    warned.watch()
+    with workers(options.jobs, warned) as executor:
+        bad = [one for target in targets for one in _verify(target, options, executor, warned)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # not of half a sample
         say(_RESTORE)
     if any(one and one.record >= 0 for one in bad):
         say(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
-    return 1 if bad else 0
+    return 1 if bad or warned.count else 0
 
 
 def _verify(
-    target: str | list[str], options: argparse.Namespace, executor: Executor | None
+    target: str | list[str], options: argparse.Namespace, executor: Executor | None, warned: Warned
 ) -> list[BadRecord | None]:
     """Print what is bad, and return it; None stands for a target that could not be verified."""
+    before = warned.count
     try:
         report = verify(
             target,
@@ -137,7 +144,10 @@ def _verify(
         say(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
-    say(f"{what}{found}: {'all is well' if report.ok else f'{len(report.bad)} bad'}")
+    warnings = warned.count - before
+    wrong = [f"{len(report.bad)} bad"] * (not report.ok)
+    wrong += [counted(warnings, "warning")] * (warnings > 0)
+    say(f"{what}{found}: {', '.join(wrong) or 'all is well'}")
     return [*report.bad]
 
 
@@ -237,8 +247,9 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
     if len(index) == 0:
         raise ValueError("the index holds no records")
     blocks = shuffled(index, seed=options.seed)
-    if options.block or options.window:
-        block, window = options.block or blocks.block, options.window or blocks.window
+    if options.block is not None or options.window is not None:
+        block = blocks.block if options.block is None else options.block
+        window = blocks.window if options.window is None else options.window
         lengths, seed = index.shard_lengths, options.seed
         blocks = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
     orders: dict[str, Order] = {
@@ -256,6 +267,11 @@ def _draw(figure: Any, path: str) -> None:
 
 def _feed(options: argparse.Namespace) -> Feed:
     """Return the feed of random or P x K batches, of decoded images if a size is given."""
+    if options.p is None and options.k is not None:
+        raise ValueError(
+            "--k is of P x K batches: give --p too, the number of classes in a batch, or leave "
+            "--k out"
+        )
     index = open_index(options.index, root=options.root)
     if options.p is None:
         order = RandomSampler(len(index), seed=options.seed)
@@ -263,7 +279,8 @@ def _feed(options: argparse.Namespace) -> Feed:
     elif index.labels is None:
         raise ValueError("--p needs labels, and this index has none: index again with --label")
     else:
-        sampler = PKBatchSampler(index.labels, p=options.p, k=options.k, seed=options.seed)
+        k = USUAL_K if options.k is None else options.k
+        sampler = PKBatchSampler(index.labels, p=options.p, k=k, seed=options.seed)
     decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
     return Feed(index, sampler, decode=decode)
 
@@ -329,6 +346,15 @@ def _shown(value: Any) -> str:
         rest = f", ... ({len(value)} in all)" if len(value) > _SHOWN else ""
         return ", ".join(map(str, value[:_SHOWN])) + rest if value else "none"
     return str(value)
+
+
+def _once(option: str, given: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    """Return what an option gives by name, None for nothing; refuse a name that is given twice."""
+    names = [name for name, _ in given]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{option} gives {name!r} {names.count(name)} times: give it once")
+    return dict(given) or None
 
 
 def _one_or_all(given: list[str]) -> str | list[str]:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from twinfeed.loaders._checks import bytes_of
 from twinfeed.loaders.command_line import _commands
+from twinfeed.loaders.command_line._commands import USUAL_K
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
 from twinfeed.loaders.compare import Backend
 from twinfeed.loaders.errors import LoaderError, ShardWarning
@@ -76,6 +77,17 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
         return 2
 
 
+class _Command(argparse.ArgumentParser):
+    """Read the arguments of one command, and show the usage of that command with every error."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read all arguments; what is not known is an error here, not in the parser of commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="twinfeed",
@@ -84,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
-    commands = parser.add_subparsers(metavar="command", required=True)
+    commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Command)
     for add in (_pack, _index, _verify, _info, _cat, _compare, _show, _mixing, _plan):
         add(commands)
     return parser
@@ -178,7 +190,10 @@ def _index(commands: Any) -> None:
     add("--key FEATURE", "the feature that holds a TFRecord's key")
     lists = "read this feature as a list, even where each record has one value"
     add("--list FEATURE...", lists, dest="lists")
-    missing = "a record that lacks a field or label is an error, left out, or has an empty field"
+    missing = (
+        "a record that lacks a label, or a field that --field names, is an error, is left out "
+        "(skip), or has an empty field; any other field may be missing"
+    )
     add("--missing", missing, "error", choices=get_args(Missing))
     bad = "leave out the bad records of this file, which verify --bad-list has written"
     add("--exclude FILE", bad, default=())
@@ -191,7 +206,8 @@ def _verify(commands: Any) -> None:
         commands,
         "verify",
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums of its headers only; its index has one of everything. Images are not decoded.",
+        "checksums of its headers only; its index has one of everything. Images are not decoded. "
+        "A warning ends with status 1, as bad data do.",
         "verify data/train.index --jobs 4",
         "verify 'data/*.tfrecord' --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
@@ -228,7 +244,7 @@ def _opened(
         add("--seed N", "the seed of the order of records", 0)
     if draws == "batches":
         add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
-        add("--k N", "records of each class of a P x K batch", 4)
+        add("--k N", f"records of each class of a P x K batch; needs --p; default {USUAL_K}")
     if draws == "shuffles":
         add("--block N", "records of a block; default: about 4 MB")
         add("--window N", "blocks that are open at once; default: up to 128, 512 MB")

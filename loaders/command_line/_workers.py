@@ -19,22 +19,55 @@ from signal import SIG_BLOCK, SIG_SETMASK, Signals, pthread_sigmask, signal
 from typing import Any, ParamSpec, TypeVar
 
 from twinfeed.loaders.command_line._wording import show_warning
-from twinfeed.loaders.errors import WorkerDiedError
+from twinfeed.loaders.errors import ShardWarning, WorkerDiedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Warned:
+    """Count the warnings of shards that a command and its workers show."""
+
+    def __init__(self, jobs: int) -> None:
+        self._here = 0
+        self._shared = SpawnContext().Value("q") if jobs > 1 else None
+
+    @property
+    def count(self) -> int:
+        """How many warnings were shown so far."""
+        # A worker may be killed while it holds the lock. Waiting for the lock would never end.
+        return self._here if self._shared is None else self._shared.get_obj().value
+
+    def watch(self) -> None:
+        """Show each warning of this process from now on, also one met before, and count those of
+        shards.
+        """
+        warnings.simplefilter("always", ShardWarning)
+        warnings.showwarning = self._show
+
+    def _show(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        show_warning(message)
+        if not isinstance(message, ShardWarning):
+            return
+        if self._shared is None:
+            self._here += 1
+            return
+        with self._shared.get_lock():
+            self._shared.value += 1
+
+
 @contextmanager
-def workers(jobs: int) -> Iterator[Executor | None]:
-    """Give a pool of several processes, which an interrupt ends; WorkerDiedError where one dies."""
+def workers(jobs: int, warned: Warned | None = None) -> Iterator[Executor | None]:
+    """Give a pool of several processes, which an interrupt ends; WorkerDiedError where one dies.
+    The warnings of the processes are shown, and counted in `warned`.
+    """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if jobs == 1:
         yield None
         return
     context = _Context()
-    pool = _Pool(jobs, mp_context=context, initializer=_start)
+    pool = _Pool(jobs, mp_context=context, initializer=_start, initargs=(warned,))
     # A pool that loses a process while it starts others prints a traceback of its own thread.
     print_error = threading.excepthook
     threading.excepthook = lambda error: None if context.died(wait=1) else print_error(error)
@@ -114,9 +147,12 @@ class _Pool(ProcessPoolExecutor):
             queue._reader.close()
 
 
-def _start() -> None:
+def _start(warned: Warned | None) -> None:
     """Warn as the command does."""
-    warnings.showwarning = show_warning
+    if warned is None:
+        warnings.showwarning = show_warning
+    else:
+        warned.watch()
 
 
 def _why(processes: Sequence[SpawnProcess]) -> WorkerDiedError:

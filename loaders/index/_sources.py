@@ -11,7 +11,7 @@ import os
 import posixpath
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +94,7 @@ def find_source(
         where = os.path.dirname(os.path.abspath(beside))
     else:
         where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
-    relative = [
-        relative_to(where, name if is_url(name) else os.path.abspath(name)) for name in names
-    ]
+    relative = [_relative(where, name) for name in names]
     return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
 
 
@@ -222,6 +220,18 @@ def _expand(shards: Any, complete: bool) -> list[str]:
                 "a folder of images is indexed by itself",
             )
     return names
+
+
+def _relative(root: str, shard: str) -> str:
+    """Return the path of a shard relative to `root`; raise FileNotFoundError for a shard that is
+    neither below `root` nor anywhere else.
+    """
+    path = shard if is_url(shard) else os.path.abspath(shard)
+    with suppress(ValueError):
+        return relative_to(root, path)
+    if not is_url(path):
+        os.stat(path)
+    return relative_to(root, path)
 
 
 def _common_folder(urls: Sequence[str]) -> str:

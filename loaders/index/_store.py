@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from twinfeed.loaders._atomic import beside, locked, replace_file, sync, writabl
 from twinfeed.loaders._checks import Array
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.formats._sniff import FORMAT, MANIFEST, is_index
+from twinfeed.loaders.formats.files import IMAGES
 from twinfeed.loaders.limits import LIMITS
 
 VERSION = 2
@@ -205,13 +207,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _no_index(path: Path) -> str:
     """Say what is there in place of an index, and what to do."""
+    around = [folder for folder in path.parents[:2] if path.exists() and is_index(folder)]
+    if around:
+        return f"a part of an index; open the whole index, the folder {around[0]}"
     if path.is_file():
         out = path.with_suffix(".index")
         return f"a file, not an index; index it: twinfeed index {path} --out {out}"
     held = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
     if held:
         return f"no index here, but in it: {', '.join(held[:5])}; open one of those"
-    return f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {path}"
+    if _holds_images(path):
+        return f"no index here, but images; index them: twinfeed index {path} --out {path}.index"
+    new = path / "train.index" if path.is_dir() and any(path.iterdir()) else path
+    return f"no index here (no {MANIFEST}); build one: twinfeed index SHARDS --out {new}"
+
+
+def _holds_images(path: Path) -> bool:
+    """Tell a folder of images by what lies in it and in the folders in it."""
+    found = itertools.chain(path.glob("*.*"), path.glob("[!.]*/*.*"))
+    return any(each.suffix[1:].lower() in IMAGES for each in found)
 
 
 def make_folder(path: Path) -> Path:
