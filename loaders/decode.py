@@ -68,7 +68,7 @@ class DecodeImage:
         self.max_pixels = _checks.count("max_pixels", max_pixels)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
             raise ValueError(f"size must be (height, width), got {size!r}")
-        self.size = size
+        self.size = size and (_checks.count("height", size[0]), _checks.count("width", size[1]))
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""

@@ -518,3 +518,9 @@ def test_pixels_of_32_bits_are_refused(mode: str) -> None:
 def test_a_size_in_place_of_a_field_is_refused() -> None:
     with pytest.raises(TypeError, match=r"name of a field, got \(64, 64\); size= resizes"):
         DecodeImage((64, 64))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [(0, 4), (4, -1), (2.5, 3)])
+def test_sizes_without_pixels_are_refused(size: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="height|width"):
+        DecodeImage(size=size)

@@ -725,6 +725,15 @@ def test_b28_what_follows_the_end_and_is_no_archive_is_warned_of(tmp_path: Path)
     assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
 
 
+def test_b28_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(20 * 512))  # what tar makes of no files
+    assert contents(tar.scan(path)) == []
+    path.write_bytes(bytes(21 * 512))
+    with pytest.warns(ShardWarning, match="nothing but zeros"):
+        assert contents(tar.scan(path)) == []
+
+
 def test_b28_a_hole_between_members_is_warned_of(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {f"{n}.txt": b"%d" % n for n in range(4)})
     data = path.read_bytes()

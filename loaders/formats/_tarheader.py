@@ -23,6 +23,7 @@ from twinfeed.loaders.formats._sniff import disguise, is_tar
 from twinfeed.loaders.limits import LIMITS
 
 BLOCK = 512
+_EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
@@ -240,6 +241,8 @@ class _Walk:
                 self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
                 return None
             at += len(data)
+        if self.at == 0 and self.size > _EMPTY:
+            self._warn("the file holds nothing but zeros")
         return None
 
     def _warn(self, problem: str) -> None:
