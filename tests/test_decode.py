@@ -522,5 +522,5 @@ def test_a_size_in_place_of_a_field_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [(0, 4), (4, -1), (2.5, 3)])
 def test_sizes_without_pixels_are_refused(size: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="height|width"):
+    with pytest.raises((TypeError, ValueError), match=r"height|width"):
         DecodeImage(size=size)
