@@ -142,7 +142,7 @@ def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
     one = loader(index, once(), **FILES)
     content = shard.read_bytes()
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match="restore it") as gone:
+    with pytest.raises(FileNotFoundError, match="restore the file") as gone:
         list(one)
     assert gone.value.filename == str(shard)
     shard.write_bytes(content[:-1])
