@@ -213,19 +213,16 @@ def mosaic_items(folder: Path) -> Batches:
 # Images: each way yields uint8[128, 256, 256, 3]
 
 
-def decode_only(folder: Path, threads: int, images: int = 1) -> Batches:
-    """The limit: nothing but the decoder, on bytes that are in memory, into the same buffers.
-
-    Each thread has a buffer of so many images. One stays in the processor's cache; batches do not.
-    """
+def decode_only(folder: Path, threads: int) -> Batches:
+    """The limit: nothing but the decoder, on bytes that are in memory, into the same buffers."""
     import simplejpeg
 
     files = [path.read_bytes() for path in sorted((folder / "images").iterdir())] * 3
-    buffers = [np.empty((images, SIDE, SIDE, 3), np.uint8) for _ in range(threads)]
+    buffers = [np.empty((SIDE, SIDE, 3), np.uint8) for _ in range(threads)]
 
     def work(part: int) -> None:
-        for number, data in enumerate(files[part::threads]):
-            simplejpeg.decode_jpeg(data, buffer=buffers[part][number % images])
+        for data in files[part::threads]:
+            simplejpeg.decode_jpeg(data, buffer=buffers[part])
 
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
@@ -289,7 +286,6 @@ WAYS: dict[str, dict[str, Callable[[Path], Batches]]] = {
     },
     "images": {
         "limit: decode only, 2 threads": lambda f: decode_only(f, 2),
-        "the same, into the memory of batches": lambda f: decode_only(f, 2, 2 * BATCH),
         "TorchLoader, 2 threads, CRC off": lambda f: image_loader(f, threads=2, verify=False),
         "TorchLoader, 2 threads": lambda f: image_loader(f, threads=2),
         "TorchLoader, 2 workers": lambda f: image_loader(f, num_workers=2),
