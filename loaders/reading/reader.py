@@ -32,7 +32,7 @@ from twinfeed.samplers import BatchStream
 
 Value = Any
 _MUCH = 1 << 26
-_LOOKED_AT = 4  # ranges that tell whether reading waits
+_LOOKED_AT = 16  # ranges that tell whether reading waits: a few may be warm by chance
 
 
 class Reader(Closing):
