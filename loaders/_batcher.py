@@ -13,7 +13,7 @@ from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._samples import Sample, Samples
-from twinfeed.loaders.collate import MisfitError, collate
+from twinfeed.loaders.collate import Empty, MisfitError, aligned, collate
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._ahead import Planner
@@ -31,8 +31,8 @@ class Batcher(Closing):
     """Make the batches of a feed, one for each request.
 
     `reader` may be shared with other passes. Without `reader` the batcher makes a reader of its
-    own. `threads` share the decoding of a batch. `meter` adds up the times. A batcher pickles
-    without the sampler, the threads and the cache.
+    own. `threads` share the decoding of a batch. `meter` adds up the times. `empty` makes the
+    arrays of the fields. A batcher pickles without the sampler, the threads and the cache.
     """
 
     def __init__(
@@ -43,17 +43,19 @@ class Batcher(Closing):
         reader: Reader | None = None,
         threads: int = 0,
         meter: Meter | None = None,
+        empty: Empty = aligned,
     ) -> None:
         self.spec = feed.spec  # this tries the callables, and must come before threads start
         self._own_reader = reader is None
         self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
         self.meter = Meter() if meter is None else meter
         self.samples = Samples(
-            feed, self._reader, threads=threads, spec=self.spec, meter=self.meter
+            feed, self._reader, threads=threads, spec=self.spec, meter=self.meter, empty=empty
         )
         self._index = feed.index
         self._side = feed.side
         self._collate = feed.collate
+        self._empty = empty
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
         self._planner: Planner | None = None
@@ -91,7 +93,7 @@ class Batcher(Closing):
         batch |= {name: _padded(rows, held) for name, rows in joined.items()}
         spread = {name: _spread(values.get(name, []), held) for name in self.spec}
         with self.naming_records(request):
-            batch |= collate(spread, self.spec, how=self._collate)
+            batch |= collate(spread, self.spec, how=self._collate, empty=self._empty)
         if self._masked:
             batch["mask"] = held
         return batch

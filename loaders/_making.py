@@ -10,6 +10,7 @@ from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._prefetch import in_order
+from twinfeed.loaders.collate import Empty, aligned
 from twinfeed.loaders.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 
@@ -42,11 +43,12 @@ def making(
     threads: int,
     meter: Meter,
     then: Callable[[Batch], T],
+    empty: Empty = aligned,
 ) -> Generator[T, None, None]:
     """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
     # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
     shared, whole = (0, threads) if feed.sampler.live is None else (threads, 0)
-    with Batcher(feed, reader=reader, threads=shared, meter=meter) as batcher:
+    with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
         batcher.look_ahead(feed, epoch, start)
         coming = feed.requests(epoch, start)
         with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:

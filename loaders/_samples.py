@@ -13,7 +13,7 @@ from twinfeed.loaders._calls import Calls, Made
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._shared import lent, read_only, unchanged
-from twinfeed.loaders.collate import FieldSpec, aligned, least, mode_of
+from twinfeed.loaders.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
@@ -36,7 +36,7 @@ class Samples:
     """Read, decode and transform the samples of requests, for one pass.
 
     The decoding threads and the cache of decoded images belong to the pass. With `spec`, decode may
-    write into the arrays of the batch.
+    write into the arrays of the batch, which `empty` makes.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Samples:
         threads: int = 0,
         spec: Mapping[str, FieldSpec] | None = None,
         meter: Meter | None = None,
+        empty: Empty = aligned,
     ) -> None:
         self.meter = Meter() if meter is None else meter
+        self._empty = empty
         sampler = feed.sampler
         self.index = feed.index
         self.reader = reader
@@ -120,7 +122,7 @@ class Samples:
         decode: Any = self.decode
         count = len(request.records)
         rows = {
-            name: aligned((count, *least(one.shape)), one.dtype)
+            name: self._empty((count, *least(one.shape)), dtype_of(one))
             for name, one in self._slots.items()
         }
         slots, samples = _samples(rows), self._undecoded(request.records)

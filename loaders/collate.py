@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -13,11 +13,23 @@ from twinfeed.loaders._checks import Array, Int64s
 Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
 Collate = Mode | Mapping[str, Mode]
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # as numpy.empty
 
 _Masked = np.ma.MaskedArray
 
 # The dtypes of numbers as both frameworks name them; numpy has second names for some.
 _USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set("?efdFD")
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+    """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
+
+    TensorFlow takes an array so aligned as it is, and copies any other.
+    """
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + 63, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 class Ragged(NamedTuple):
@@ -107,10 +119,12 @@ def collate(
     /,
     *,
     how: Collate = "stack",
+    empty: Empty = aligned,
 ) -> dict[str, Any]:
     """Make one batch of each field's values; None stands for nothing there: zeros or empty bytes.
 
-    Every field of `spec` is in the batch, also where there are no values.
+    Every field of `spec` is in the batch, also where there are no values. `empty` makes the arrays
+    that the values are written to.
 
     - Byte strings become a list of bytes.
     - A stacked field is an array of shape (batch, …).
@@ -131,24 +145,12 @@ def collate(
         if field.dtype is None:
             batch[name] = _byte_strings(name, values)
         elif mode == "stack" or not field.shape:
-            batch[name] = _stack(name, values, field)
+            batch[name] = _stack(name, values, field, empty)
         elif mode == "pad":
-            batch |= _pad(name, values, field)
+            batch |= _pad(name, values, field, empty)
         else:
-            batch[name] = _ragged(name, values, field)
+            batch[name] = _ragged(name, values, field, empty)
     return batch
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] | None, /) -> Array:
-    """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
-
-    TensorFlow takes an array so aligned as it is, and copies any other.
-    """
-    assert dtype is not None  # no array holds byte strings
-    size = prod(shape) * dtype.itemsize
-    memory = np.empty(size + 63, np.uint8)
-    start = -memory.__array_interface__["data"][0] % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _byte_strings(name: str, values: Sequence[Any]) -> list[bytes]:
@@ -165,14 +167,20 @@ def _as_bytes(name: str, value: Any, place: int) -> bytes:
     return b""
 
 
-def _stack(name: str, values: Sequence[Any], field: FieldSpec) -> Array:
+def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
     if isinstance(values, np.ndarray) and values.dtype == field.dtype:
         return values  # decoded in place
     arrays, shape = _arrays(name, values, field, 0)
-    out = aligned((len(arrays), *shape), field.dtype)
+    out = empty((len(arrays), *shape), dtype_of(field))
     for place, array in enumerate(arrays):
         out[place] = array
     return out
+
+
+def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
+    """Return the dtype of a field of numbers; no array holds byte strings."""
+    assert field.dtype is not None
+    return field.dtype
 
 
 def least(shape: Shape, /) -> tuple[int, ...]:
@@ -252,11 +260,11 @@ def _arrays(
     return [given.get(place, nothing) for place in range(len(values))], shape
 
 
-def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
+def _pad(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> dict[str, Any]:
     axes = len(field.shape)
     arrays, _ = _arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
-    out = aligned((len(arrays), *shapes.max(axis=0, initial=0).tolist()), field.dtype)
+    out = empty((len(arrays), *shapes.max(axis=0, initial=0).tolist()), dtype_of(field))
     out[...] = 0
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
@@ -265,9 +273,9 @@ def _pad(name: str, values: Sequence[Any], field: FieldSpec) -> dict[str, Any]:
     return {name: out, f"{name}_shape": shapes}
 
 
-def _ragged(name: str, values: Sequence[Any], field: FieldSpec) -> Ragged:
+def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
     arrays, rest = _arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
-    joined = aligned((int(lengths.sum()), *rest), field.dtype)
+    joined = empty((int(lengths.sum()), *rest), dtype_of(field))
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
     return Ragged(joined, lengths)

@@ -188,3 +188,20 @@ def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
         one = FieldSpec((size,), np.dtype(np.uint8))
         made = collate({"x": [np.ones(size, np.uint8)] * 3}, {"x": one})["x"]
         assert made.__array_interface__["data"][0] % 64 == 0
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_values_are_written_where_the_caller_says(how: Mode) -> None:
+    """At the beginning of that memory: torch knows pinned memory by its first address."""
+    made = []
+
+    def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    spec = {"x": FieldSpec((2,), FLOAT), "y": FieldSpec((), np.dtype(np.int64))}
+    values = {"x": [np.ones(2, np.float32)] * 3, "y": [1, 2, 3]}
+    batch = collate(values, spec, how=how, empty=empty)
+    rows = batch["x"].values if how == "ragged" else batch["x"]
+    starts = [one.__array_interface__["data"][0] for one in (rows, batch["y"])]
+    assert starts == [one.__array_interface__["data"][0] for one in made]

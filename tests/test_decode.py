@@ -302,6 +302,20 @@ def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
     assert all(np.shares_memory(slot, image) for slot in slots)
 
 
+def test_decoding_writes_where_the_caller_says(tmp_path: Path) -> None:
+    index = pack([{"image": encoded(PIXELS, "jpeg")}] * 2, tmp_path)["data"]
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+    made = []
+
+    def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    feed = Batcher(Feed(index, sampler, decode=DecodeImage()), empty=empty)
+    image = feed(Request.of(sampler, 0, 0))["image"]
+    assert [one.__array_interface__["data"] for one in made] == [image.__array_interface__["data"]]
+
+
 def test_batches_do_not_share_memory(tmp_path: Path) -> None:
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(4, batch_size=2)

@@ -9,8 +9,10 @@ import torch
 from torch_help import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
+from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._device import CudaCopier
+from twinfeed.loaders.torch.dataset import as_parts
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -123,6 +125,31 @@ def test_a_source_that_is_dropped_is_copied_whole() -> None:
         got.append(copier.receive(copier.send(prepared))["x"])
         del prepared  # the next one would have its memory
     assert [one.sum().item() / SIZE for one in got] == list(range(8))
+
+
+def test_a_batch_that_is_collated_into_pinned_memory_and_dropped_is_copied_whole() -> None:
+    copier = CudaCopier(torch.device("cuda"))
+    with torch.cuda.stream(copier.stream):
+        torch.cuda._sleep(TICKS)
+    got = []
+    for number in range(8):
+        array = copier.empty((SIZE,), np.dtype(np.float32))
+        array[:] = number
+        prepared = copier.prepare({"x": torch.from_numpy(array)})
+        assert prepared["x"].data_ptr() == array.ctypes.data  # it was pinned
+        got.append(copier.receive(copier.send(prepared))["x"])
+        del array, prepared  # the next one would have its memory
+    assert [one.sum().item() / SIZE for one in got] == list(range(8))
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_batches_are_collated_into_pinned_memory(index: Index, how: Any) -> None:
+    sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
+    copier = CudaCopier(torch.device("cuda"))
+    feed = Feed(index, sampler, transform=stamped, collate=how)
+    parts = as_parts(Batcher(feed, empty=copier.empty)(next(feed.requests())))
+    row = parts["row"].values if how == "ragged" else parts["row"]
+    assert row.is_pinned()
 
 
 def test_all_passes_copy_on_one_stream() -> None:

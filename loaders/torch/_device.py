@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from twinfeed.loaders._batcher import Batch
+from twinfeed.loaders._checks import Array
+from twinfeed.loaders.collate import aligned
 
 # Streams and events have no types in torch.
 cuda: Any = torch.cuda
@@ -46,8 +50,12 @@ class Copier:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+        """Return an array, not yet written, that a copy can start from."""
+        return aligned(shape, dtype)
+
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
-        """Put a batch into memory that a copy can start from; the makers of batches call this."""
+        """Put what lies elsewhere into such memory; the makers of batches call this."""
         return dict(batch)
 
     def send(self, batch: Batch, /) -> Sent:
@@ -62,8 +70,9 @@ class Copier:
 class CudaCopier(Copier):
     """Copy on a stream of the device's own, so that copies and computation overlap.
 
-    - Copies start from pinned memory. A copy from other memory would keep its caller until it is
-      done. torch does not use pinned memory again before the copy from it is done.
+    - Copies start from pinned memory, into which batches are collated. A copy from other memory
+      would keep its caller until it is done. torch does not use pinned memory again before the copy
+      from it is done: torch knows the memory by the address where it begins.
     - The computing stream waits for the copy's event before it touches the batch.
     - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
       a later copy would be given their memory while a step still reads them.
@@ -73,6 +82,11 @@ class CudaCopier(Copier):
         number = cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", number)  # other threads have another current device
         self.stream = _copying_stream(self.device)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+        with cuda.device(self.device):
+            memory = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
+        return memory.numpy().view(dtype).reshape(shape)
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
         with cuda.device(self.device):

@@ -259,6 +259,7 @@ class _Pass(Iterator[Batch]):
             threads=loader.threads,
             meter=loader.meter,
             then=lambda batch: self._copier.prepare(as_parts(batch)),
+            empty=self._copier.empty,
         )
         self._sent = _sent(made, self._copier)
         if loader.prefetch:
