@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 from range_server import RangeServer
 from running import started_threads
+from torch.utils.data import DataLoader
 
 from twinfeed.loaders import DiskCache, Feed, open_index, pack
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
 
 
@@ -54,6 +56,29 @@ def test_workers_read_remotely(
         assert bool(server.asked) is not cached
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_dataset_in_a_dataloader_of_ones_own_warns_of_a_request_a_record(
+    tmp_path: Path, server: RangeServer, cached: bool
+) -> None:
+    draw = np.random.default_rng(0)
+    pack(({"x": draw.bytes(1000)} for _ in range(96)), tmp_path)
+    cache = DiskCache(tmp_path / "cache", bytes=10**7) if cached else None
+    index = open_index(f"{server.url}/data.index", cache=cache)
+    feed = Feed(index, BatchSampler(RandomSampler(96, seed=0), batch_size=16))
+    server.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dataset = RecordDataset(feed)
+    serving = DataLoader(dataset, batch_sampler=RequestSampler(feed), collate_fn=as_tensors)
+    assert sum(len(batch["id"]) for batch in serving) == 96
+    if cached:
+        assert not told
+        assert server.asked.total() < 8
+    else:
+        assert ["TorchLoader" in str(one.message) for one in told] == [True]
+        assert server.asked.total() > 48  # neighbours are one request
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -122,7 +147,7 @@ KILLED = """
 import sys
 from torch.utils.data._utils import worker
 from twinfeed.loaders import Feed, open_index
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, SequentialSampler
 worker.MP_STATUS_CHECK_INTERVAL = 0.2
 def size(sample):

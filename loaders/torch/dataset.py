@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from twinfeed.loaders._batcher import Batch, Batcher
 from twinfeed.loaders._samples import Sample
 from twinfeed.loaders.collate import Ragged
 from twinfeed.loaders.feed import Feed, check_feed
+from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.request import Request
 from twinfeed.loaders.torch._device import JaggedParts, joined
 
@@ -60,6 +62,9 @@ class RecordDataset(Dataset[Any]):
     sample. A DataLoader with a `batch_size` or with torch's own samplers collates such samples.
     There is no step then, and the seed of a transform comes from torch's random numbers.
 
+    The dataset does not know which batch comes next. So nothing is read ahead, and of shards at a
+    URL each record is a request. There is a warning where no disk cache keeps what is read.
+
     Raises ValueError in a worker process for a sampler that reuses decoded images: they stay in
     the process that decoded them.
 
@@ -78,6 +83,13 @@ class RecordDataset(Dataset[Any]):
 
     def __init__(self, feed: Feed, /, *, threads: int = 0) -> None:
         check_feed(feed)
+        if is_url(feed.index.root) and feed.index.cache is None:
+            warnings.warn(
+                f"each record of {feed.index.root} will be a request, since a RecordDataset does "
+                f"not know what comes next: take TorchLoader(feed, num_workers=…), which asks for "
+                f"whole blocks ahead, or open the index with cache=DiskCache(…)",
+                stacklevel=2,
+            )
         self._records = len(feed.index)
         # Not the feed: workers do not need its sampler. The callables are tried here, once.
         threads = _checks.count("threads", threads, minimum=0)
