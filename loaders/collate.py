@@ -1,4 +1,4 @@
-"""Samples to one batch: stacked, padded or ragged, each array written once."""
+"""From samples to one batch: stacked, padded or ragged, each array written once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
     """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
 
-    TensorFlow takes an array so aligned as it is, and copies any other.
+    TensorFlow takes such an array without a copy, and copies any other array.
     """
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + 63, np.uint8)
@@ -68,7 +68,7 @@ class MisfitError(ValueError):
 
 
 def spec_of(sample: Mapping[str, Any], /) -> dict[str, FieldSpec]:
-    """Read the spec off one sample; ValueError for what no array holds."""
+    """Read the spec from one sample; raise ValueError for what no array can hold."""
     return {name: _spec(name, value) for name, value in sample.items()}
 
 
@@ -121,7 +121,7 @@ def collate(
     how: Collate = "stack",
     empty: Empty = aligned,
 ) -> dict[str, Any]:
-    """Make one batch of each field's values; None stands for nothing there: zeros or empty bytes.
+    """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
 
     Every field of `spec` is in the batch, also where there are no values. `empty` makes the arrays
     that the values are written to.
@@ -191,7 +191,7 @@ def least(shape: Shape, /) -> tuple[int, ...]:
 def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
     """Return the value as an array that can be written to the field's dtype without loss.
 
-    Python's own numbers have no dtype: integers are taken where they fit, floats by any float.
+    Python's own numbers have no dtype. Integers are taken where they fit, floats by any float type.
     """
     assert field.dtype is not None
     if isinstance(value, (bytes, str)):
@@ -239,7 +239,7 @@ def _arrays(
 ) -> tuple[list[Array], tuple[int, ...]]:
     """Return arrays that agree in all axes but the first `free`, and the shape in which they agree.
 
-    None becomes zeros, and has no length in the free axes.
+    None becomes zeros, with length 0 in the free axes.
     """
     given = {n: _fitting(name, each, field, n) for n, each in enumerate(values) if each is not None}
     first = next(iter(given), -1)

@@ -1,4 +1,4 @@
-"""Batteries for `decode`: images, raw arrays and whole Examples; extensions.py has webdataset's."""
+"""Ready-made `decode` functions: images, raw arrays, Examples. extensions.py has webdataset's."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ImageMode = Literal["RGB", "L"]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
 
-# From so many bytes on, memory that images have left is kept for the next images. The memory of a
-# single huge image is not kept: the memory would stay for the rest of the run.
+# Memory of at least _LARGE bytes that an image has left is kept for the next images. Memory of more
+# than _KEPT bytes is not kept: that of a single huge image would stay for the rest of the run.
 _LARGE, _KEPT = 1 << 20, 1 << 26
 _LEFT: deque[Array] = deque(maxlen=8)
 
@@ -131,7 +131,7 @@ class DecodeImage:
         return array
 
     def _jpeg(self, data: bytes) -> Array:
-        """Decode, a large image into memory that another has left."""
+        """Decode a JPEG, a large one into memory that another image has left."""
         import simplejpeg
 
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
@@ -155,7 +155,7 @@ def _is_jpeg(data: bytes) -> bool:
 
 
 def _memory(nbytes: int) -> Array:
-    """Return memory for an image, which is kept for the next one once no array looks at it.
+    """Return memory for an image. It is kept for the next image once no array uses it.
 
     Memory that is mapped anew for each image costs up to as much as decoding does.
     """

@@ -31,7 +31,7 @@ from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256
 _GROUPS = 64
-"""An executor is given about so many tasks: enough for its workers, few beside the shards."""
+"""About how many tasks an executor is given: enough for its workers, but far fewer than shards."""
 
 _Checked = tuple[int, list[BadRecord]]
 """The number of records of a shard, and what is bad there."""
@@ -76,19 +76,18 @@ def verify(
     Of shards: the framing, every checksum, every Example. Of an index also:
 
     - its own arrays;
-    - the SHA-256 of each shard, where the index holds them (those of `pack` do);
-    - a checksum over the headers and checksums of each shard's records, which for a tar covers the
-      members that are no fields;
+    - the SHA-256 of each shard, where the index holds it (an index of `pack` does);
+    - a checksum over the headers and checksums of each shard's records, which in a tar also covers
+      the members that are no fields;
     - each field against its CRC-32C.
 
     What is bad or missing is reported, not raised.
 
-    - `source`: an index (open, or its folder), or shards as `build_index` takes them. Shards are
-      named relative to the root. Shards without an index and a `root` are named by their full
-      paths.
+    - `source`: an index (open, or its folder), or shards as `build_index` takes them. The report
+      names shards relative to the root, or by full paths if there is neither an index nor a `root`.
     - `bad_list`: the file to write the bad records to, for `build_index(exclude=…)`. Where a scan
       cannot go on after a bad record, the record says so (`rest`). Leaving out such a record leaves
-      out all that follow. Where an index has no more of such a shard, all is well with it.
+      out all that follow. An index that has left them all out has nothing bad there.
     - `reading`: how the records of shards without an index are read; see `Reading`.
     - `root`: the folder or URL that shard paths are relative to.
     - `executor`: any executor of concurrent.futures' kind. The executor is sent the index, and
@@ -146,7 +145,7 @@ def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
 
 
 def _check_root(index: Index) -> None:
-    """Raise FileNotFoundError, which tells of a better root, if no shard is there at all."""
+    """Raise FileNotFoundError if no shard is there. The error may name a better root."""
     names = index.shard_paths.tolist()
     local_shards = index.container != "files" and not is_url(index.root)
     if local_shards and not any(os.path.exists(join(index.root, name)) for name in names):
@@ -169,7 +168,7 @@ def _check_arrays(index: Index) -> None:
 class _Scan:
     """Scan one shard to its end, or to where it breaks off, and keep what is bad.
 
-    A shard that cannot be read, or has not the `size` that is given, is `lost`.
+    A shard that cannot be read, or that does not have the given `size`, is `lost`.
     """
 
     def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
@@ -201,7 +200,7 @@ class _Scan:
             self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
-            if error.record is not None:  # what the index has after the break counts with it
+            if error.record is not None:  # what the index has after the break belongs to this error
                 start = error.offset if self.end is None else self.end
                 self.note(start or 0, error.record)
 
@@ -234,7 +233,7 @@ def _plain_shards(plan: Plan, full: bool, jobs: Sequence[Job]) -> Iterator[_Chec
     """Verify shards by themselves, named by their full paths if so wanted."""
     for job in jobs:
         scan = _Scan(plan, job)
-        # Half a sample is not to be left out, since that would keep the other half.
+        # Leaving out half a sample would keep the other half. So half a sample is numbered -1.
         bad = [one._replace(record=-1) if one.record in scan.halves else one for one in scan.bad]
         if full:
             bad = [one._replace(shard=join(plan.root, job.shard)) for one in bad]
@@ -267,13 +266,14 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
         for one in scan.bad
         if one.record in held or one.record < 0 or (one.rest and changed)
     }
-    explained = bool(bad)  # what the index leaves out was no record at its build either
+    # A bad record that the index leaves out was bad at the build too: it explains no change.
+    explained = bool(bad)
     unreadable = dict(_unreadable(reader, start, stop))
     numbers = scan.numbers_at(np.maximum(offsets[[*unreadable]], 0))
     for number, error in zip(numbers, unreadable.values(), strict=True):
         entry = _entry(name, number, error)
         bad.setdefault(entry.record, entry)
-    if index.container == "tar":  # there fields count as well
+    if index.container == "tar":  # its checksum covers fields too
         explained = bool(bad)
     sums = index.shard_sums
     if changed and not explained:
@@ -291,7 +291,7 @@ def _offsets(index: Index, start: int, stop: int) -> Int64s:
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
-        # A hard link lies before its record, the other parts within it.
+        # The data of a hard link lie before the record, all other data within the record.
         np.maximum(
             offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
         )
@@ -320,7 +320,7 @@ def _unreadable(
 
 
 def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Read records with what fields they hold, and return the error if there is one."""
+    """Read the fields that the records hold, and return the error if there is one."""
     try:
         for field in reader.index.fields:
             held = reader.index.table(field)["length"][start:stop] >= 0

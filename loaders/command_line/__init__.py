@@ -1,5 +1,6 @@
-"""The command `twinfeed`: _parser.py reads arguments, _commands.py runs, _workers.py shares the
-work among processes, _preview.py shows records, _wording.py prints.
+"""The command `twinfeed`: _parser.py reads the arguments, and _commands.py runs the commands.
+
+_workers.py shares work among processes, _preview.py shows records, and _wording.py prints.
 """
 
 from twinfeed.loaders.command_line._parser import main

@@ -100,8 +100,9 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `verify`: each index by itself, the shards together, all of them whatever is bad. A
-    warning ends with the status of bad data.
+    """Run `verify`: each index by itself, and all shards together. Go on after what is bad.
+
+    A warning ends with the status of bad data.
     """
     indexes = [path for path in options.target if _holds_index(path)]
     shards = [path for path in options.target if path not in indexes]
@@ -112,7 +113,7 @@ def run_verify(options: argparse.Namespace) -> int:
     warned.watch()
     with workers(options.jobs, warned) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor, warned)]
-    if any(one and one.record < 0 and one.offset is None for one in bad):  # not of half a sample
+    if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
         say(_RESTORE)
     if any(one and one.record >= 0 for one in bad):
         say(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
@@ -286,7 +287,7 @@ def _feed(options: argparse.Namespace) -> Feed:
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records that numbers name, and all of each key: text that is no plain number."""
+    """Return the records of numbers, and all of each key; text that is no plain number is a key."""
     if not wanted and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
     named = [one for one in wanted if not _NUMBER.fullmatch(one)] + [*keys]

@@ -117,10 +117,10 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
 
 
 def _add(place: Any, argument: str, text: str, usual: Any = None, /, **how: Any) -> None:
-    """Add an argument, such as "--split NAME=SIZE...", which may be repeated.
+    """Add an argument, such as "--split NAME=SIZE...". The dots say that it may be repeated.
 
-    What stands for the value tells its type; an option without a value is a flag. The help ends
-    with the usual value.
+    The name of the value tells its type (see `_TYPES`). An option without a value is a flag. The
+    help ends with the usual value.
     """
     names, _, value = argument.partition(" ")
     if value:

@@ -18,14 +18,14 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 
 def say(*lines: str, error: bool = False) -> None:
     """Print lines, with everything escaped that is not printable."""
-    # Names, keys, classes and texts may hold the commands of a terminal. Nothing else prints them.
+    # Names, keys, classes and texts may hold commands for a terminal. Nothing else prints them.
     for line in lines:
         escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
         print(escaped, file=sys.stderr if error else sys.stdout)
 
 
 def built_with(options: IndexOptions, index: str, /) -> str:
-    """Return the options of `twinfeed index` that build an index again, the usual ones left out.
+    """Return the options of `twinfeed index` that build an index again, without the usual ones.
 
     Class names that were listed are taken from the index itself.
     """

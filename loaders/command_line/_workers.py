@@ -1,7 +1,7 @@
 """The processes that share the work of a command.
 
 Ctrl-C reaches every process of a terminal. A worker would print where it was interrupted, often in
-an import. So workers are started while interrupts are blocked, which they inherit, and the command
+an import. So workers are started while interrupts are blocked. They inherit this, and the command
 ends them.
 """
 
@@ -39,9 +39,7 @@ class Warned:
         return self._here if self._shared is None else self._shared.get_obj().value
 
     def watch(self) -> None:
-        """Show each warning of this process from now on, also one met before, and count those of
-        shards.
-        """
+        """Show every warning of this process, a repeated one too, and count warnings of shards."""
         warnings.simplefilter("always", ShardWarning)
         warnings.showwarning = self._show
 
@@ -58,8 +56,10 @@ class Warned:
 
 @contextmanager
 def workers(jobs: int, warned: Warned | None = None) -> Iterator[Executor | None]:
-    """Give a pool of several processes, which an interrupt ends; WorkerDiedError where one dies.
-    The warnings of the processes are shown, and counted in `warned`.
+    """Give a pool of several processes, which an interrupt ends; None for a single job.
+
+    Warnings of the processes are shown, and counted in `warned`. Raises WorkerDiedError where a
+    process dies.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -77,7 +77,7 @@ def workers(jobs: int, warned: Warned | None = None) -> Iterator[Executor | None
         # A pool that breaks while it is given work fails in many ways: its pipes and queues close.
         if not isinstance(error, BrokenProcessPool) and not context.died():
             raise
-        context.end()  # the pool would leave a process that starts just now
+        context.end()  # the pool would leave a process that is just starting
         pool.give_up()
         pool.shutdown()
         raise _why(context.running()) from error
@@ -104,7 +104,7 @@ class _Context(SpawnContext):
         return [process for process in self.started if process.pid is not None]
 
     def died(self, *, wait: float = 0) -> bool:
-        """Say whether a process has ended by a signal or an error, in so many seconds at most."""
+        """Say whether a process ends by a signal or an error within `wait` seconds."""
         # A process that is killed closes its pipes a little before it has ended.
         end = time.monotonic() + wait
         while not any(process.exitcode for process in self.running()):
@@ -123,14 +123,14 @@ class _Pool(ProcessPoolExecutor):
     """Start processes that never hear of interrupts."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a process call a function; all of it must be picklable."""
+        """Have a process call a function; it and its arguments must be picklable."""
         before = pthread_sigmask(SIG_BLOCK, {Signals.SIGINT})
         # Other threads still take the signal, and Python would raise here, in the midst of a start.
         asked: list[int] = []
         handler = signal(Signals.SIGINT, lambda number, _: asked.append(number))
         try:
             submitted = super().submit(fn, *args, **kwargs)
-        except OSError as error:  # not one of data, which a command would tell and go on
+        except OSError as error:  # it must not pass for an error of data
             raise BrokenProcessPool(*error.args) from error
         finally:
             signal(Signals.SIGINT, handler)
@@ -140,7 +140,7 @@ class _Pool(ProcessPoolExecutor):
         return submitted
 
     def give_up(self) -> None:
-        """Let go of the thread that sends work: without a reader, its pipe stays full for ever."""
+        """Free the thread that sends work: without a reader, its pipe stays full for ever."""
         # Python does so itself from 3.12 on (CPython's issue 94777).
         queue: Any = self._call_queue  # type: ignore[attr-defined]
         if queue is not None:

@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 def crc32c(data: Buffer, before: int = 0, /) -> int:
     """Return the CRC-32C of `data`, in `[0, 2**32)`; anything but `bytes` is copied once.
 
-    `before` is the checksum of what stands before `data`, where a whole comes in pieces.
+    `before` is the checksum of the bytes before `data`, where the bytes come in pieces.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'

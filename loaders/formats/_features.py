@@ -113,7 +113,7 @@ def _map_entry(data: bytes, at: int, end: int) -> tuple[str, list[Span]]:
 
 
 def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
-    """Add the list messages of one Feature: of one kind they merge, another kind replaces them."""
+    """Add the lists of one Feature. Lists of one kind merge; another kind replaces them."""
     for number, wire, start, stop in fields(data, at, end):
         if number in KINDS and wire == LEN:
             kind = KINDS[number]

@@ -41,8 +41,9 @@ def open_regular(path: str, /) -> int:
 
 
 def read_at(fd: int, length: int, offset: int, /) -> bytes:
-    """Return the bytes of a range, fewer only at the end of the file. One `os.pread` returns at
-    most 2 GiB.
+    """Return the bytes of a range, fewer only at the end of the file.
+
+    A long range takes several `os.pread`s, since one returns at most 2 GiB.
     """
     data = os.pread(fd, length, offset)
     if len(data) == length or not data:

@@ -35,11 +35,11 @@ LEAVE_OUT = (
 class Range(NamedTuple):
     """One field of a record: the bytes `[offset, offset + length)` of its file.
 
-    `kind` says how the range is read: "bytes" is the value itself; "bytes_list", "int64_list" and
-    "float_list" are the message of an Example feature's list, for `example.decode_list`. `path_no`
-    numbers the record's files (0 in a shard). `head` is, for a bytes feature of one value, the
-    number of bytes before `offset` where its list message begins, so that `[offset - head, offset +
-    length)` reads as "bytes_list".
+    - `kind` says how the range is read. "bytes" is the value itself. "bytes_list", "int64_list" and
+      "float_list" are the list message of an Example's feature, for `example.decode_list`.
+    - `path_no` is the number of the file among the files of the record, 0 in a shard.
+    - `head` is for a bytes feature of one value. Its list message begins `head` bytes before
+      `offset`, so that `[offset - head, offset + length)` reads as "bytes_list".
     """
 
     kind: str
@@ -53,8 +53,9 @@ class Range(NamedTuple):
 class Record(NamedTuple):
     """One record of a shard, or one of loose files.
 
-    `offset` and `length` are bytes of the shard, framing included; `header` is what the shard's
-    checksum covers: of a tar also the CRC of each member, since the archive itself holds none.
+    `offset` and `length` are bytes of the shard, framing included. `header` is what the shard's
+    checksum covers. In a tar it also has the CRC of each member, since the archive itself holds no
+    CRC.
     """
 
     offset: int

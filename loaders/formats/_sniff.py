@@ -1,7 +1,7 @@
 """Tell what a file is that was taken for a shard by mistake.
 
-Nobody asks before the format's own check has failed. So no valid shard is ever refused for its
-first bytes.
+This is asked only after the format's own check has failed. So no valid shard is ever refused for
+its first bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from twinfeed.loaders.limits import LIMITS
 
 MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
-"""The file that an index is known by, and what it says of itself."""
+"""The file that makes a folder an index, and the format that the file names."""
 
 COMPRESSED_ADVICE = (
     "a compressed shard has no random access: decompress it (gunzip, say), and index the result"
 )
 HEAD = 512
-"""So many of a file's first bytes are looked at."""
+"""The number of a file's first bytes that are looked at."""
 
 _IMAGES = {
     "jpg": ("a JPEG image", rb"\xff\xd8\xff"),
@@ -79,7 +79,7 @@ def is_index(path: Path, /) -> bool:
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Tell a tar archive by its first block, as all programs write it except very old ones."""
+    """Tell whether a first block is that of a tar archive. Only very old tars have another."""
     return head[257:262] == b"ustar"
 
 
@@ -97,9 +97,9 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Tell text: whole lines of UTF-8, or nothing else in all that is looked at."""
+    """Tell whether the bytes are UTF-8 text. A file shorter than `HEAD` must have a line end."""
     if len(head) < HEAD and b"\n" not in head:
-        return False  # the name of a tar member, say, of an archive cut short
+        return False  # it may be a tar archive that ends within its first name
     try:
         return not _CONTROL.search(getincrementaldecoder("utf-8")().decode(head))
     except UnicodeDecodeError:

@@ -43,7 +43,8 @@ _ADVICE = f"restore the shard, since nothing after this header can be trusted; {
 
 class Member(NamedTuple):
     """One member: name, type flag, data range, link target, and header blocks from `start` on.
-    `target` is the place of a hard link's data, once it is found.
+
+    `target` is where the data of a hard link lie, once they are found.
     """
 
     name: bytes

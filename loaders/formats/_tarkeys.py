@@ -1,4 +1,4 @@
-"""The keys of a tar's samples, by webdataset's naming rule, and those that come again.
+"""The keys of a tar's samples, by webdataset's naming rule, and the keys that come again.
 
 - The key is the member's path up to the first dot of its base name.
 - The rest, in lower case, is the extension, which names the field.
@@ -23,7 +23,7 @@ from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, Member, members
 META = re.compile(r"__[^/]*__($|/)")
 
 _RECENT = 1 << 16
-"""So many hashes, or an eighth of all, are kept in a set before they are sorted in."""
+"""Up to this many hashes, or an eighth of all, wait in a set before they are sorted in."""
 
 
 def split_name(name: str, /) -> tuple[str, str] | None:
@@ -32,7 +32,7 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
     (('train/0001', 'seg.png'), None, None)
     """
-    # webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, which takes quadratic time, without the expression
+    # webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, without the quadratic time of the expression
     end = name.find(".", name.rfind("/") + 1)
     dot = name.rfind(".", 0, max(end, 0))
     start = 0 if dot < 0 else name.find("/", dot) + 1
@@ -79,7 +79,7 @@ def _stretches(file: BinaryIO, path: str, until_break: bool) -> Iterator[tuple[s
 
 @contextmanager
 def again(until_break: bool = True) -> Iterator[None]:
-    """Read headers that the scan proper reads too, which warns of them and raises their errors."""
+    """Silence warnings, with `until_break` errors too, that the scan itself gives as well."""
     with warnings.catch_warnings(), suppress(*[DataCorruptionError] * until_break):
         warnings.simplefilter("ignore")
         yield

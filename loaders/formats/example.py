@@ -147,7 +147,7 @@ def _values(kind: str, data: bytes) -> Values:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Serialize one feature, its kind by the type of its values."""
+    """Serialize one feature. The type of the values decides its kind."""
     values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
     if len(values) == 0 and not isinstance(values, np.ndarray):
         raise ValueError(f"feature {name!r} is empty: give an array, so that its kind is known")

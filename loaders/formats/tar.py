@@ -23,7 +23,7 @@ from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, 
 from twinfeed.loaders.limits import LIMITS
 
 LINKED = 16
-"""Most bytes that an archive's hard links stand for, in multiples of the archive's own size."""
+"""Most bytes that an archive's hard links may stand for, in multiples of the archive's own size."""
 
 _LINK = "write the archive again with the file itself (tar --dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
@@ -199,7 +199,7 @@ class TarWriter(Closing):
     """Write a webdataset tar shard; a context manager.
 
     The same samples give the same bytes: times and owners are zero, the mode is 0644. Names that
-    are long, or not ASCII, are written as PAX. The file is complete only after `close`.
+    are long, or not ASCII, are written as PAX records. The file is complete only after `close`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, TarWriter(f"{folder}/a.tar") as writer:

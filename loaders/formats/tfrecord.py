@@ -70,7 +70,7 @@ def scan(
                 on_bad(error)
                 continue
             length = HEADER + len(data) + FOOTER
-            # The footer is the data's checksum: changed data of the same length are noticed.
+            # Without the footer (the data's checksum), a change in the data would go unnoticed.
             yield Record(offset, length, None, fields, header + footer, number)
 
 

@@ -1,9 +1,11 @@
 """The arrays of an index: rows that say where a field lies, strings, and the arrays that are open.
 
-Rows are narrow in files, and of one type in memory. A small array is read and checked when the
-index is opened. A large array is mapped, so that opening costs the same for a thousand and ten
-million records, and all processes share one copy. A large array is checked when somebody first
-asks for that. A mapping keeps a file descriptor. So small arrays are not mapped.
+Rows are narrow in files, and of one type in memory.
+
+- A small array is read and checked when the index is opened. It is not mapped, since each mapping
+  keeps a file descriptor.
+- A large array is mapped. So opening costs the same for a thousand and ten million records, and all
+  processes share one copy. A large array is checked at the first call of `Arrays.check` for it.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from twinfeed.loaders.errors import REBUILD, IndexFormatError
 from twinfeed.loaders.index._store import ARRAY_NAME, CHUNK
 
 READ_WHOLE = 1 << 18
-"""Files of at most so many bytes are read, longer ones mapped."""
+"""Files of up to this many bytes are read, and longer files are mapped."""
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
 """Where a field of one record lies; a `length` of -1 says that the record lacks the field."""
 
 
 def row_type(where: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the type of the rows of a table, given the largest offset, or number of a file for
-    `whole_files`, and the largest length.
+    """Return the type of a table's rows, by the largest place and the largest length in the table.
+
+    The place is an offset in a shard, or with `whole_files` the number of a file.
     """
     place = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
@@ -49,7 +52,7 @@ def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
 
 
 def unsigned(largest: int, /) -> str:
-    """Return the type of four bytes, or of eight where a number needs them."""
+    """Return the integer type for numbers up to `largest`: four bytes if enough, or else eight."""
     return "<u4" if largest < 1 << 32 else "<i8"
 
 
@@ -61,8 +64,10 @@ def missing_rows(records: int, dtype: npt.DTypeLike, /) -> Array:
 
 
 class StringColumn:
-    """Hold strings as `text` (uint8) and `ends` (int64[n], or uint32[n] where that is enough), so
-    that they can be memory-mapped.
+    """Hold strings as two arrays, which can be memory-mapped.
+
+    `text` (uint8) has the bytes of all strings. `ends` (uint32[n], or int64[n] for a long text) has
+    the end of each string in `text`.
 
     >>> column = StringColumn.of(["cat", "", "dog"])
     >>> column[0], column[1], column[2], len(column)
@@ -75,7 +80,7 @@ class StringColumn:
 
     @classmethod
     def of(cls, strings: Iterable[str], /) -> StringColumn:
-        """Pack `strings`; a name that is not UTF-8 is kept byte for byte (surrogateescape)."""
+        """Pack `strings`. A string that is not UTF-8 is kept byte for byte (surrogateescape)."""
         data = [string.encode("utf-8", "surrogateescape") for string in strings]
         ends = np.cumsum([len(item) for item in data], dtype=np.int64)
         text = np.frombuffer(b"".join(data), np.uint8)
@@ -104,7 +109,7 @@ class Arrays:
     """Hold every array that a manifest names, after checking the size, type and shape of its file.
 
     `checked` names the mapped arrays that were compared with their digest. Mapping is safe, since
-    the files of arrays are replaced, never cut.
+    a file of an array is only ever replaced as a whole, never shortened.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -126,7 +131,7 @@ class Arrays:
         return np.asarray(self.mapped(name))
 
     def mapped(self, name: str) -> Array:
-        """Return a checked array, as numpy's memmap if it is mapped: a memmap tells its file."""
+        """Return a checked array. A mapped array stays numpy's memmap, which knows its file."""
         array = self._arrays[name]
         if isinstance(array, np.memmap) and name not in self.checked:
             self._compare(name, _mapped_digest(array.base))
@@ -186,7 +191,7 @@ class Columns(Mapping[str, Array]):
 
 
 def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Return where the values of a `.npy` file begin, which the manifest's shape says too."""
+    """Return where the values of a `.npy` file begin. The manifest's shape must say the same."""
     if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
         raise ValueError("no .npy file of format 1.0, or one of objects")
     found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
@@ -196,7 +201,7 @@ def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
 
 
 def _mapped_digest(mapped: Any) -> str:
-    """Return the SHA-256 of a mapped file, whose pages do not stay with this process."""
+    """Return the SHA-256 of a mapped file, without keeping its pages in this process."""
     digest = hashlib.sha256()
     with memoryview(mapped) as view:
         for start in range(0, len(view), CHUNK):

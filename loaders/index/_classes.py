@@ -1,7 +1,7 @@
 """Classes: labels as numbers, and the records of an index sorted by class.
 
-Labels are all integers or all names. A name is numbered as it comes, and a record without a label
-has the number of None. The numbers of the classes are known when all names are.
+Labels are all integers or all names. Each name gets a number when it is first met, and a record
+without a label has the number of None. The classes are numbered later, when all names are known.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from twinfeed.samplers import ClassOrder
 from twinfeed.samplers._state import digest
 
 SORTED = 1 << 23
-"""So many records are sorted at a time. The labels are read once for each such piece."""
+"""The number of records sorted at a time. All labels are read once for each such piece."""
 
 READ = 1 << 20
-"""So many labels are read at a time."""
+"""The number of labels read at a time."""
 
 
 class Numbering:
-    """Number names as they come, the same name always the same."""
+    """Number names in the order in which they are first met."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
@@ -51,11 +51,10 @@ def class_numbers(
     background: Label | None,
     from_text: bool,
 ) -> tuple[Int64s, list[str]]:
-    """Return the number that each name stands for, None being the background, and the names of the
-    classes.
+    """Return the number of each name, and the names of the classes. None means the background.
 
-    With `from_text`, text that is a whole number in every record is a number, unless `classes`
-    lists it as a name.
+    With `from_text`, names that are all whole numbers, written as text, count as numbers. They stay
+    names if `classes` lists all of them.
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):

@@ -32,10 +32,10 @@ from twinfeed.loaders.index.options import Plan, add_header
 from twinfeed.loaders.limits import LIMITS
 
 WIDEST_COLUMN = 16
-"""Most values in a column: a numeric feature with the same number of values in every record."""
+"""A numeric feature is a column if all records have the same number of values, at most this."""
 
 CELLS = 1 << 16
-"""Fields of records in one block of a part, about."""
+"""About how many fields of records one block of a part holds."""
 
 _MEMO = 1 << 16
 _SHOWN = 8
@@ -136,7 +136,7 @@ class _Column:
         self.rows += [_LACKS] * (records - len(self.rows))
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the table of the field for a block, and its values if all records have some."""
+        """Return the field's table for a block, and its values if every record has values."""
         self.pad(records)
         dtype = row_type(self.offset, self.length, whole_files=whole_files)
         held: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
@@ -264,7 +264,7 @@ class _Collector:
         self.refuse(what, record, advice)
 
     def refuse(self, what: str, record: Record, advice: str) -> None:
-        """Note the error of a record that lacks something; raise it if another record has that."""
+        """Note that a record lacks something; raise unless all records so far lack the same."""
         if self.refused is None:
             names = sorted(record.fields)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -302,7 +302,7 @@ class _Collector:
         column.add(self.records, piece, where)
 
     def as_list(self, piece: Range) -> Range:
-        """Return one bytes value of a TFRecord as the list message around it."""
+        """Return the list message around one bytes value of a TFRecord."""
         with open(self.path, "rb", buffering=0) as file:
             head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
         start, length = piece.offset - piece.head, piece.length + piece.head

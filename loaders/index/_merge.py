@@ -108,14 +108,14 @@ class _Merge:
         self.strings = [_Strings(store, name, *told) for name, told in survey.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
-        self.numbers = np.zeros(0, np.int64)  # of the names in the survey's numbering
+        self.numbers = np.zeros(0, np.int64)  # the class of each name, as the survey numbers names
         if survey.options.label_from:
             self.new_column("label", "<i8", 1)
             if survey.table is None:
                 self.number_classes()
 
     def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
-        """Begin a column of so many numbers a record."""
+        """Begin a column with `width` numbers per record."""
         records = self.survey.records
         shape = (records,) if width == 1 else (records, width)
         file = self.store.new(f"column-{len(self.columns)}", dtype, shape)

@@ -34,8 +34,10 @@ _TRAILER = 8 + hashlib.sha256().digest_size
 
 
 class Block(NamedTuple):
-    """Hold the number of some records of a shard, and their arrays by name: `rows-N` and `values-N`
-    of field N, `keys-text`, `keys-ends`, `files-text`, `files-ends`, and `labels` or `names`.
+    """Hold some records of a shard: how many there are, and their arrays by name.
+
+    The names are `rows-N` and `values-N` for field N, `keys-text`, `keys-ends`, `files-text`,
+    `files-ends`, and `labels` or `names`.
     """
 
     records: int
@@ -56,8 +58,9 @@ class Block(NamedTuple):
 
 
 class FieldFacts(NamedTuple):
-    """Facts of a field of a shard: kind, largest offset, largest length, and the numbers in each
-    record, which are 0 unless every record has the same small number.
+    """Facts of a field of a shard: kind, largest offset, largest length, and `width`.
+
+    `width` is how many numbers every record has, or 0 where the field cannot be a column.
     """
 
     kind: str

@@ -30,9 +30,9 @@ _UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
 
 
 def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
-    """Return a local folder with the index at `url`, and the temporary folder around that.
+    """Return a local folder with the index at `url`, and the temporary folder to remove, or None.
 
-    In a cache a copy stays, in a folder that is named after the URL and the manifest.
+    In a cache the copy stays. Its folder is named after the URL and the manifest.
     """
     url = url.rstrip("/")
     if cache is not None:
@@ -51,7 +51,7 @@ def bring_index(url: str, cache: DiskCache | None, /) -> tuple[Path, Path | None
 
 
 def _brought(url: str, base: Path) -> Path:
-    """Return the folder below `base` with the index at `url`, which may be there already."""
+    """Bring the index at `url` to a folder below `base` if it is not there; return the folder."""
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
     try:
@@ -139,7 +139,7 @@ def _bring_arrays(url: str, manifest: Mapping[str, Any], folder: Path) -> None:
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether a copy has all arrays of a manifest, as long as they must be."""
+    """Tell whether a copy has all arrays of a manifest, each of the right size."""
     try:
         return (path / MANIFEST).exists() and all(
             (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]

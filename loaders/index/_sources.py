@@ -1,6 +1,4 @@
-"""What an index is built of: shards named by pattern or list, or loose files; each piece is one
-job for a worker.
-"""
+"""What an index is built of: shards named by pattern or list, or loose files, cut into jobs."""
 
 from __future__ import annotations
 
@@ -34,8 +32,9 @@ FILES_PER_PART = 4096
 
 
 class Job(NamedTuple):
-    """One piece of work: a shard, or a stretch of loose files; which of its records to leave out,
-    those from number `rest` on among them.
+    """One piece of work: a shard, or a stretch of loose files.
+
+    The records with a number in `exclude` are left out, and all records from number `rest` on.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -70,8 +69,11 @@ def find_source(
     root: PathLike | None,
     complete: bool = True,
 ) -> Source:
-    """Return what `shards` names: a folder or a list of entries is loose files, all else shards.
-    Without `root` they lie below the folder of `beside`; without that too, wherever they are.
+    """Return the jobs that `shards` names.
+
+    A folder or a list of entries is loose files. All else is shards. The default of `root` is the
+    folder that holds `beside`. For shards at URLs, and for shards without `beside`, the default is
+    the nearest folder that all of the shards lie below.
     """
     entries = _entries(shards)
     if entries is not None:
@@ -99,7 +101,7 @@ def find_source(
 
 
 class Local(NamedTuple):
-    """Name a local file with the bytes of a shard, and the tag that its store gave it."""
+    """Name a local file with the bytes of a shard, and the tag that a store gave the shard."""
 
     path: str
     tag: str | None = None
@@ -107,8 +109,7 @@ class Local(NamedTuple):
 
 @contextmanager
 def local(path: str) -> Iterator[Local]:
-    """Give a local file with the bytes of `path`: itself, or a temporary copy of what a URL leads
-    to.
+    """Give a local file with the bytes of `path`: the file itself, or a temporary copy for a URL.
 
     Raises LoaderError for more than `LIMITS.download_bytes`.
     """
@@ -122,8 +123,9 @@ def local(path: str) -> Iterator[Local]:
 
 
 def describe_jobs(root: str, jobs: Sequence[Job]) -> list[str]:
-    """Return a digest for each job of what its part depends on beside the plan: the shard and its
-    state, or the files and theirs.
+    """Return for each job a digest of what its part depends on besides the plan.
+
+    This is the path and the state of the shard or of each file, and the records to leave out.
     """
     if is_url(root):
         facts = store_of(root).facts([job.shard for job in jobs], fresh=True)
@@ -188,7 +190,7 @@ def _loose_root(
 
 
 def _no_image(folder: str) -> str:
-    """Say that a folder holds no image, and what else it may have been given for."""
+    """Say that a folder holds no image, and name the indexes and shards that lie in it."""
     held = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
     found = [name for name in held if is_index(Path(name))]
     found += [
@@ -223,8 +225,9 @@ def _expand(shards: Any, complete: bool) -> list[str]:
 
 
 def _relative(root: str, shard: str) -> str:
-    """Return the path of a shard relative to `root`; raise FileNotFoundError for a shard that is
-    neither below `root` nor anywhere else.
+    """Return the path of a shard relative to `root`; raise ValueError for a path outside `root`.
+
+    Where there is no such file either, raise FileNotFoundError, which tells more.
     """
     path = shard if is_url(shard) else os.path.abspath(shard)
     with suppress(ValueError):

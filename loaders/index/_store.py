@@ -1,9 +1,9 @@
 """A folder of `.npy` arrays and a JSON manifest, switched from old to new by one rename.
 
-The arrays of one state lie in a folder that is named by their content. The manifest names the
-folder, and `os.replace` of the manifest is the switch: a reader sees the old state or the new one,
-whole. No time, user or place is in the bytes. So two processes that build the same index write the
-same files, and the last writer changes nothing.
+The arrays of one state lie in a folder that is named after their content. The manifest names the
+folder. `os.replace` of the manifest is the switch: a reader sees the whole old state or the whole
+new state. No time, user or place is in the bytes. So two processes that build the same index write
+the same files, and the last writer changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 CHUNK = 1 << 24
 _BUFFER = 1 << 17
 DAY = 86400.0
-"""So many seconds a build waits for another of the same index."""
+"""The seconds that a build waits for another build of the same index."""
 _ELSEWHERE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
@@ -66,7 +66,7 @@ class HashedFile:
         self.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def close(self, *, durable: bool = False) -> None:
-        """Write what is left, to the disk if `durable`; twice is harmless."""
+        """Write what is left, with `durable` to the disk. A second call is harmless."""
         if durable:
             self._out.flush()
             os.fsync(self._out.fileno())
@@ -74,7 +74,7 @@ class HashedFile:
 
 
 class ArrayFile(HashedFile):
-    """Write one array of an index piece by piece; `size` is what its file has at the end."""
+    """Write one array of an index piece by piece; `size` is the size of the finished file."""
 
     def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
         super().__init__(file)
@@ -149,7 +149,7 @@ class Store:
 
 @contextmanager
 def new_store(path: Path) -> Iterator[Store]:
-    """Give a store for the index at `path` to one process; what is not finished is removed."""
+    """Give a store for the index at `path` to one process at a time; remove what is unfinished."""
     own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
         store = Store(path, beside(path / "columns"))
@@ -158,7 +158,7 @@ def new_store(path: Path) -> Iterator[Store]:
             yield store
         finally:
             for file in store.open.values():
-                with suppress(OSError):  # the disk that is full was told of already
+                with suppress(OSError):  # a full disk was reported already
                     file.close()
             shutil.rmtree(store.folder, ignore_errors=True)
 
@@ -223,7 +223,7 @@ def _no_index(path: Path) -> str:
 
 
 def _holds_images(path: Path) -> bool:
-    """Tell a folder of images by what lies in it and in the folders in it."""
+    """Tell whether a folder, or a folder directly in it, holds images."""
     found = itertools.chain(path.glob("*.*"), path.glob("[!.]*/*.*"))
     return any(each.suffix[1:].lower() in IMAGES for each in found)
 
@@ -252,14 +252,14 @@ def own_folder(path: Path) -> Path:
 
 
 def _may_stay(path: Path) -> bool:
-    """Tell hidden files, and what an interrupted build has left in the folder of a new index."""
+    """Tell whether a path is hidden, or was left by an interrupted build of a new index."""
     if path.name == "parts" and path.is_dir() and not path.is_symlink():
         return all(each.name.startswith(".") or is_part(each) for each in path.iterdir())
     return path.name.startswith(".") or _is_columns(path)
 
 
 def _is_columns(path: Path) -> bool:
-    """Tell a folder of arrays, whole or not, by its name and by the names of the files in it."""
+    """Tell whether a path is a folder of arrays, whole or not, by its name and the names in it."""
     named = COLUMNS.fullmatch(path.name.removeprefix("."))
     if not named or path.is_symlink() or not path.is_dir():
         return False
@@ -268,7 +268,7 @@ def _is_columns(path: Path) -> bool:
 
 
 def is_part(path: Path) -> bool:
-    """Tell the file of a part, or what was written of it when the process was killed."""
+    """Tell whether a file is a part, or was to become a part when its process was killed."""
     return bool(_PART.fullmatch(path.name))
 
 
@@ -288,7 +288,7 @@ def file_digest(file: Path) -> str:
 
 
 def _move_folder(temporary: Path, final: Path) -> None:
-    """Rename the folder into place; one of the same name has the same content."""
+    """Rename the folder into place. A folder that has the name must hold the same bytes."""
     sync(temporary)
     try:
         os.rename(temporary, final)

@@ -40,7 +40,7 @@ class FieldSurvey:
             self.shards += 1
 
     def width(self, filled: int) -> int:
-        """Return a column's numbers per record, 0 for a table; `filled` shards have records."""
+        """Return a column's numbers per record, or 0 for a table. `filled` shards have records."""
         whole = len(self.widths) == 1 and self.shards == filled
         return next(iter(self.widths)) if whole else 0
 

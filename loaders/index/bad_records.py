@@ -37,8 +37,9 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
-    """Return the entry for an error. The record is -1 where a whole shard or file is bad: missing,
-    unreadable, or changed since it was indexed.
+    """Return the entry for an error.
+
+    The record is -1 for a shard or file that is missing, unreadable, or changed since the indexing.
     """
     if isinstance(error, OSError):
         return BadRecord(shard, -1, problem=error.strerror or str(error))
@@ -131,7 +132,7 @@ def _entry(one: Any) -> BadRecord:
 
 
 def _name(root: str, shard: str) -> str:
-    """Return the name of a listed shard below the root; a path elsewhere stays as it is."""
+    """Return a listed shard's path below the root; a path outside the root stays as it is."""
     if not os.path.isabs(shard) and not is_url(shard):
         return shard
     with suppress(ValueError):

@@ -30,11 +30,10 @@ from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Fields, Plan, Reading
 
 KEEP_FROM = 1 << 20
-"""A build that fails keeps the parts of shards of at least so many bytes, to go on from them."""
+"""A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
 
 _COPIES = 4
-"""So many remote shards are copied here at once to be indexed; some are scanned while others come.
-"""
+"""The number of threads that each copy a remote shard here and then scan the copy."""
 
 
 def build_index(
@@ -58,8 +57,8 @@ def build_index(
     anew, since the function may give other labels by now. The new index replaces an older one by a
     rename at the end.
 
-    - `shards`: a path, a pattern (globs, braces) or a list of these; a folder of images, its
-      classes the folders below it; or a list of `Entry`.
+    - `shards`: a path, a pattern (globs, braces) or a list of these; a folder of images, with a
+      folder for each class; or a list of `Entry`.
     - `path`: the folder of the index, or a URL of a folder in a store that can be written.
     - `label`: a field (an Example's feature, a tar member such as "cls"), `FromJson`,
       `FromFolder`, `FromTable`, or a function. The function is given a record's dict (its fields
@@ -67,21 +66,21 @@ def build_index(
       label is an error. A field called "label" that is not the label is an error too.
     - `classes`: the names of the labels, by their number. By default names are numbered in sorted
       order, and text that is a whole number in every record counts as a number.
-    - `fields`: what is kept: a list, or a mapping to the names that a field may have in the records
-      (`{"image": "jpg;jpeg;png"}`). By default everything is kept.
+    - `fields`: the fields to keep: a list, or a mapping to the names that a field may have in the
+      records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
     - `reading`: how the records are read; see `Reading`.
-    - `exclude`: the bad records to leave out: the list that `verify` writes, with the rest of a
-      shard that breaks off, or (shard, number) pairs.
+    - `exclude`: the bad records to leave out: (shard, number) pairs, or the list that `verify`
+      writes. With the list, the rest of a shard that breaks off is left out too.
     - `root`: the folder that holds all shards, by default the folder that holds the index.
-    - `executor`: any executor of concurrent.futures' kind; the parts are built side by side. By
-      default remote shards are copied here some at once, on threads.
+    - `executor`: any executor of concurrent.futures' kind, which builds the parts side by side. By
+      default, a few threads copy and index remote shards side by side.
     - `progress`: whether to show a progress bar.
 
-    Raises FileNotFoundError, DataCorruptionError and its kin for what is wrong in a shard,
-    DecodeError where the function of `label` fails or returns what is no label, KeyError where no
-    record of a shard has the label, field or key that is named, ValueError where labels, classes,
-    tables or fields do not fit, FileExistsError where `path` holds other files, OSError where the
-    index cannot be written.
+    Raises FileNotFoundError for a missing shard, a LoaderError such as DataCorruptionError for what
+    is wrong in a shard, and DecodeError where the function of `label` fails or returns a value that
+    is not a label. Raises KeyError where no record of a shard has the label, field or key that is
+    named, and ValueError where labels, classes, tables or fields do not fit. Raises FileExistsError
+    where `path` holds other files, and OSError where the index cannot be written.
 
     >>> import tempfile
     >>> from twinfeed.loaders.formats.tar import TarWriter
@@ -127,12 +126,13 @@ def build_parts(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> list[Path]:
-    """Build the parts of some shards in `folder`, for `merge_parts` to put together with others';
-    return their files.
+    """Build the parts of some shards in `folder`, and return the files of the parts.
+
+    `merge_parts` joins these parts with parts that were built elsewhere.
 
     - `shards`, `exclude`, `executor`, `progress`: as for `build_index`.
     - `label`, `fields`, `reading`: as for `build_index`, and the same on every machine. Of a label
-      function only its own code can be compared: see to it that what the function uses is the same.
+      function only its own code is compared. What the function uses must be the same too.
     - `folder`: the folder of the parts. Parts that lie there already are taken as they are, except
       where labels come from a function.
     - `root`: the folder or URL that all shards lie below, also those of other machines.
@@ -166,10 +166,10 @@ def merge_parts(
     classes: Sequence[str] | None = None,
     root: PathLike | None = None,
 ) -> Index:
-    """Merge part files, built anywhere by `build_parts`, into the index at `path`, sorted by shard
-    path.
+    """Merge the files of `build_parts` into the index at `path`, sorted by shard path.
 
-    `label` may be a table, which is joined by key; labels of any other kind are in the parts.
+    The parts may be built anywhere. `label` may be a table, which is joined by key. Labels of any
+    other kind are in the parts.
 
     Raises IndexFormatError for a part that is damaged or built with other arguments, ValueError
     for a shard that is there twice, TypeError for a `label` that is no table.
@@ -216,7 +216,7 @@ def merge_parts(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time build an index; remove what a failed build cannot go on from."""
+    """Let one process at a time build an index. Remove the parts that no later build needs."""
     there = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):
@@ -227,7 +227,7 @@ def _alone(folder: Path) -> Iterator[None]:
             finally:
                 for file in filter(is_part, folder.iterdir()):
                     if finished or _is_small(file):
-                        file.unlink(missing_ok=True)  # a worker that still runs may name the file
+                        file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or others' files
             folder.rmdir()
@@ -236,7 +236,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _is_small(file: Path) -> bool:
-    """Tell a part of a small shard, or what is no part."""
+    """Tell whether a file is the part of a small shard, or no part at all."""
     part = ShardPart.load(file, check=False)
     return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
 
@@ -244,10 +244,10 @@ def _is_small(file: Path) -> bool:
 def _parts(
     plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
 ) -> Iterator[ShardPart]:
-    """Yield the part of every job: those that lie there already, the others built.
+    """Yield the part of every job. Parts that are missing are built first.
 
-    A part has another name if the plan, the shard or its state is another. Nothing tells that a
-    function gives the labels that it gave before: its parts are built anew.
+    The name of a part depends on the plan, the shard and the state of the shard. Where a function
+    gives the labels, every part is built anew, since the labels may be other labels than before.
     """
     digest = plan.digest()
     states = [f"{digest} {state}".encode() for state in describe_jobs(plan.root, jobs)]
@@ -276,7 +276,7 @@ def _parts(
 
 
 def _run(executor: Executor, todo: Sequence[tuple[Plan, Job, str]]) -> Iterator[None]:
-    """Do the jobs on `executor`; the first error ends it."""
+    """Run the jobs on `executor`. The first error cancels the jobs that wait."""
     futures = [executor.submit(build_part, *one) for one in todo]
     try:
         for future in as_completed(futures):

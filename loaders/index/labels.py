@@ -50,11 +50,10 @@ class FromFolder:
 
 
 class FromTable:
-    """Take the labels from a table of keys and labels: a mapping, or a CSV or TSV file of two
-    columns.
+    """Take the labels from a table: a mapping of keys to labels, or a CSV or TSV file.
 
-    - A file may begin with a line of names. Then the labels are in the column `label`, and the keys
-      in the column `key`.
+    - A file has two columns, keys and labels. Or it begins with a line of names, where `key` and
+      `label` name the two columns.
     - In a file, a number with a fraction, nan or inf is not a label, since other programs write
       missing values in this way. Classes with such names need a mapping.
     - The table must have exactly the records' keys. Extra, missing and repeated keys are refused.

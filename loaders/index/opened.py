@@ -1,7 +1,7 @@
-"""The index: for every record, where it and each of its fields lie, with labels and small numbers.
+"""The open index: where each record and its fields lie, with labels and small numbers.
 
-The table of a field has one row a record: where the bytes of the field start in which file, how
-many bytes there are, and their CRC-32C.
+The table of a field has one row per record: the place of the field's bytes, how many bytes there
+are, and their CRC-32C.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
 
 _LOOKED_AT, _OF_MANY = 1000, 16
-"""So many shards are all looked at when an index is opened; so few of more."""
+"""Of at most the first number of shards, opening looks at all; of more, at the second number."""
 
 
 class Field(NamedTuple):
-    """Say how a field's bytes are read ("bytes", or a list of an Example), and how many records
-    lack it.
+    """Say how a field is read ("bytes", or a list of an Example), and how many records lack it.
 
     >>> Field("bytes", 0).kind
     'bytes'
@@ -50,22 +49,25 @@ class Field(NamedTuple):
 
 
 class Index:
-    """Hold the table of all records of a set of shards; made by `build_index`, `pack` and
-    `open_index`.
+    """Hold what is known of all records of a set of shards.
 
-    `fields` names what can be read of a record, `columns` are arrays of one row a record (`label`
-    among them, if there are labels), `classes` the names of the labels (empty where labels are
-    numbers without names), `shard_lengths` (int64[S]) the records of each shard. `fingerprint`
-    stands for the data: it is the same wherever the index is copied, and another one when a
-    record, a label or a class changes. `digests` has a SHA-256 of what each bytes field and each
-    column holds, by name: the same in every container. `options` tells how the index was built.
-    `digest` is a SHA-256 of the whole manifest, for `open_index(digest=…)`.
-    `cache` is what keeps on a disk here what is read of remote shards, or None.
-    An index pickles as its path.
+    `build_index`, `pack` and `open_index` return an index. An index pickles as its path.
 
-    The index's own bytes are checked too: small arrays and the list of shards at opening, a large
-    column, or the keys, when they are first used (IndexFormatError; a gigabyte takes about half a
-    second, once, and no process that is sent the index does it again). Where a field lies is
+    - `fields`: what can be read of a record.
+    - `columns`: arrays of one row per record, with `label` among them if there are labels.
+    - `classes`: the names of the labels, or empty if labels are numbers without names.
+    - `shard_lengths` (int64[S]): the number of records of each shard.
+    - `fingerprint`: stands for the data. It is the same wherever the index is copied, and changes
+      when a record, a label or a class changes.
+    - `digests`: by name, a SHA-256 of what each bytes field and each column holds, the same in
+      every container.
+    - `options`: how the index was built.
+    - `digest`: a SHA-256 of the whole manifest, for `open_index(digest=…)`.
+    - `cache`: keeps on a local disk what is read of remote shards, or None.
+
+    The bytes of the index itself are checked too (IndexFormatError): a small array when the index
+    is opened, and a large column, or the keys, when first used. This takes about half a second per
+    gigabyte, once. A process that is sent the index does not check again. Where a field lies is
     checked by the CRC of what is read there.
 
     >>> from tempfile import mkdtemp
@@ -79,7 +81,7 @@ class Index:
         self, path: Path, root: str, manifest: Mapping[str, Any], cache: DiskCache | None = None
     ) -> None:
         self.path = path
-        self.where = str(path)  # or the URL that the copy there is of
+        self.where = str(path)  # or the URL that `path` is a copy of
         self.root = root
         self.cache = cache
         self.manifest = manifest
@@ -154,7 +156,7 @@ class Index:
 
     @property
     def shard_sums(self) -> npt.NDArray[np.uint8]:
-        """The SHA-256 of each shard, uint8[S, 32]; no rows where the index was built without."""
+        """The SHA-256 of each shard, uint8[S, 32], or no rows if the index was built without."""
         held = "shardsums" in self._arrays
         return self._arrays.check("shardsums") if held else np.zeros((0, 32), np.uint8)
 
@@ -165,23 +167,24 @@ class Index:
 
     @property
     def files(self) -> StringColumn:
-        """The paths that the rows of the tables number: of loose files, or of the shards."""
+        """The paths that the rows of tables refer to by number: of loose files, or of shards."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
     def tag(self, number: int, /) -> str | None:
-        """Return the tag of a shard in the store that it was indexed in; None if there is none, or
-        where the shards are read from another place.
+        """Return the tag that its store gave a shard when the shard was indexed, or None.
+
+        There is no tag for shards that are now read from another place.
         """
         tags = self.options.tags
         return tags[number] if tags and self.root == self.options.root else None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
-        """Return a column of strings; for messages and for a first look, as it is."""
+        """Return a column of strings. Only messages and a first look take it unchecked."""
         get = self._arrays.check if checked else self._arrays.__getitem__
         return StringColumn(get(f"{name}-text"), get(f"{name}-ends"))
 
     def look_at_shards(self) -> None:
-        """Compare the sizes of shards, spread over all if there are many, with those indexed."""
+        """Compare the sizes of all shards, or of a few spread over many, with the index."""
         arrays, n = self._arrays, len(self._arrays["shards"])
         chosen = np.linspace(0, n - 1, n if n <= _LOOKED_AT else _OF_MANY).astype(np.int64)
         paths = self._strings("shardpaths", checked=False)
@@ -189,7 +192,7 @@ class Index:
         try:
             check_shards(self.root, names, arrays["shards"]["bytes"][chosen].tolist())
         except (LoaderError, OSError):
-            _ = self.shards, self.shard_paths  # is it the index that is damaged?
+            _ = self.shards, self.shard_paths  # raises if it is the index that is damaged
             raise
 
     def __len__(self) -> int:
@@ -228,16 +231,15 @@ class Index:
 
     @property
     def labels(self) -> Int64s | None:
-        """The labels, int64[N], or None; a `label` of several numbers or of floats is a column
-        only.
-        """
+        """The labels, int64[N]; None without a column `label` of one integer per record."""
         label = self.columns.get("label")
         return None if label is None or label.ndim > 1 or label.dtype.kind != "i" else label
 
     @property
     def class_order(self) -> ClassOrder | None:
-        """The records sorted by class, for `PKBatchSampler` in place of `labels`, or None where
-        there are no labels. The order is mapped: it takes no time to sort and is not copied.
+        """The records sorted by class, or None where there are no labels.
+
+        `PKBatchSampler` takes this in place of `labels`. The order is sorted already, and mapped.
         """
         if self.manifest["class_order"] is None:
             return None
@@ -267,27 +269,28 @@ class Index:
             ) from None
 
     def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return where each field of each record lies, record by record, each a `ROW`."""
+        """Return a `ROW` for each field of each record, record by record."""
         rows = np.zeros((len(ids), len(fields)), ROW)
         if self.container != "files":
             rows["file"].T[:] = self.shard_stops.searchsorted(ids, "right")
         for place, field in enumerate(fields):
             dtype = self.table(field).dtype
-            held = self._words[field].take(ids, 0).view(dtype)[:, 0]  # faster than by brackets
+            held = self._words[field].take(ids, 0).view(dtype)[:, 0]  # faster than indexing
             for name in dtype.names or ():
                 rows[name][:, place] = held[name]
         return rows.reshape(-1)
 
     def place(self, record: int, /) -> tuple[str, int]:
-        """Return the shard's path, relative to the root, and the number of the record within it,
-        bad ones not counted.
+        """Return the path of a record's shard, relative to the root, and the record's number there.
+
+        Bad records are not counted.
         """
         stops = self.shard_stops
         shard = int(stops.searchsorted(record, "right"))
         return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
 
     def keys(self, ids: Ids, /) -> list[str]:
-        """Return the key of each record; where the container has none, "shard#number"."""
+        """Return the key of each record, or "shard#number" if the container has no keys."""
         ids = check_ids(ids, len(self)).tolist()
         if self.has_keys:
             return list(map(self._strings("keys").__getitem__, ids))
@@ -313,23 +316,22 @@ def open_index(
     digest: str | None = None,
     cache: DiskCache | None = None,
 ) -> Index:
-    """Open the index folder at `path`, a path or a URL, and check that its shards are there and of
-    the size they were indexed with.
+    """Open the index folder at `path`, a path or a URL, and check that its shards are there.
 
-    An index at a URL is copied here: to the `cache`, if there is one, where the copy stays, and
-    otherwise to a temporary folder.
+    Each shard must have the size that it was indexed with. Of more than a thousand shards, only
+    sixteen are looked at, spread over all. The others are checked when they are first read, and so
+    are shards at a URL and loose files.
 
-    Shard paths are relative to `root`. By default that is the URL that the index was built with,
-    or else the folder that holds the index folder. Of more than a thousand shards, sixteen
-    spread over all are looked at. The others, those at a URL and loose files are checked when they
-    are first read.
+    Shard paths are relative to `root`. The default is the URL that the index was built with, or
+    else the folder that holds the index folder.
 
-    Of shards at a URL, a `cache` keeps on a disk of this machine what is read, for later epochs and
-    other processes. By default that is what the environment names; see `DiskCache`.
+    A `cache` keeps on a local disk what is read of shards at a URL, for later epochs and other
+    processes. The default is the cache that the environment names; see `DiskCache`. An index at a
+    URL is copied to the cache, where the copy stays, or else to a temporary folder.
 
     A checksum is no signature: whoever can write the index can write checksums that fit. Where the
-    index comes from somebody else, give the `digest` (`Index.digest`) that you got by a way you
-    trust. The digest covers the index with all its checksums.
+    index comes from somebody else, give the `digest` (`Index.digest`) that you got in a way that
+    you trust. The digest covers the index with all its checksums.
 
     Raises FileNotFoundError (no index; shards missing: the first five are named), IndexFormatError
     (an incomplete or damaged index, or another version), StaleIndexError (a shard has another
@@ -359,7 +361,7 @@ def open_index(
             found=index.digest,
             advice="get the index again from where the digest comes from",
         )
-    if index.container != "files":  # those are checked when they are read: there may be millions
+    if index.container != "files":  # there may be millions of files: each is checked when read
         index.look_at_shards()
     return index
 
@@ -370,7 +372,7 @@ def load_index(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index folder at `path`, a path or a URL, and leave its shards unlooked at."""
+    """Open the index folder at `path`, a path or a URL, without a look at its shards."""
     given = os.fspath(path)
     if is_url(given):
         folder, temporary = bring_index(given, cache)
@@ -422,8 +424,9 @@ def _reopen(
     cache: DiskCache | None,
     place: str,
 ) -> Index:
-    """Open a pickled index in another process, where it must still be the same; what was checked
-    is not checked again.
+    """Open a pickled index in another process; raise StaleIndexError if the index has changed.
+
+    What was checked before is not checked again.
     """
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:

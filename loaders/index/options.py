@@ -158,19 +158,20 @@ class Plan:
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all that a part depends on. Of a label function only the code counts:
-        a change in what the code uses is not noticed.
+        """Return a digest of all that a part depends on.
+
+        Of a label function, only its own code counts. A change in what it uses goes unnoticed.
         """
         label: Any = self.label
         if callable(label):
             code = getattr(label, "__code__", None)
-            # From version 3 on, the bytes depend on reference counts.
+            # From marshal's version 3 on, the bytes depend on reference counts.
             label = type(label) if code is None else marshal.dumps(code, 2)
         text = repr([VERSION, replace(self.options, root=None), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
-        """Scan the records of a job, its shard being at `path`."""
+        """Scan the records of a job, whose shard is at `path`."""
         options, most = self.options, self.options.max_record_bytes
         if job.entries:
             return files.scan(self.root, job.entries, max_record_bytes=most, on_bad=on_bad)

@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow hands on an error's text only. So an object keeps what its last calls raised, to be
-# found by the text; several calls fail where threads are ahead of each other. Here are the objects
-# that raised last. They must not live for an error that nobody asks for.
+# TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
+# to be found by their text. There may be several, since threads work ahead. Here are the objects
+# that raised last, by weak references: no object must live on for an error that nobody asks for.
 FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
 
-# Seconds without a call of TensorFlow after which the interpreter may end, and the most seconds
-# that it waits for them.
+# The interpreter may end after _QUIET seconds without a call of TensorFlow. For this quiet it waits
+# _PATIENCE seconds at most.
 _QUIET, _PATIENCE = 0.1, 10.0
 
 # TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
@@ -31,9 +31,9 @@ _NUMBERS = count()
 class _Calls:
     """The calls that TensorFlow's threads make into Python.
 
-    A call that is under way while the interpreter ends would wait for the interpreter, and the
-    interpreter for TensorFlow, for ever. So no call begins when the program has ended, and the
-    program waits for the calls that are under way.
+    While the interpreter ends, a call under way would wait for the interpreter, and the interpreter
+    would wait for TensorFlow, for ever. So no call begins after the program has ended, and the
+    program waits for the calls under way.
     """
 
     def __init__(self) -> None:

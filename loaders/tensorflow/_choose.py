@@ -1,4 +1,4 @@
-"""The engine in which the sampler chooses from datasets: here, one dataset of ids a shard."""
+"""The engine in which the sampler chooses from datasets: here, a dataset of ids for each shard."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from twinfeed.loaders.tensorflow._serve import Server
 class Selection(NamedTuple):
     """The samples of the rest of an epoch, end to end, and how they are batched.
 
-    `batches` is int64[steps, width]: the number of each sample in `ids`, or -1 where a batch is
-    smaller than the widest, `sizes` int64[steps]. So every batch takes `width` elements, empty
-    ones too, and is cut to its size afterwards.
+    `batches` (int64[steps, width]) has the place of each sample in `ids`, and -1 where a batch is
+    smaller than the widest. `sizes` is int64[steps]. Every batch takes `width` elements, with empty
+    elements for -1, and is cut to its size afterwards.
     """
 
     ids: Int64s
@@ -40,17 +40,17 @@ def chosen(
     selector: tf.Tensor,
     rest: tf.data.Dataset,
 ) -> tf.data.Dataset:
-    """Choose from `datasets` by the number of each; `rest`, by the number after them.
+    """Choose from `datasets` by number; the number after the last dataset chooses `rest`.
 
-    `selector` is int64[steps, width]; the result has an element for each step, and then no end of
-    empty ones.
+    `selector` is int64[steps, width]. The result has an element for each step, and then empty
+    elements without end.
     """
     choices = tf.data.Dataset.from_tensor_slices(tf.reshape(selector, [-1]))
     elements = tf.data.Dataset.choose_from_datasets(
         [*datasets, rest], choices, stop_on_empty_dataset=True
     )
     steps = elements.batch(tf.shape(selector, tf.int64)[1], drop_remainder=True)
-    # Nothing follows where a source had too few: without it an epoch would end early, in silence.
+    # Without the empty elements, an epoch would end early in silence where a source has too few.
     nothing = tf.data.Dataset.from_tensors(tf.constant([], rest.element_spec.dtype))
     return steps.concatenate(nothing.repeat())
 
@@ -92,7 +92,7 @@ class ChooseIds:
         return server.mapped(steps, fetch, server.parallel)
 
     def plan(self, begun: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Sort the samples of an epoch by source: each source is a range of them."""
+        """Sort the samples of an epoch by source. Each source is then a range of the sorted ids."""
         ids, batches, sizes = select(self.server, int(begun[1]), int(begun[2]))
         held = np.flatnonzero(ids >= 0)
         records = self.server.feed.sampler.records(ids[held])

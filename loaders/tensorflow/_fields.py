@@ -30,8 +30,8 @@ _STEPS = 32
 class ParsedFields:
     """Let TensorFlow take byte strings out of the records.
 
-    What else a batch holds (ids, columns, side tables, the mask) comes aside, for many steps in
-    one call, with the lengths that the fields must have.
+    What else a batch holds (ids, columns, side tables, the mask) comes from Python, for many steps
+    in one call. So do the lengths that the fields must have.
     """
 
     def __init__(self, server: Server) -> None:
@@ -46,13 +46,13 @@ class ParsedFields:
 
     @staticmethod
     def fit(feed: Feed) -> bool:
-        """Whether the fields are byte strings that nothing in Python is done to."""
+        """Whether all fields are byte strings, and no Python function changes them."""
         names = [name for name in feed.fields if name not in feed.index.columns]
         kinds = {feed.index.fields[name].kind for name in names}
         return feed.decode is None and feed.transform is None and kinds <= {"bytes"}
 
     def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of what comes aside, of each step, `width` rows long."""
+        """Make the dataset of what comes from Python for each step, `width` rows long."""
         specs = [spec for parts in self._layout.specs.values() for spec in parts]
 
         def steps(first: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -94,7 +94,7 @@ class ParsedFields:
         return {name: batch[name] for name in self.server.layout.specs}
 
     def rows(self, begun: Int64s, first: np.int64, width: np.int64) -> list[Array]:
-        """Give each array of a few steps at once: [steps, width, …]; and the fields' lengths."""
+        """Give the arrays of some steps, each [steps, width, …], and the lengths of the fields."""
         sampler, epoch = self.server.feed.sampler, int(begun[1])
         last = min(int(first) + _STEPS, self.server.steps)
         drawn = sampler.batches(epoch, int(first), last)
@@ -140,7 +140,7 @@ class FedFields:
         self._given = server.reader = GivenRecords(server.feed.index)
 
     def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
-        """Make a dataset of nothing in particular: the feed makes all of a batch."""
+        """Make a dataset of unused numbers: the feed makes the whole batch."""
         return tf.data.Dataset.range(begun[2], self.server.places)
 
     def batch(
@@ -183,7 +183,7 @@ class GivenRecords(Reader):
         del self._local.held
 
     def waits(self, extents: npt.NDArray[Any], /) -> bool:
-        """Return False: TensorFlow reads ahead of what it has given."""
+        """Return False: TensorFlow has read these records already."""
         return False
 
     def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:

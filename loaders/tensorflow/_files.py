@@ -31,7 +31,7 @@ _RESERVE, _SPARE = 32, 2
 # The least and the most that a reader holds of its file, in bytes.
 _BUFFER = 1 << 12, 1 << 18
 
-# Records of a run, on average, from which on opening its file pays.
+# Opening a file for each run pays from this average number of records per run on.
 _WORTH_OPENING = 3
 
 # Numbers passes in the order they began.
@@ -39,7 +39,7 @@ _BEGUN = count()
 
 
 class ChooseFiles:
-    """Readers of TFRecord files, each of which reads one run of records after the other."""
+    """Readers of TFRecord files, each of which reads one run of records after another."""
 
     by_calls = False
 
@@ -93,7 +93,7 @@ class ChooseFiles:
         return source[batches], sizes, file, offsets, pieces.counts, buffers, pieces.bounds
 
     def open(self, file: np.int64) -> bytes:
-        """Return the path of a shard, which must be there, of the size it was indexed with."""
+        """Return the path of a shard, which must be there with the size in the index."""
         os.close(open_shard(self.index, int(file)))  # TensorFlow's own errors say less
         self._opened.add(int(file))
         return os.fsencode(join(self.index.root, self.index.shard_paths[int(file)]))
@@ -146,10 +146,13 @@ def runs_of(server: Server, ids: Int64s) -> Runs:
 def readers_for(server: Server) -> int:
     """Return how many sequential readers of files serve the stream; 0 where ids serve it better.
 
-    The first epoch tells. Readers need local TFRecord files of which no record is left out, runs of
-    records that are worth opening a file for, and no more files at once than may be open. Class
-    files would move between the ranks of P x K. A cache of decoded images asks for an image once,
-    where readers would read it for every use.
+    The first epoch decides. Readers serve the stream only if:
+
+    - the shards are local TFRecord files of which no record is left out;
+    - runs of records are long enough to be worth opening a file for;
+    - no more files are needed at once than may be open;
+    - the stream is not P x K over several ranks, between which the files of classes would move;
+    - no decoded images are cached, since readers would read an image again for every use.
     """
     index, sampler = server.feed.index, server.feed.sampler
     local = index.container == "tfrecord" and not is_url(index.root)
@@ -170,7 +173,7 @@ def readers_for(server: Server) -> int:
 class Offsets:
     """Find where records begin in their files.
 
-    The first record of a file begins at 0; for another, the headers of its file are read once.
+    The first record of a file begins at 0. For any other, the headers of the file are read once.
     """
 
     def __init__(self, index: Index) -> None:

@@ -1,4 +1,4 @@
-"""How a batch of numpy arrays becomes a batch of tensors, and the shapes that are known before."""
+"""How a batch of numpy arrays becomes a batch of tensors, and which shapes are known beforehand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
             for name, value in empty.items()
         }
         for name, value in empty.items():
-            if isinstance(value, Ragged):  # only the lengths have one entry a sample
+            if isinstance(value, Ragged):  # only the lengths have one entry per sample
                 rest = feed.spec[name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
@@ -83,7 +83,7 @@ def _parts(value: Any) -> list[Array]:
 
 
 def _shaped(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """The tensor that the graph goes on with: two parts are a ragged one."""
+    """The tensor that the graph goes on with: two parts make a ragged tensor."""
     for part, spec in zip(parts, specs, strict=True):
         part.set_shape(spec.shape)
     return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]

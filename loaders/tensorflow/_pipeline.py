@@ -11,7 +11,7 @@ from twinfeed.loaders.tensorflow._calls import called, generated
 from twinfeed.loaders.tensorflow._serve import Server
 
 Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
-"""The batches of a pass: map a function of (begun, place, batch) over them."""
+"""Map a function of (begun, place, batch) over the batches of all passes."""
 
 
 class Engine(Protocol):
@@ -28,9 +28,9 @@ class Engine(Protocol):
 def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     """Make a dataset of the batches of `engine`. Each pass runs to the end of an epoch.
 
-    The cardinality is always the number of steps of a whole epoch: Keras takes it for the length.
-    But a pass may begin in the midst of an epoch, and a step may have a batch for each of several
-    ranks. One operation of TensorFlow allows both: `unbatch` believes the static number of rows.
+    The cardinality, which Keras takes for the length, is always the number of steps of a whole
+    epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
+    several ranks. `unbatch` allows both, since it believes the static number of rows.
     """
     server = engine.server
     last = server.places - 1
@@ -62,8 +62,8 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
 def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make the batches one by one.
 
-    Each batch of a step is wrapped into one opaque value. The values are the rows of the step, and
-    are said to be one row. Steps without rows fill the epoch up.
+    Each batch of a step is wrapped into one opaque value. The values are the rows of the step,
+    which is declared to have one row. Steps without rows fill the epoch up.
     """
     ranks = len(engine.server.ranks)
     spec: Any = None
@@ -73,7 +73,7 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
         placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
         spec = placed.element_spec
         rows = placed.map(wrap)
-        if ranks > 1:  # with one, TensorFlow would fuse batch and map, and make a batch ahead
+        if ranks > 1:  # with one rank, TensorFlow would fuse batch and map, and make a batch ahead
             rows = rows.batch(ranks, drop_remainder=True)
         return rows.map(lambda rows: _said_to_be(1, tf.reshape(rows, [-1])))
 
@@ -102,8 +102,8 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
 def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make several batches by each call into Python: a call costs as much as many short records.
 
-    The batches of a call are its rows. Every call is said to give the same number of rows. Calls
-    without rows fill the epoch up.
+    The batches of a call are its rows. Every call is declared to give the same number of rows.
+    Calls without rows fill the epoch up.
     """
     server, layout = engine.server, engine.server.layout
     calls = server.calls(server.steps)
@@ -139,7 +139,7 @@ def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
 
 
 def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
-    """Say that there is this number of rows, whatever there is."""
+    """Declare that there is this number of rows, whatever the real number is."""
     rest = rows.shape[1:]
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rest])  # forget the number
     rows.set_shape([number, *rest])

@@ -1,7 +1,7 @@
 """A stream of records as runs: stretches of one file that are read from front to back.
 
-Numpy only. A run is what one sequential reader gives; runs that overlap in time need a reader, and
-an open file, each.
+A run is what one sequential reader gives. Runs that overlap in time each need a reader and
+an open file. This module needs numpy only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twinfeed.loaders._checks import Int64s
 class Runs(NamedTuple):
     """The runs of a stream: run r holds the `turns[bounds[r]:bounds[r + 1]]` of the stream.
 
-    `first` is int64[runs]: the record that each run begins with; the others follow it.
+    `first` (int64[runs]) is the record that each run begins with. The others follow it in order.
     """
 
     first: Int64s
@@ -39,9 +39,10 @@ class Runs(NamedTuple):
 class Pieces(NamedTuple):
     """Runs, or pieces of them, laid out over readers.
 
-    `reader` (of each turn of the stream) says whose next record it is; `first` and `counts` are
-    the pieces, sorted by reader and then in the order they are read; those of reader r are
-    `bounds[r]:bounds[r + 1]`.
+    - `reader` says for each turn of the stream which reader gives the record.
+    - `first` and `counts` have the first record and the length of each piece, sorted by reader and
+      then by the order of reading.
+    - `bounds[r]:bounds[r + 1]` are the pieces of reader r.
     """
 
     reader: Int64s
@@ -53,10 +54,10 @@ class Pieces(NamedTuple):
 def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
     """Find the runs in a stream of record ids; `stops` are the ids after the last of each file.
 
-    Record r follows on r - 1 where both lie in one file, r comes later, and no more than a few
-    times as many turns later as is usual in that file: a longer pause is cheaper closed. In a
-    file that is read in a circle, whatever the pauses, no pause is too long. A record met again
-    belongs to another run.
+    Record r continues the run of r - 1 where both lie in one file, r comes later in the stream, and
+    the pause between is at most four times the median pause. In a longer pause it is cheaper to
+    close the file. In a file that is read in a circle, no pause is too long. A record that is met
+    again belongs to another run.
 
     >>> runs = find_runs(np.array([0, 5, 1, 6, 2]), np.array([5, 10]))
     >>> [runs.turns[a:b].tolist() for a, b in zip(runs.bounds, runs.bounds[1:])]
@@ -77,7 +78,7 @@ def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
 
 
 def lay_out(runs: Runs, readers: int, /) -> Pieces:
-    """Give every run a reader that is free. Where no reader is, cut the run that ends last in two.
+    """Give every run a free reader. Where no reader is free, cut the run that ends last in two.
 
     >>> pieces = lay_out(find_runs(np.array([0, 5, 1, 6, 2]), np.array([5, 10])), 2)
     >>> pieces.reader, pieces.first, pieces.counts
@@ -148,7 +149,7 @@ def _times_met(records: Int64s) -> Int64s:
 
 
 def _read_in_a_circle(records: Int64s, stops: Int64s) -> npt.NDArray[np.bool_]:
-    """Say of each file whether the stream meets its records in a circle, leaving none out."""
+    """Say for each file whether the stream meets its records in a circle, without a gap."""
     file = np.searchsorted(stops, records, side="right")
     order = np.argsort(file, kind="stable")
     sorted_file, own = file[order], records[order]

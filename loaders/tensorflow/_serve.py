@@ -1,4 +1,4 @@
-"""From (epoch, step) to arrays for the graph: what every engine asks for in the end."""
+"""From (epoch, step) to arrays for the graph, for all engines."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from twinfeed.samplers import BatchStream
 if TYPE_CHECKING:
     from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
 
-# Steps that are drawn in one call, and how many such chunks are kept: each thread may be in one.
+# Steps that are drawn in one call, and how many of these chunks are kept. Each thread may be in
+# another chunk.
 _CHUNK, _KEPT = 32, 8
 
-# The most batches of one call, a power of two, and about their bytes.
+# The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
 
-# With records of so many bytes, two calls at once read faster than one.
+# From this number of bytes per record on, two calls at once read faster than one.
 _LONG = 1 << 15
 
 
 class Drawn:
-    """Remember the steps of a sampler that were drawn last: many cost hardly more than one."""
+    """Keep the steps drawn last. Many are drawn together, which costs hardly more than one."""
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
@@ -88,7 +89,7 @@ class Server:
         self._numbers = count()
 
     def _batches_a_call(self) -> int:
-        """Return the most batches that one call into Python gives: several where they are short.
+        """Return the most batches that one call into Python gives: several if records are short.
 
         The batches of a call must fit into rows of one array for each field.
         """
@@ -103,10 +104,10 @@ class Server:
         return 1 << max(1, min(_MOST_TOGETHER, fits)).bit_length() - 1
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass: yield int64[5], its number, epoch, first step, turn and calls.
+        """Begin a pass, and yield int64[5]: its number, epoch, first step, turn, number of calls.
 
         The calls are those of `read_together`. TensorFlow closes the generator when the iterator of
-        the pass has ended or is given up, and this ends the pass.
+        the pass has ended or is given up. This ends the pass.
         """
         epoch, start, turn = self.loader.pass_begins()
         number, meter = next(self._numbers), self.loader.meter
@@ -137,7 +138,7 @@ class Server:
     def mapped(
         dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
     ) -> tf.data.Dataset:
-        """Map in order, at work on `parallel` elements at once; with one, on none ahead."""
+        """Map in order, `parallel` elements at once; with 1, no element is made ahead."""
         if parallel < 2:
             return dataset.map(function)
         return dataset.map(function, num_parallel_calls=parallel, deterministic=True)
@@ -157,7 +158,7 @@ class Server:
         )
 
     def fetch(self, begun: tf.Tensor, place: tf.Tensor, ids: tf.Tensor | None = None) -> Any:
-        """Give the batch at a place of a pass, in the graph; `ids`, where they were drawn."""
+        """Give the batch at a place of a pass, in the graph; `ids`, if they are drawn already."""
         inputs = [begun, place] if ids is None else [begun, place, ids]
         return self.layout.restore(called(self.read, inputs, self.layout.dtypes))
 
@@ -184,12 +185,12 @@ class Server:
         return self.together.bit_length() - 1 + batches // self.together
 
     def _before(self, call: int) -> int:
-        """Return the batches before a call: calls give 1, 2, 4, … and then `together` each."""
+        """Return the batches before a call. Calls give 1, 2, 4, … and then `together` each."""
         growing = self.together.bit_length() - 1
         return (1 << min(call, growing)) - 1 + max(0, call - growing) * self.together
 
     def read_together(self, begun: Int64s, call: np.int64) -> list[Array]:
-        """Read the batches of one call: of each `begun`, place, size, and its arrays: [batches, …].
+        """Read the batches of one call: `begun`, place, size and arrays, each [batches, …].
 
         Where a batch cannot be read, the batches before it are given, and after them a row with the
         place -1, for which `delivered` raises.
@@ -219,7 +220,7 @@ class Server:
         sizes = np.array([len(one) for one in drawn])
         if self.layout.batch is not None:
             return [part.reshape(len(sizes), sizes[0], *part.shape[1:]) for part in flat]
-        width = max(1, sizes.max())  # TensorFlow cannot cut rows of nothing: it crashes
+        width = max(1, sizes.max())  # TensorFlow crashes when it cuts rows of width 0
         held = np.arange(width) < sizes[:, None]
         return [spread(part, held) for part in flat]
 
@@ -236,7 +237,7 @@ class Server:
 
 
 def spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
-    """Lay rows out step by step, zeros or empty strings where a step has fewer."""
+    """Lay rows out step by step, with zeros or empty strings where a step has fewer rows."""
     nothing = b"" if part.dtype == object else 0
     out = np.full((*held.shape, *part.shape[1:]), nothing, part.dtype)
     out[held] = part
@@ -249,7 +250,7 @@ def _stored(feed: Feed) -> float:
 
 
 def _worth_threads(feed: Feed) -> bool:
-    """Whether a batch takes longer than to hand the interpreter lock from call to call."""
+    """Whether making a batch takes longer than handing the interpreter lock over."""
     if feed.decode is not None or feed.transform is not None:
         return True
     return feed.index.container == "files" or _stored(feed) >= _LONG

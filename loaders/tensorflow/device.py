@@ -21,13 +21,13 @@ def prefetch_to_device(
     length = dataset.cardinality()
     copy = tf.data.experimental.prefetch_to_device(chosen_device(device), buffer_size)
     copied = dataset.apply(copy)
-    # The copy hides the length, and an op that asserts it would fetch everything back.
+    # The copy hides the length. An op that asserts the length would fetch everything back.
     copied.cardinality = lambda: length
     return copied
 
 
 def chosen_device(device: str | None, /) -> str:
-    """Return the device, or the default one for None; raise ValueError for one that is not seen."""
+    """Return the device, or a default for None; raise ValueError for a device that is not seen."""
     seen = [one.name.replace("device:", "") for one in tf.config.list_logical_devices()]
     if device is None:
         device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")

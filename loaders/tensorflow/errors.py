@@ -25,8 +25,8 @@ def original_errors() -> Iterator[None]:
 
     TensorFlow turns an exception within a pipeline into one of `tf.errors`, whose message holds
     the text (shard, offset, record) between a graph node's name and a traceback. In the block,
-    the exception itself is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself, when
-    it is iterated over and in `counted`; this is for `fit`, and for loops over its `dataset`.
+    the original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when
+    it is iterated over, and in `counted`. The block is for `fit`, and for loops over its `dataset`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import DecodeError, Feed, FieldSpec, pack

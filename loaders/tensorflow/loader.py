@@ -31,18 +31,18 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     raised. The loader is the place in a checkpoint: `tf.train.Checkpoint(loader=loader)`.
 
     - `engine`: "gather" reads each batch by its ids. "choose_from_datasets" lets the sampler choose
-      from datasets; the batches are the same. The datasets are TensorFlow's own sequential readers
-      where the stream meets local TFRecord shards in stored order, none of whose records is left
-      out, and no more files at once than this process may open. They are a dataset of ids for each
-      shard otherwise, and for P×K over several ranks.
+      from datasets. The batches are the same. The datasets are TensorFlow's own sequential readers
+      where the stream meets local TFRecord shards in stored order, no record is left out, and the
+      process may open enough files at once. Otherwise, and for P×K over several ranks, there is a
+      dataset of ids for each shard.
     - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
       sees, else the CPU.
-    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Where records
-      are short and nothing is decoded, up to 16 batches are read at once; not with 0.
-    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
-      as many threads decode what the coming batches need: an image each beside those that are live.
-      Default: the processors this process may use, at most 8; one where short records are read and
-      nothing is decoded.
+    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Unless it is
+      0, up to 16 batches are read at once where records are short and nothing is decoded.
+    - `threads`: how many threads make batches, a batch each. Where a sampler reuses decoded images,
+      the threads share one batch. As many more threads then decode what the coming batches need, an
+      image each beside the images that are live. Default: the processors that this process may use,
+      at most 8, or one thread where short records are read and nothing is decoded.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
     `counted` for loops over what is made of either.
@@ -53,8 +53,8 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     The tf.data service runs a pipeline in processes of its own. Other processes cannot call this
     one, so a dataset of this loader fails there.
 
-    `dataset.cache()` keeps the batches of one epoch, and gives the same in every later one. This is
-    right for an evaluation. In a training the loader does not hear of the later epochs, and
+    `dataset.cache()` keeps the batches of one epoch, and gives the same batches in later epochs.
+    This is right for an evaluation. In a training the loader does not hear of later epochs, and
     `ResumeCallback` refuses such a `fit`.
 
     Raises ValueError for an unknown engine and for a device that TensorFlow does not see.
@@ -88,7 +88,7 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         self.engine = _checks.choice("engine", engine, get_args(EngineName))
         self.device = device if device is None else chosen_device(device)
         self.prefetch, known = ahead(feed, prefetch, threads)
-        # None stays None: where nothing is decoded, the engine knows what threads are good for.
+        # None stays None: where nothing is decoded, the server knows whether threads help.
         self.threads = None if threads is None and not feed.alone else known
 
     @cached_property
@@ -96,11 +96,11 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
 
         Its length is always that of a whole epoch, and shapes are static where they can be. A pass
-        runs from where the loader stands to the end of the epoch; an evaluation is whole, but for
-        the first pass after `load_state_dict`. A pass begins when its first batch is drawn, and a
-        pass that is given up costs nothing. When a pass has delivered its last batch, the loader
-        stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the loader follows
-        what was received.
+        runs from where the loader stands to the end of the epoch. An evaluation always runs whole,
+        except in the first pass after `load_state_dict`. A pass begins when its first batch is
+        drawn, and a pass that is given up costs nothing. When a pass has delivered its last batch,
+        the loader stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the
+        loader follows what was received.
 
         Warns where passes begin one training epoch a third time: the same batches come again.
         """
@@ -110,9 +110,9 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
 
         For `strategy.distribute_datasets_from_function(loader.dataset_for)`: whole classes of a
-        P×K batch, and each record of an evaluation exactly once. Its length is that of an epoch in
-        steps, which is what Keras takes it for, and each step has a batch for every replica. All
-        else is as `dataset` says.
+        P×K batch, and each record of an evaluation exactly once. Its length is the number of steps
+        of an epoch, as Keras expects. Each step has a batch for every replica. All else is as
+        `dataset` says.
 
         Raises ValueError where the replicas cannot be shared out evenly over the pipelines.
         """
