@@ -15,7 +15,7 @@ from twinfeed.loaders.index.labels import Label, is_label
 
 @contextmanager
 def told_of(number: int, sample: object) -> Iterator[None]:
-    """Name the record, by its number in the source and its key, in the error it leads to."""
+    """Name the record, by its number in the source and its key, in an error that it causes."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -26,7 +26,7 @@ def told_of(number: int, sample: object) -> Iterator[None]:
 
 
 def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return a sample's key and its fields, its label a str or an int if it has one."""
+    """Return a sample's key and its fields. A label is returned as a str or an int."""
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -64,7 +64,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _check_text(what: str, text: str, advice: str) -> None:
-    """Refuse text with surrogates, as file names have them that are no UTF-8."""
+    """Refuse text with surrogates, which stand for file names that are not UTF-8."""
     if not text.isascii():
         try:
             text.encode()

@@ -85,24 +85,24 @@ def pack(
     - `split`: the name of each split, with its number of records, or its fraction of them. Numbers
       add up to all records, fractions to 1. By default there is one split, "data".
     - `seed`: shuffles the records; None keeps their order. A split needs a seed.
-    - `shards`: each split has so many shards at least.
-    - `shard_bytes`: about so many bytes in a shard.
-    - `shard_records`: so many records in a shard at most.
+    - `shards`: the least number of shards of each split.
+    - `shard_bytes`: about how many bytes a shard has.
+    - `shard_records`: the most records of a shard.
     - `overwrite`: whether to replace what was packed under the same names.
     - `progress`: whether to show a progress bar.
 
-    A TFRecord holds integers as int64 and floats as float32, since an Example has no others. The
-    values of a field are of one kind in all records. A field that a record lacks reads as empty
-    there, and a ShardWarning counts such records. A tar holds numbers as text, and the label as
-    the member `cls`. A record of a tar has some field, and a key that no other record of its shard
-    has. Bytes, such as an array's `tobytes()`, are kept as they are.
+    A TFRecord holds integers as int64 and floats as float32, since an Example has no other numbers.
+    The values of a field must be of one kind in all records. A field that a record lacks is read as
+    empty, and a ShardWarning counts the records that lack it. A tar holds numbers as text, and the
+    label as the member `cls`. A record of a tar must have a field, and a key that no other record
+    of its shard has. Bytes, such as an array's `tobytes()`, are kept as they are.
 
     The index has a SHA-256 of each shard, which `verify` compares.
 
     Everything is written to a hidden folder in `out`, and put in place at the end by one switch for
-    all splits. After a kill `out` has the old files, or the new ones, or is refused by everything
-    but the next `pack`, which finishes the work. Files that no packer named are never deleted. An
-    iterable that is to be shuffled or split is first written as it comes, then again.
+    all splits. After a kill, `out` has the old files or the new files, or everything refuses `out`
+    until the next `pack` finishes the work. Files that no packer named are never deleted. An
+    iterable that is shuffled, split or cut to several `shards` is written twice, first as it comes.
 
     Raises TypeError and ValueError for arguments or samples that do not fit (the record is named),
     FileExistsError for files of the same names, TimeoutError where another process holds the lock
@@ -157,7 +157,7 @@ def pack(
 
 
 def _opened(source: object) -> Source:
-    """Return what may hold samples; a path leads to an index or to a folder of images."""
+    """Return a source of samples. The path of an index or of a folder of images is opened."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if is_index(path) or index_at_url(source):
@@ -182,7 +182,7 @@ def _opened(source: object) -> Source:
 def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample]:
     """Return samples that can be taken in any order: an iterable is first written to `spool`.
 
-    Without the folder `spool` an iterable stays as it is.
+    If `spool` is None, an iterable stays as it is.
     """
     if spool is None or isinstance(source, _IN_ANY_ORDER):
         return source
@@ -224,7 +224,7 @@ def _pieces(
 
 
 def _classes(source: object, written: Iterable[Written]) -> tuple[str, ...]:
-    """Return the class names of all splits together; an index keeps the order of its own names."""
+    """Return the class names of all splits together. The names of an index keep their order."""
     written = [done for done in written if done.counts["label"]]
     if len({bool(done.named) for done in written}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
@@ -269,7 +269,7 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
 
 
 def _warn_of_gaps(written: Written) -> None:
-    """Warn of fields that some records lack: a wrong name makes such a field, too."""
+    """Warn of fields that some records lack, since a wrong name makes such a field."""
     lacks = [f"{field!r} by {number}" for field, number in written.lacked.items()]
     if lacks:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Where shards are written; they come into place when they are whole."""
+"""The folder where shards are written. Shards are put in place when they are whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Refuse to write where there are files already; with `overwrite`, only those of others."""
+    """Refuse to replace files; with `overwrite`, refuse only files that no packer wrote."""
     taken, others = [], []
     for name in split:
         index, shards = folder / f"{name}.index", _shards(folder, name)
@@ -52,8 +52,8 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 def workplace(folder: Path, /) -> Iterator[Path]:
     """Give a hidden folder within `folder` to write in, locked while in use.
 
-    What killed packers have left is finished or removed. A `folder` that was made here is removed
-    again if nothing was packed.
+    What killed packers have left is finished or removed. If `folder` was made here and nothing was
+    packed, `folder` is removed again.
     """
     there = folder.exists()
     work = beside(folder / _WORK)
@@ -61,7 +61,7 @@ def workplace(folder: Path, /) -> Iterator[Path]:
     try:
         yield work
     finally:
-        with locked(folder), suppress(FileNotFoundError):  # what is put in place is there no more
+        with locked(folder), suppress(FileNotFoundError):  # the work was put in place
             shutil.rmtree(work)
         os.close(own)
         if not there:
@@ -70,14 +70,14 @@ def workplace(folder: Path, /) -> Iterator[Path]:
 
 
 def _begin(folder: Path, work: Path) -> int:
-    """Make and lock the folder `work`, after the work of packers that were killed."""
+    """Make and lock the folder `work`. First finish or remove what killed packers have left."""
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with writable(folder, _ELSEWHERE), locked(folder, make=make):
         _finish(folder)
         for left in folder.glob(f".{_WORK}-*"):
             if _OWN_WORK.fullmatch(left.name):
                 _remove_unheld(left)
-        work.mkdir(mode=0o700)  # nobody else may open the folder, and so lock it
+        work.mkdir(mode=0o700)  # else another user could open and lock the folder
         own = os.open(work, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +85,7 @@ def _begin(folder: Path, work: Path) -> int:
 
 
 def _remove_unheld(work: Path) -> None:
-    """Remove a folder whose packer was killed: a packer that dies lets go of its lock."""
+    """Remove a folder that nobody locks: its packer was killed, and lost the lock."""
     with suppress(OSError):  # a link, another user's, or in use
         fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -112,7 +112,7 @@ def put_in_place(work: Path, folder: Path, /) -> None:
 
 
 def _finish(folder: Path) -> None:
-    """Put in place what lies ready, wherever somebody was killed who did the same."""
+    """Put in place what lies ready. A killed packer may have done a part of this already."""
     placing = folder / PLACING
     if not placing.is_dir():
         return
@@ -133,7 +133,7 @@ def _place(placing: Path, folder: Path, name: str) -> None:
     for shard in sorted(old - new):
         (folder / shard).unlink(missing_ok=True)
     for shard in sorted(new):
-        with suppress(FileNotFoundError):  # it is in place
+        with suppress(FileNotFoundError):  # it is in place already
             os.replace(placing / shard, folder / shard)
     if (folder / name).exists():
         os.rename(folder / name, placing / f"{name}.old")

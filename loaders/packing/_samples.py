@@ -30,19 +30,19 @@ _BATCH = 64
 
 
 class LooseFiles:
-    """Take samples from loose files below `root`: images with their annotations, say.
+    """Take samples from loose files below `root`, such as images with their annotations.
 
     - `root`: the folder that the paths of the files are relative to.
     - `entries`: an `Entry` for each sample: its key, its files by field name, and its label.
 
-    Dots in the name of a key become "_", since in a tar a key ends at the first dot. Keys that are
-    then the same get the extension of their file added.
+    Dots in the name of a key become "_", since in a tar a key ends at the first dot. If keys are
+    then the same, the extension of the file is added to each.
 
     Nothing is decoded. Only the first bytes of a file with an image's extension are looked at.
 
-    Raises ValueError for keys that stay the same, FileNotFoundError for a file that is not there,
-    DataCorruptionError when a file is read that is named as an image, and is empty or something
-    else: a page of HTML, a Git LFS pointer.
+    Raises ValueError for keys that stay the same, and FileNotFoundError for a file that is not
+    there. Reading a file that is named as an image raises DataCorruptionError if the file is empty
+    or something else, such as a page of HTML or a Git LFS pointer.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -75,7 +75,7 @@ class LooseFiles:
         return len(self.entries)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return one sample, its files read."""
+        """Read the files of one sample, and return the sample."""
         entry = self.entries[number]
         extensions = {field: _extension(path) for field, path in entry.paths.items()}
         sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
@@ -134,7 +134,7 @@ InAnyOrder = LooseFiles | Index | Sequence[Sample]
 
 
 def taken(source: InAnyOrder, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples of some numbers. An index gives its fields, its columns and its keys."""
+    """Yield the samples with these numbers. An index gives its fields, columns and keys."""
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
@@ -177,7 +177,7 @@ def _extension(path: str) -> str:
 
 
 def _check_image(data: bytes, path: str, key: str) -> None:
-    """Refuse a file that is empty or something else than its extension says, by its first bytes."""
+    """Refuse a file that is empty, or whose first bytes do not fit the extension of an image."""
     found = disguise(data[:HEAD]) if data else ("an empty file", "")
     if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
         return
@@ -191,7 +191,7 @@ def _check_image(data: bytes, path: str, key: str) -> None:
 
 
 def _tar_key(key: str) -> str:
-    """Return a key without dots in its base name: in a tar the key ends at the first of them."""
+    """Return a key without dots in its base name, since in a tar a key ends at the first dot."""
     place, slash, name = key.rpartition("/")
     return f"{place}{slash}{name.replace('.', '_')}"
 

@@ -23,19 +23,19 @@ from twinfeed.loaders.packing._samples import Sample
 
 ShardContainer = Literal["tfrecord", "tar"]
 Kinds = dict[str, tuple[str, int]]
-"""What values each field has, and the number of the record that showed it."""
+"""The kind of values of each field, and the number of the first record with that field."""
 
 _OTHERWISE = (
     "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
 )
 
 SHARD_BYTES = 200_000_000
-"""About so many bytes are in a shard, unless another number is asked for."""
+"""About how many bytes a shard has, unless the caller says how many."""
 
 
 @dataclass
 class Written:
-    """Say what was written of one split, whose shards lie in `folder`: its index is told so."""
+    """Say what was written of one split to `folder`, so that the split can be indexed."""
 
     folder: Path
     name: str
@@ -81,10 +81,10 @@ def write_shards(
 ) -> None:
     """Write the samples of a split to shards, and note in `written` what was written.
 
-    - `samples`: each sample after its number in the source, which messages name.
-    - `kinds`: what values each field has, in all splits together.
-    - `stops`: after so many records a shard ends.
-    - `most_bytes`, `most_records`: a shard that has reached these ends too.
+    - `samples`: pairs of a number, which messages name, and the sample.
+    - `kinds`: the kind of values of each field, in all splits together.
+    - `stops`: a shard ends after each of these numbers of records of the split.
+    - `most_bytes`, `most_records`: a shard also ends when it has so many.
     """
     items = iter(samples)
     open_writer = TarWriter if written.container == "tar" else TFRecordWriter
@@ -136,7 +136,7 @@ def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
 
 
 def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
-    """Check that no other record of this tar shard has the key: a reader would join the two."""
+    """Check that no other record of this tar shard has the key. A reader would join the two."""
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
@@ -169,7 +169,7 @@ def _members(
 
 
 def _extension(name: str, value: Any, known: dict[str, str]) -> str:
-    """Return the extension of a field in a tar: its name, and for files their own extension."""
+    """Return the extension of a field in a tar: its name, and the extension of its file, if any."""
     if name == "label":
         return "cls"
     plain = name.replace("/", ".").lower()

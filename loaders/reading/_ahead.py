@@ -31,7 +31,7 @@ _WARM = 4
 # Records that are looked at for the mean length of a record.
 _SAMPLE = 1 << 10
 
-# Least samples between two looks at which spans are still in use.
+# Fewest samples between two checks of which spans are still in use.
 _GENERATION = 1 << 12
 
 

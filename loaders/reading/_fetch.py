@@ -92,7 +92,7 @@ class Fetcher(ABC):
         return
 
     def close(self) -> None:
-        """Close what is open, if anything stays open."""
+        """Close open files, if there are any."""
         return
 
 

@@ -136,7 +136,7 @@ class RemoteShards(Fetcher):
         return out
 
     def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
-        """Return a range from its store, and drop the `wrong` bytes of an older object's cache."""
+        """Return a range from its store, and drop the `wrong` bytes that the cache may hold."""
         if self.chunks is None:
             return wrong
         self.chunks.forget(file, start, stop)
@@ -194,7 +194,7 @@ def _chunks(index: Index) -> Chunks | None:
     if index.cache is None:
         return None
     sizes = _sizes(index)
-    if index.container == "files":  # these are too many for a digest of each
+    if index.container == "files":  # there may be too many for a digest of each
         told = [f"{index.root} {index.fingerprint}"]
     else:
         told = [

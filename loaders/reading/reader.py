@@ -130,7 +130,7 @@ class Reader(Closing):
 
     @property
     def _fetcher(self) -> Fetcher:
-        """What reads files. A forked child makes a new one, as a thread may have held a lock."""
+        """The fetcher. A forked child makes a new one, as a thread may have held a lock."""
         if self._pid != os.getpid():
             self._renew()
         return self._own
@@ -215,7 +215,7 @@ class Reader(Closing):
         return min(LIMITS.batch_bytes, LINKED * int(self.index.shards["bytes"].sum()))
 
     def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
-        """Return the places of the rows that are there; raise for others, unless they may lack."""
+        """Return the places of the rows that are there; raise if a row may not be missing."""
         held = rows["length"] != -1
         if not self._fill and not held.all():
             raise self._missing(int(np.argmin(held)), ids, names)

@@ -19,11 +19,11 @@ class SideTable:
     """Map a `.npy` file with a row for each sample: captions as numbers, another model's features.
 
     `table[ids]` reads the rows of these sample ids, and nothing else of the file. An id outside
-    [0, N) raises IndexError. `rows` is the row of each sample, int64[N], where samples and rows
-    have different orders. `by_key` finds these rows by keys.
+    [0, N) raises IndexError. If samples and rows have different orders, `rows` is the row of each
+    sample, int64[N]. `by_key` finds these rows by keys.
 
-    The table pickles as its path. A numpy.memmap pickles with all its data. Every process maps the
-    same pages.
+    The table pickles as its path. A numpy.memmap would pickle with all its data. Every process maps
+    the same pages.
 
     Raises ValueError for a file that is not a whole `.npy` of numbers or truth values, and for
     `rows` that leave the table.

@@ -26,13 +26,13 @@ _ENTRIES = 1 << 18
 """A full cache has at most about so many entries."""
 
 _OTHERS, _AGAIN = 3600.0, 10.0
-"""Seconds after which the entries of data that nobody reads go first, and between two looks for
-them.
+"""Seconds after which entries of data that nobody reads make room first, and seconds between two
+searches where the first found none.
 """
 
 
 def chunk_bytes(record: float, cache: DiskCache, /) -> int:
-    """Return how long chunks are, for records of so many bytes: a power of two.
+    """Return the bytes of a chunk, a power of two, for records of `record` bytes.
 
     >>> chunk_bytes(10_000, DiskCache("cache", bytes=10**9))
     65536
@@ -44,13 +44,13 @@ def chunk_bytes(record: float, cache: DiskCache, /) -> int:
 class Chunks:
     """Read shards in chunks, from the cache or through it.
 
-    `told` says of each shard, or of all shards together, what their entries depend on, and `sizes`
-    how long they are. `size` is that of a chunk. The chunks of shard n are numbered from
+    `told` says what the entries depend on, for each shard or for all shards together. `sizes` are
+    the bytes of the shards, and `size` those of a chunk. The chunks of shard n are numbered from
     `starts[n]` to `starts[n + 1]`.
 
-    Entries that make room: those of other data that nobody has read for an hour; then, where the
-    uses to come are known (`follow`), those of this data that are needed furthest in the future,
-    and otherwise those used longest ago.
+    If the coming uses are known (`follow`), entries of other data that nobody has read for an hour
+    make room first, and then the entries of this data that are needed last. If the coming uses are
+    not known, the entries used longest ago make room.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Chunks:
         self._present: set[int] = set()
 
     def follow(self, uses: NextUses, epoch: int, step: int, /) -> None:
-        """Know when each chunk is used next, the present being a batch of a stream."""
+        """Find out when each chunk is used next, if this batch of a stream is read now."""
         with self._lock:
             if uses is not self._uses:
                 self._uses = uses
@@ -115,7 +115,7 @@ class Chunks:
             self._disk.drop(*self._entry(number))
 
     def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
-        """Take chunks that no other thread reads now; return what to wait for, and those taken."""
+        """Claim chunks that no other thread reads. Return events to wait for, and the claimed."""
         with self._lock:
             waits = [self._claimed[n] for n in numbers if n in self._claimed]
             mine = [n for n in numbers if n not in self._claimed]
@@ -164,13 +164,14 @@ class Chunks:
         return None if self._uses is None else self._uses.used(chunk)
 
     def _far(self, chunk: int) -> tuple[int, int]:
-        """Return what sorts a chunk: the one needed last comes first."""
+        """Return the sort key of a chunk. The chunk needed last sorts first."""
         assert self._uses is not None
         return -int(self._uses.next[chunk]), -chunk
 
     def _victims(self, next_use: int | None) -> Iterator[str]:
-        """Yield the entries that make room for a chunk, as long as that is worth it."""
-        # The generators serve one call after another, in which the lock of the folder is held.
+        """Yield the entries that make room for a chunk. Entries needed before the chunk stay."""
+        # All calls share these generators. Callers hold the lock of the folder: without it, two
+        # threads could advance one generator at once.
         oldest = self._oldest if next_use is None else self._oldest_others
         while (name := next(oldest, None)) is not None:
             yield name
@@ -182,7 +183,7 @@ class Chunks:
             yield self._entry(chunk)[0]
 
     def _furthest(self, next_use: int) -> int | None:
-        """Take the chunk that is needed last, if that is after `next_use`; the lock is held."""
+        """Take the chunk needed last, if it is needed after `next_use`; the lock is held."""
         assert self._uses is not None
         while self._heap:
             far, chunk = -self._heap[0][0], -self._heap[0][1]
@@ -197,10 +198,10 @@ class Chunks:
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
-    """Yield entries, those used longest ago first: none of these digests, and none used lately.
+    """Yield entries of other digests not used for `seconds`, those used longest ago first.
 
-    None stands for no more. The folder is looked through when all that was found there is gone, and
-    not again at once where that was nothing.
+    None means that there are no more. When all entries found are yielded, the folder is searched
+    again. A search that found nothing is repeated only after some seconds.
     """
     while True:
         now = time.time()

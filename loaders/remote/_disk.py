@@ -23,16 +23,16 @@ _PART = re.compile(r"[0-9a-f]{2}")
 _USED = struct.Struct("<8sq")
 _MAGIC = b"twincach"
 _TRAILER = struct.Struct("<qI")
-"""After the bytes of an entry come how many they are, and their CRC-32C."""
+"""What follows the bytes of an entry: their number, and their CRC-32C."""
 
 
 class Disk:
     """Read and write entries; one object for each process.
 
-    How many bytes all entries have stands in a file of the folder, and is changed under a lock:
-    room is taken there before an entry is written, and given back after one is deleted. So a
-    process that is killed leaves too high a number and never too low a one. Who opens the folder
-    alone counts anew, and deletes what killed processes were writing.
+    A file of the folder holds the number of bytes of all entries. The number is changed under a
+    lock. The number grows before an entry is written, and shrinks after one is deleted. So a killed
+    process may leave a number that is too high, but never one that is too low. A process that has
+    the folder alone counts again, and deletes what killed processes were writing.
     """
 
     def __init__(self, cache: DiskCache, /) -> None:
@@ -57,7 +57,7 @@ class Disk:
                 os.close(getattr(self, name))
 
     def get(self, name: str, length: int, /) -> bytes | None:
-        """Return an entry, or None where there is none; a damaged one is deleted."""
+        """Return an entry; None if it is missing, or was damaged and is now deleted."""
         file = self._file(name)
         try:
             with file.open("rb") as opened:
@@ -73,7 +73,7 @@ class Disk:
         return body
 
     def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
-        """Write an entry, after deleting as many `victims` as room needs; tell whether it is there.
+        """Write an entry, after deleting `victims` for room. Return whether the entry is there.
 
         An entry for which there is no room, or which cannot be written, is left out.
         """
@@ -108,7 +108,7 @@ class Disk:
         return True
 
     def drop(self, name: str, length: int, /) -> None:
-        """Delete an entry, which was written with so many bytes."""
+        """Delete an entry of `length` bytes."""
         with self._locked():
             if self._delete(name):
                 self._set(self._used() - length - _TRAILER.size)
@@ -175,7 +175,7 @@ class Disk:
         os.pwrite(self._state, _USED.pack(_MAGIC, max(0, used)), 0)
 
     def _count_anew(self) -> int:
-        """Count the bytes of all entries, and delete what nobody writes any more."""
+        """Count the bytes of all entries, and delete files that were not written to the end."""
         used = 0
         for file in self._files():
             with suppress(FileNotFoundError):
@@ -203,7 +203,7 @@ def unusable(folder: Path, error: OSError, /) -> LoaderError:
 
 
 def make_folder_of_cache(folder: Path) -> None:
-    """Make the folder of a cache, which must be its owner's alone."""
+    """Make the folder of a cache, which nobody but its owner may enter."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()

@@ -16,8 +16,8 @@ from twinfeed.loaders.remote._wire import wire
 def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
     """Write the file at `path` of a store to `file`, and return its facts.
 
-    Raises LoaderError for more than `most` bytes, StaleIndexError for a file that
-    changes meanwhile.
+    Raises LoaderError for more than `most` bytes, and StaleIndexError for a file that changes
+    meanwhile.
     """
     piece = _network.NETWORK.piece
     try:
@@ -44,7 +44,7 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
             for one in waiting:
                 one.result()
         finally:
-            for one in waiting:  # those under way write to a file that must stay open
+            for one in waiting:  # the file must stay open for those under way
                 if not one.cancel():
                     one.exception()
     return facts

@@ -76,8 +76,8 @@ def _waits(root: str) -> dict[str, object]:
 
 @contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Turn the errors of fsspec into those of this library; fsspec takes a server that refuses
-    connections for a file that is not there.
+    """Turn the errors of fsspec into the errors of this library. fsspec reports a server that
+    refuses connections as a missing file.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def _told(url: str) -> Iterator[None]:
 
 
 def _unreachable(cause: BaseException | None) -> bool:
-    """Tell the error of a connection from that of a file that is not there."""
+    """Return whether a FileNotFoundError has its cause in a failed connection."""
     if isinstance(cause, (ConnectionError, TimeoutError)):
         return True
     return any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)

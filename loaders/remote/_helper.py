@@ -1,4 +1,4 @@
-"""Requests made by a process of its own, for one that was forked from a process with obstore."""
+"""A helper process makes requests for a process that was forked from a process with obstore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twinfeed.loaders.remote._store import Facts, Piece, Store, direct_store
 
 
 class Helped(Store):
-    """Have another process make the requests: it has threads and connections of its own."""
+    """Let a helper process make the requests, with its own threads and connections."""
 
     tells = True
 
@@ -60,9 +60,9 @@ _starting: dict[int, threading.Lock] = {}
 
 
 def _helper() -> Link:
-    """Return the link to the helper of this process, which is started when first asked for.
+    """Return the link to the helper of this process. The first call starts the helper.
 
-    The helper ends when the socket closes, as the socket does when this process ends.
+    The helper ends when the socket closes. The socket closes at the latest when this process ends.
     """
     with _starting.setdefault(os.getpid(), threading.Lock()):
         found, _ = _helpers.get(os.getpid(), (None, None))

@@ -17,10 +17,10 @@ _LOOK = 5.0
 
 
 class Link:
-    """Ask what `answer` answers at the other end of a connection; several threads may ask.
+    """Ask questions that `answer` answers at the other end. Several threads may share a link.
 
-    The other process has ended where its end is closed. Of a parent that is not enough: its
-    children may have inherited that end.
+    A closed end tells that the other process has ended. The end of a parent may stay open after the
+    parent has ended, since its children may have inherited it. So a link also looks at the parent.
     """
 
     def __init__(self, connection: Connection, /) -> None:
@@ -42,7 +42,7 @@ class Link:
                 raise EOFError
             self._count += 1
             self._waiting[self._count] = future
-            with suppress(OSError):  # then the other process has ended, which `_listen` is told
+            with suppress(OSError):  # the other process has ended, and `_listen` finds out
                 self._connection.send((self._count, question))
         return future.result()
 
@@ -65,7 +65,7 @@ class Link:
 
 
 def answer(connection: Connection, call: Callable[..., Any], threads: int, /) -> None:
-    """Answer with `call` what is asked, some questions at once, until the connection closes."""
+    """Answer questions with `call`, on `threads` threads, until the connection closes."""
     lock = threading.Lock()
 
     def reply(number: int, question: tuple[Any, ...]) -> None:

@@ -16,24 +16,24 @@ from twinfeed.loaders.errors import LoaderError
 _Result = TypeVar("_Result")
 
 PATIENCE = "TWINFEED_PATIENCE"
-"""The variable of the environment that says how long a failing request is made again."""
+"""The environment variable that says how many seconds a failing request is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Say how the network is used; `NETWORK` is in force.
+    """Say how the network is used. `NETWORK` holds the values in force.
 
-    - `requests`: requests in flight of one process, at most.
-    - `in_flight`: bytes asked for and not here yet, of one process, at most.
-    - `held`: bytes that one reader has fetched ahead and holds, at most.
+    - `requests`: most requests of one process in flight.
+    - `in_flight`: most bytes that one process has asked for and not received.
+    - `held`: most bytes that one reader has fetched ahead and holds.
     - `piece`: a longer range is asked for in pieces of so many bytes.
-    - `patience`: a request that fails in a way that may pass is made again, after pauses of so many
-      seconds together at most. TWINFEED_PATIENCE in the environment comes before it.
-    - `first_pause`, `longest_pause`: seconds between two attempts, which double each time. The
-      pause is drawn between half of that and all.
-    - `request_seconds`: a request for a range fails after so long.
-    - `connect_seconds`, `silent_seconds`: so does one without a connection, and a download without
-      a byte.
+    - `patience`: a request is made again after a failure that may pass. The pauses before that take
+      at most so many seconds together. TWINFEED_PATIENCE in the environment overrides this.
+    - `first_pause`, `longest_pause`: seconds between two attempts. They double each time. A random
+      part of each pause, at most half, is left out.
+    - `request_seconds`: a request for a range fails after so many seconds.
+    - `connect_seconds`, `silent_seconds`: a request fails after so many seconds without a
+      connection, and a download after so many seconds without a byte.
     """
 
     requests: int = 32
@@ -72,7 +72,7 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
         try:
             return call()
         except PassingError as error:
-            # Threads are joined when a process ends, and must not go on trying then.
+            # A process that ends joins its threads, and would wait for one that goes on trying.
             if left <= 0 or not threading.main_thread().is_alive():
                 seconds = time.monotonic() - started
                 raise LoaderError(
@@ -89,8 +89,9 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
 
 
 def patience() -> float:
-    """Return how many seconds the pauses between attempts may take together; raise ValueError where
-    the environment says what is no number of seconds.
+    """Return how many seconds all pauses between attempts may take together.
+
+    Raises ValueError if the variable of the environment is not a number of seconds.
     """
     text = os.environ.get(PATIENCE)
     try:
@@ -103,7 +104,7 @@ def patience() -> float:
 
 
 def refused(status: int | None, /) -> bool:
-    """Tell whether a server's answer stays: a refusal or a redirection, but none for the moment."""
+    """Return whether a status is a refusal or a redirection that a later attempt cannot change."""
     return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
 
 

@@ -63,7 +63,7 @@ class Objects(Store):
             return from_url(self.root, client_options=options, retry_config=once)  # type: ignore[call-overload]
 
     def _at(self, path: str) -> str:
-        """Return a path as obstore takes it, which quotes the paths of web servers itself."""
+        """Return a path as obstore takes it: obstore itself quotes the paths of web servers."""
         if not self._web:
             return path
         if "?" in path:
@@ -114,7 +114,7 @@ class Objects(Store):
                 yield from (each["path"] for each in chunk)
 
     def _lists(self) -> Store:
-        """Return what reads the pages that list files, and files of unknown length."""
+        """Return the store that reads pages of listings, and files of unknown length."""
         from twinfeed.loaders.remote._files import Files
 
         return Files(self.root)
@@ -134,8 +134,9 @@ def _span(seconds: float) -> str:
 
 
 def _told_of_http() -> bool:
-    """Whether the environment lets a store be used without encryption; obstore asks the environment
-    only where it is given no time-outs.
+    """Whether the environment allows stores without encryption.
+
+    obstore itself reads these variables only if no time-outs are given.
     """
     names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
     return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in names)
@@ -146,14 +147,14 @@ def _facts(meta: ObjectMeta) -> Facts:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the status that a server answered with, which obstore tells in its message alone."""
+    """Return the status of a server's answer, which obstore gives only in its message."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
 
 
 @contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Turn the errors of obstore into those of this library."""
+    """Turn the errors of obstore into the errors of this library."""
     try:
         yield
     except FileNotFoundError:

@@ -38,13 +38,15 @@ class Piece(NamedTuple):
 
 
 class Store(ABC):
-    """Read and write what lies below `root`, a URL; paths are relative to the root.
+    """Read and write what lies below `root`, a URL. Paths are relative to the root.
 
-    What fails in a way that may pass is tried again. The methods raise FileNotFoundError for what
-    is not there, and LoaderError with the URL, the range and the attempts. Those that a kind of
-    store defines make a single request: `_facts`, `_read` (as much of a range as the file has),
-    `_stream` (from the first byte on), `_walk` (the paths of all files, in any order), `_write` (a
-    file is there whole or not at all) and `_delete`. They raise PassingError for what may pass.
+    The methods try again after a failure that may pass. They raise FileNotFoundError for what is
+    not there, and LoaderError with the URL, the range and the attempts.
+
+    The methods of a subclass make a single request, and raise PassingError for a failure that may
+    pass: `_facts`, `_read` (as much of a range as the file has), `_stream` (from the first byte
+    on), `_walk` (the paths of all files, in any order), `_write` (a file is there whole or not at
+    all) and `_delete`.
     """
 
     tells = False
@@ -72,7 +74,7 @@ class Store(ABC):
         return posixpath.join(self.root, path)
 
     def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
-        """Return the facts of files, asked for side by side; once a process, unless `fresh`."""
+        """Return the facts of files, asked for at the same time. Unless `fresh`, ask only once."""
         asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._known]
         waiting = [wire().submit(partial(self._ask, path), 0) for path in asked]
         self._known |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
@@ -86,7 +88,7 @@ class Store(ABC):
         return patiently(self.url(path), "its size", lambda: self._facts(path))
 
     def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range; shorter only where the file ends before, or is said to."""
+        """Return a range, shorter only where the file ends, as far as its size is known."""
         url, wanted = self.url(path), f"bytes {start} to {stop}"
 
         def attempt() -> Piece:
@@ -131,9 +133,7 @@ class Store(ABC):
         return patiently(self.url(path), "all bytes", attempt)
 
     def glob(self, pattern: str, /) -> list[str]:
-        """Return the paths that match a pattern, sorted. Of the wildcards, ** alone goes beyond one
-        name.
-        """
+        """Return the paths that match a pattern, sorted. Only the wildcard ** crosses a "/"."""
         parts = pattern.split("/")
         return sorted(path for path in self.list() if _matches(path.split("/"), parts))
 
@@ -166,7 +166,7 @@ _obstore_users: set[int] = set()
 
 
 def store_of(root: str, /) -> Store:
-    """Return the store of a URL: one a process, with connections of its own."""
+    """Return the store of a URL. Each process has its own, with its own connections."""
     key = os.getpid(), root
     store = _stores.get(key)
     if store is None:
@@ -199,8 +199,8 @@ def direct_store(root: str, /) -> Store:
 def _open(root: str) -> Store:
     """Return a store.
 
-    A process that was forked from one that used obstore has its threads' locks but not its threads:
-    obstore would wait for ever.
+    A process that was forked from a process that used obstore has the locks of obstore's threads,
+    but not the threads. obstore would wait for ever, so a helper process makes the requests.
     """
     if root.partition("://")[0] in OBJECTS and _obstore_users - {os.getpid()}:
         from twinfeed.loaders.remote._helper import Helped

@@ -13,8 +13,8 @@ from twinfeed.samplers import BatchStream
 NEVER = np.iinfo(np.int64).max
 
 _SAMPLES, _LEAST, _EPOCHS = 1 << 20, 1 << 12, 4
-"""So many samples ahead are looked at, at most, or four epochs; of tiny epochs more. What they do
-not use is needed later than all they do.
+"""How far ahead a stream is looked at: `_SAMPLES` or `_EPOCHS` epochs, whichever is less, but at
+least `_LEAST` samples. A chunk that is not used there is needed later than every chunk that is.
 """
 
 _IDS = 1 << 15
@@ -24,7 +24,7 @@ class NextUses:
     """Tell the step of the next use of each chunk, as far as some samples ahead.
 
     `chunks_of` gives for records (int64[n]) the first and the last chunk of each. The stream is
-    that of all ranks; steps are counted over epochs.
+    that of all ranks. Steps are counted over all epochs.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class NextUses:
         self._span = 1
 
     def reach(self, epoch: int, step: int, /) -> bool:
-        """Go to a batch; tell whether the uses were computed anew."""
+        """Go to a batch. Return whether the uses were computed anew."""
         self.now = epoch * len(self._sampler) + step
         if self._begin <= self.now < self._begin + max(1, (self._end - self._begin) // 2):
             return False

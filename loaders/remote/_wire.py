@@ -1,4 +1,4 @@
-"""The requests of one process: on threads, so many at once, so many bytes under way."""
+"""The requests of one process, on threads, with bounds on the requests and bytes in flight."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Job(NamedTuple):
 class Wire:
     """Run requests on threads, those that somebody waits for first.
 
-    A thread ends when nothing is left to do. So a process that ends waits for no idle thread, and
-    what has not begun then is cancelled.
+    A thread ends when nothing is left to do. So a process that ends waits for no idle thread.
+    Requests that have not begun then are cancelled.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Wire:
         self._bytes = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, soon: bool = True) -> Future[Any]:
-        """Have `call` made, which brings `size` bytes."""
+        """Run `call`, which brings `size` bytes, on a thread."""
         job = _Job(call, size, Future())
         with self._lock:
             (self._soon if soon else self._later)[id(job.future)] = job
@@ -41,7 +41,7 @@ class Wire:
         return job.future
 
     def hurry(self, future: Future[Any], /) -> None:
-        """Have what was submitted for later made soon."""
+        """Move a request that was submitted for later to those that are made soon."""
         with self._lock:
             job = self._later.pop(id(future), None)
             if job is not None:
@@ -58,7 +58,7 @@ class Wire:
             threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
 
     def _next(self) -> _Job | None:
-        """Take the job that comes next, if its bytes may be under way too; the lock is held."""
+        """Take the next job, if there is room for its bytes in flight; the lock is held."""
         if not threading.main_thread().is_alive():
             for job in (*self._soon.values(), *self._later.values()):
                 job.future.cancel()
@@ -98,5 +98,5 @@ _wires: dict[int, Wire] = {}
 
 
 def wire() -> Wire:
-    """Return the wire of this process; a forked child has a new one."""
+    """Return the wire of this process. A forked child has a wire of its own."""
     return _wires.setdefault(os.getpid(), Wire())

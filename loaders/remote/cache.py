@@ -17,12 +17,12 @@ class DiskCache:
     """Keep what is read of remote shards in `folder`, at most `bytes` bytes of it.
 
     Every process of this user on this machine may use the folder at the same time, for any number
-    of data sets. The folder is made if need be, for its owner alone. It may be deleted whenever
-    nobody uses it.
+    of data sets. If the folder does not exist, it is made, for its owner alone. The folder may be
+    deleted whenever nobody uses it.
 
     A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
     TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (such as 200G or 1.5 TiB) name a cache for
-    every index that is opened without one, and that lies at a URL or has its shards there.
+    every index that is opened without a cache, if the index or its shards lie at a URL.
 
     Raises TypeError and ValueError for `bytes` that is no positive integer.
 

@@ -21,8 +21,8 @@ cuda: Any = torch.cuda
 class JaggedParts(NamedTuple):
     """What a jagged tensor is made of, and its shortest and longest row.
 
-    The tensor is made when the batch is received. Where two threads make jagged tensors at once,
-    torch may take the lengths of one for those of the other.
+    The tensor is made when the batch is received. If two threads made jagged tensors at once, torch
+    could take the lengths of one for those of the other.
     """
 
     values: torch.Tensor
@@ -31,31 +31,31 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def whole(self) -> torch.Tensor:
-        """Make the jagged tensor, which need not ask the device for its longest row."""
+        """Make the jagged tensor. Given both lengths, torch need not ask the device for them."""
         return torch.nested.nested_tensor_from_jagged(
             self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
         )
 
 
 class Sent(NamedTuple):
-    """A batch on its way: its tensors on the device, and when they are there."""
+    """A batch on its way: its tensors on the device, and the event that says they are there."""
 
     batch: Batch
     there: Any = None
 
 
 class Copier:
-    """Carry batches to a device that has no streams; the host is one."""
+    """Copy batches to a device that has no streams, such as the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
-        """Return an array, not yet written, that a copy can start from."""
+        """Return an array whose values are not set, in memory that a copy can start from."""
         return aligned(shape, dtype)
 
     def prepare(self, batch: Mapping[str, Any], /) -> Batch:
-        """Put what lies elsewhere into such memory; the makers of batches call this."""
+        """Put tensors into memory that a copy can start from. The makers of batches call this."""
         return dict(batch)
 
     def send(self, batch: Batch, /) -> Sent:
@@ -71,8 +71,8 @@ class CudaCopier(Copier):
     """Copy on a stream of the device's own, so that copies and computation overlap.
 
     - Copies start from pinned memory, into which batches are collated. A copy from other memory
-      would keep its caller until it is done. torch does not use pinned memory again before the copy
-      from it is done: torch knows the memory by the address where it begins.
+      would keep its caller until the copy is done. torch uses pinned memory again only after the
+      copy from it is done. torch knows the memory by the address where the memory begins.
     - The computing stream waits for the copy's event before it touches the batch.
     - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
       a later copy would be given their memory while a step still reads them.
@@ -80,7 +80,7 @@ class CudaCopier(Copier):
 
     def __init__(self, device: torch.device) -> None:
         number = cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", number)  # other threads have another current device
+        self.device = torch.device("cuda", number)  # in other threads another device may be current
         self.stream = _copying_stream(self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
@@ -93,7 +93,7 @@ class CudaCopier(Copier):
             return each_tensor(lambda tensor: tensor.pin_memory(), batch)
 
     def send(self, batch: Batch, /) -> Sent:
-        # The device first: leaving a stream must not wake another device's context.
+        # The device comes first: else leaving the stream would wake another device's context.
         with cuda.device(self.device), cuda.stream(self.stream):
             moved = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
             return Sent(moved, self.stream.record_event())
@@ -111,7 +111,7 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """One stream for all copies to a device: memory that is free serves only its own stream."""
+    """Return the one stream for all copies to a device: each stream reuses only its own memory."""
     return cuda.Stream(device)
 
 
@@ -144,7 +144,7 @@ def chosen_device(device: torch.device | str | None, /) -> torch.device:
 def each_tensor(
     function: Callable[[torch.Tensor], torch.Tensor], batch: Mapping[str, Any], /
 ) -> Batch:
-    """Apply `function` to every tensor of a batch, to the two of a jagged one; keep the rest."""
+    """Apply `function` to every tensor of a batch and both parts of a jagged one; keep the rest."""
 
     def one(value: Any) -> Any:
         if isinstance(value, JaggedParts):
@@ -155,7 +155,7 @@ def each_tensor(
 
 
 def joined(batch: Mapping[str, Any], /) -> Batch:
-    """Make the jagged tensors of their parts; keep the rest."""
+    """Make jagged tensors from their parts; keep the rest."""
     return {
         name: value.whole() if isinstance(value, JaggedParts) else value
         for name, value in batch.items()

@@ -42,10 +42,10 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
 
 
 class CatchingDataset(RecordDataset):
-    """Serve batches of tensors, jagged tensors in their parts, and errors as they are.
+    """Serve batches of tensors, jagged tensors in their parts, and errors as values.
 
-    torch would put words of its own in place of an error. For `collate_fn=as_served`. The workers
-    read with `reader`, or each with one of its own.
+    torch would replace the words of an error that is raised. Use `collate_fn=as_served`. The
+    workers read with `reader`, or each with its own reader.
     """
 
     def __init__(self, feed: Feed, reader: Reader | None, /, *, threads: int) -> None:
@@ -70,10 +70,10 @@ def as_served(batch: Any, /) -> Any:
 class WorkerBatches(Iterator[Batch]):
     """Iterate over a DataLoader with workers, which start with the first batch.
 
-    A worker that died is a WorkerDiedError, from the iteration or from `check`. Another thread may
-    call `check`: a worker that is killed while it sends leaves half a message, and torch waits for
-    the other half for ever. `ended` says that `release` met workers that had ended. The DataLoader
-    is of no use then.
+    The iteration and `check` raise WorkerDiedError for a worker that died. Another thread may call
+    `check` meanwhile: a worker that is killed while it sends leaves half a message, and torch waits
+    for the other half for ever. `ended` says that `release` found workers that had ended. The
+    DataLoader cannot be used again then.
     """
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, start: int, /) -> None:
@@ -122,10 +122,10 @@ class WorkerBatches(Iterator[Batch]):
                 raise _died(number, workers)
 
     def release(self) -> None:
-        """Where a worker has ended, end all workers, and the wait for their batches.
+        """If a worker has ended, end all workers, and the wait for their batches.
 
-        torch looks only every five seconds whether the workers live. The end of the pipe wakes
-        torch at once.
+        torch looks only every five seconds whether the workers live. Closing the pipe wakes torch
+        at once.
         """
         iterator = self._iterator
         workers = list(getattr(iterator, "_workers", ()))
@@ -137,7 +137,7 @@ class WorkerBatches(Iterator[Batch]):
             iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
-        """Raise WorkerDiedError where `error` comes of a worker that died.
+        """Raise WorkerDiedError if a worker that died caused `error`.
 
         torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
         """
@@ -151,7 +151,7 @@ class WorkerBatches(Iterator[Batch]):
 
 
 def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
-    """Say how one of the workers ended."""
+    """Return the error of one of the workers, which has ended."""
     worker = workers[number]
     method = worker._start_method or multiprocessing.get_start_method()
     return died(number, len(workers), worker.pid, worker.exitcode, forked=method == "fork")
@@ -160,7 +160,7 @@ def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
 def died(
     number: int, workers: int, pid: int | None, exitcode: int, *, forked: bool
 ) -> WorkerDiedError:
-    """Say how a worker ended, and what most often ends workers so."""
+    """Return the error of a worker that ended: how it ended, and the likely reason."""
     how = f"ended with exit code {exitcode}"
     if exitcode < 0:
         how = f"was killed by {signal.Signals(-exitcode).name}"

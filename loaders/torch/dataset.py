@@ -91,7 +91,7 @@ class RecordDataset(Dataset[Any]):
                 stacklevel=2,
             )
         self._records = len(feed.index)
-        # Not the feed: workers do not need its sampler. The callables are tried here, once.
+        # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
         threads = _checks.count("threads", threads, minimum=0)
         self._batcher = Batcher(feed, threads=threads)
 
@@ -113,7 +113,7 @@ class RecordDataset(Dataset[Any]):
 
 
 class _Whole(dict[str, Any]):
-    """A batch that is collated already; torch's own collation would look for its first sample."""
+    """A batch that is collated already. torch's own collation would look for its first sample."""
 
     def __missing__(self, name: object) -> NoReturn:
         if name == 0:
@@ -165,7 +165,7 @@ class RequestSampler:
             yield Request.of(self._stream, epoch, step, ids, seeds=self._seeded)
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Begin `epoch` with the next pass; a state that was loaded in that epoch stays."""
+        """Begin `epoch` with the next pass. A state that was loaded in that epoch still counts."""
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class RequestSampler:
 
     @property
     def sampler(self) -> RequestSampler:
-        """Itself: trainers look for it in one of two places when they set the epoch."""
+        """Itself: trainers look for a sampler in one of two places when they set the epoch."""
         return self
 
     batch_sampler = sampler
@@ -190,7 +190,7 @@ class RequestSampler:
 
     @property
     def batch_size(self) -> NoReturn:
-        """Refuse to be sharded a second time; trainers ask for it before they do so."""
+        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard."""
         if self._stream.world_size > 1:
             rank, world_size = self._stream.rank, self._stream.world_size
             raise TypeError(

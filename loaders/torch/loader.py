@@ -33,13 +33,14 @@ class TorchLoader(Loader):
     Where a pass begins, and what the state counts: see `Loader`.
 
     - `device` gets the tensors. Default: the current CUDA device, or the CPU where there is none.
-    - `prefetch`: batches kept ready there ahead of the step; 0 leaves all to the calling thread.
-    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
-      as many threads decode what the coming batches need: an image each beside those that are live.
-      Default: the processors this process may use, at most 8; none where nothing is decoded. Reads
-      and image decoders leave the interpreter lock alone.
+    - `prefetch`: batches kept ready on the device, ahead of the step. With 0, the calling thread
+      does all the work.
+    - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
+      share one batch, and as many others decode one image each for coming batches, beside the live
+      images. Default: the processors this process may use, at most 8; no threads if nothing is
+      decoded. Reads and image decoders release the interpreter lock.
     - `num_workers`: processes that make the batches, for a transform that holds the lock. They are
-      those of a real `DataLoader`; `threads` (default 0) are threads within each worker.
+      those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
     - `prefetch_factor`, `persistent_workers`, `multiprocessing_context`, `timeout`,
       `worker_init_fn`: the DataLoader's.
 
@@ -113,7 +114,7 @@ class TorchLoader(Loader):
 
     @cached_property
     def _answering(self) -> Answering | None:
-        """What reads for the workers: remote shards are read by this process, which plans."""
+        """What reads remote shards for the workers: this process, since it plans what is read."""
         remote = is_url(self.feed.index.root)
         return Answering(self, self._reader, self.threads) if remote else None
 
@@ -129,7 +130,7 @@ class TorchLoader(Loader):
 
     @property
     def dataset(self) -> NoReturn:
-        """Refuse to have batches skipped; trainers that do so ask for the dataset."""
+        """Refuse to let batches be skipped: trainers that skip batches ask for the dataset."""
         raise AttributeError(
             "a TorchLoader has no dataset, and batches are not skipped: load_state_dict goes on "
             "where a run stopped, so turn off the trainer's own skipping (ignore_data_skip=True in "
@@ -139,15 +140,15 @@ class TorchLoader(Loader):
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
         """Make a `DataLoader` of the batches, for Keras on torch. The DataLoader counts nothing.
 
-        - `arrange` makes of a batch what a model is given, such as `(inputs, targets)`.
+        - `arrange` turns a batch into what a model is given, such as `(inputs, targets)`.
 
-        Its length is that of an epoch. A pass runs from where the loader stands to the end of the
-        epoch; an evaluation is whole, but for the first pass after `load_state_dict`. A pass that
-        is given up costs nothing: Keras looks at a batch of its own to build a model. After the
-        last batch the loader stands at the next epoch.
+        The DataLoader has the length of an epoch. A pass runs from the loader's place to the end of
+        the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. A pass
+        that is given up changes nothing: Keras looks at a batch to build a model. After the last
+        batch the loader stands at the next epoch.
 
-        Lightning, Accelerate and transformers take the loader itself. A DataLoader that one of them
-        has made of this one raises TypeError.
+        Lightning, Accelerate and transformers take the loader itself. If one of them makes another
+        DataLoader from this DataLoader, the other DataLoader raises TypeError.
         """
         return _Lent(self, arrange or as_served)
 
@@ -167,7 +168,7 @@ class TorchLoader(Loader):
         yield from self._deliver(running, received, batches=len(self) - start)
 
     def close(self) -> None:
-        """Stop the running pass, the workers and the files; a later pass starts them anew."""
+        """Stop the running pass and the workers, and close the files; a later pass starts anew."""
         super().close()
         self.__dict__.pop("_workers", None)
         answering = self.__dict__.pop("_answering", None)
@@ -191,7 +192,7 @@ class _Lent(DataLoader[Any]):
 
 
 class _NotIterated(IterableDataset[Any]):
-    """The dataset of a lent DataLoader; only another DataLoader would iterate over it."""
+    """The dataset of a lent DataLoader. Only another DataLoader would iterate over the dataset."""
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = loader
@@ -215,8 +216,8 @@ class _Place:
         self.begins = (0, 0)
 
     def __iter__(self) -> Iterator[Request]:
-        # The workers share the page cache, and this process reads remote shards for them: what they
-        # will read is told here, once.
+        # The workers share the page cache, and this process reads remote shards for them. So this
+        # process tells, once, what they will read.
         feed, reader = self._loader.feed, self._loader._reader
         planner = planner_for(feed, reader, *self.begins)
         stored = stored_fields(feed)
@@ -276,7 +277,7 @@ class _Pass(Iterator[Batch]):
             raise
 
     def close(self) -> None:
-        """Stop what runs ahead; workers that have ended are of no use to a later pass."""
+        """Stop what runs ahead. A later pass cannot use workers that have ended."""
         self._sent.close()
         ended = self._died or (isinstance(self._sent, Prefetcher) and self._sent.busy)
         if self._workers is not None:
