@@ -14,10 +14,11 @@ from twinfeed.loaders.feed import Feed
 class NumpyLoader(Loader):
     """Iterate over the batches of `feed` as numpy arrays.
 
-    - `prefetch`: batches kept ready ahead of the step; 0 leaves all to the calling thread.
-    - `threads`: make a batch each. Where a sampler reuses decoded images, they share one batch, and
-      as many threads decode what the coming batches need: an image each beside those that are live.
-      Default: the processors this process may use, at most 8; none where nothing is decoded.
+    - `prefetch`: batches kept ready ahead of the step. With 0, the calling thread does all the work.
+    - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
+      share one batch, and as many others decode one image each for coming batches, beside the live
+      images. Default: the processors this process may use, at most 8; no threads if nothing is
+      decoded.
 
     Where a pass begins, and what the state counts: see `Loader`.
 

@@ -39,10 +39,10 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
       sees, else the CPU.
     - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Unless it is
       0, up to 16 batches are read at once where records are short and nothing is decoded.
-    - `threads`: how many threads make batches, a batch each. Where a sampler reuses decoded images,
-      the threads share one batch. As many more threads then decode what the coming batches need, an
-      image each beside the images that are live. Default: the processors that this process may use,
-      at most 8, or one thread where short records are read and nothing is decoded.
+    - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
+      share one batch, and as many others decode one image each for coming batches, beside the live
+      images. Default: the processors this process may use, at most 8; one thread if short records
+      are read and nothing is decoded.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
     `counted` for loops over what is made of either.
