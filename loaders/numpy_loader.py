@@ -14,7 +14,7 @@ from twinfeed.loaders.feed import Feed
 class NumpyLoader(Loader):
     """Iterate over the batches of `feed` as numpy arrays.
 
-    - `prefetch`: batches kept ready ahead of the step. With 0, the calling thread does all the work.
+    - `prefetch`: batches kept ready ahead of the step. With 0, the calling thread does all work.
     - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
       share one batch, and as many others decode one image each for coming batches, beside the live
       images. Default: the processors this process may use, at most 8; no threads if nothing is
