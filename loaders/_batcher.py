@@ -13,13 +13,14 @@ from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._meter import Meter
 from twinfeed.loaders._samples import Sample, Samples
-from twinfeed.loaders.collate import Empty, MisfitError, aligned, collate
+from twinfeed.loaders.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._ahead import Planner
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers._validate import counted
 
 if TYPE_CHECKING:
     from twinfeed.loaders.feed import Feed
@@ -45,7 +46,7 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Empty = aligned,
     ) -> None:
-        self.spec = feed.spec  # this tries the callables, and must come before threads start
+        self.spec = dict(feed.spec)  # this tries the callables, and must come before threads start
         self._own_reader = reader is None
         self._reader = Reader(feed.index, verify=bool(feed.verify)) if reader is None else reader
         self.meter = Meter() if meter is None else meter
@@ -53,8 +54,8 @@ class Batcher(Closing):
             feed, self._reader, threads=threads, spec=self.spec, meter=self.meter, empty=empty
         )
         self._index = feed.index
-        self._side = feed.side
-        self._collate = feed.collate
+        self._side = dict(feed.side)
+        self._collate = check_collate(feed.collate)
         self._empty = empty
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
@@ -106,7 +107,8 @@ class Batcher(Closing):
         for name, rows in self._side.items():
             if len(rows) != len(self._index):
                 raise ValueError(
-                    f"side table {name!r} has {len(rows)} rows for {len(self._index)} records: "
+                    f"side table {name!r} has {counted(len(rows), 'row')} for "
+                    f"{counted(len(self._index), 'record')}: "
                     f"only a sampler knows which sample has which row"
                 )
         request = Request.plain(records, seeds)

@@ -6,7 +6,7 @@ The rules that the samplers have too are the samplers' own functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, SupportsIndex
 
@@ -46,6 +46,13 @@ def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
     if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
         return found
     raise TypeError(f"{name} must be a list of names, got {values!r}")
+
+
+def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
+    """Return a copy, empty for None; raise TypeError for what is no dict."""
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"{name} must be a dict, got {values!r}")
+    return dict(values or {})
 
 
 def as_ids(ids: Ids, /) -> Int64s:

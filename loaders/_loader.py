@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from twinfeed.loaders._closing import Closing
 from twinfeed.loaders._meter import Meter, PassReport
 from twinfeed.loaders.feed import Feed, check_feed
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import Cursor, StateMismatchError
 from twinfeed.samplers._cursor import warn_unsharded
@@ -72,7 +73,7 @@ class Loader(Closing):
         self.feed = check_feed(feed)
         self._cursor = Cursor(feed.sampler)
         self._reader = Reader(feed.index, verify=bool(feed.verify))
-        self.meter = Meter()
+        self._meter = Meter()
         self._running: Pass | None = None
         self._armed: tuple[int, int] | None = None  # where passes begin while a callback counts
         self._latest: tuple[int, int] | None = None  # where the latest lent pass began
@@ -90,7 +91,7 @@ class Loader(Closing):
     def __iter__(self) -> Iterator[Any]:
         self._stop()
         epoch, start = self._cursor.begin()
-        self.meter.begin(start)
+        self._meter.begin(start)
         running = self._begin(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
@@ -119,7 +120,7 @@ class Loader(Closing):
             batch = next(running, _END) if batches is None else next(running)
             if batch is _END:
                 return
-            self.meter.received(asked)
+            self._meter.received(asked)
             yield batch
 
     def report(self) -> PassReport:
@@ -128,7 +129,7 @@ class Loader(Closing):
         If a loop waits at many steps, the data slow the loop down. Print the report, or take
         `as_dict()` for a log.
         """
-        return self.meter.report()
+        return self._meter.report()
 
     def _received(self) -> bool:
         """Count a batch; return whether its epoch ends."""
@@ -156,8 +157,7 @@ class Loader(Closing):
         A loader with another number of ranks or workers, with another container of the same
         records, or of another framework can continue from the state.
         """
-        index = self.feed.index
-        records = {"count": len(index), "digests": dict(index.digests)}
+        records = {"count": len(self.feed.index), **_contents(self.feed.index)}
         return {**self._cursor.state_dict(), "records": records}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -189,10 +189,10 @@ class Loader(Closing):
             self._cursor.end()
             running.close()
 
-    def pass_begins(self) -> tuple[int, int, int]:
+    def _pass_begins(self) -> tuple[int, int, int]:
         """Return the epoch and the step at which a lent pass begins, and its turn."""
         if self._running is None:
-            self.meter.begin(0, counted=False)
+            self._meter.begin(0, counted=False)
         with _LOCK:
             evaluation = self.feed.sampler.evaluation
             if self._armed is not None:
@@ -213,7 +213,7 @@ class Loader(Closing):
                 )
             return *self._latest, self._turn
 
-    def pass_delivered(self, epoch: int, turn: int, /) -> None:
+    def _pass_delivered(self, epoch: int, turn: int, /) -> None:
         """Move to the next epoch; while a callback counts, let the next pass begin there."""
         with _LOCK:
             if turn != self._turn:
@@ -249,19 +249,31 @@ class Loader(Closing):
 
     def _check_records(self, theirs: Any) -> None:
         """Compare the digests of a state's records with those of the feed's records."""
-        ours = self.feed.index.digests
-        digests = theirs.get("digests") if isinstance(theirs, Mapping) else None
-        known = {} if not isinstance(digests, Mapping) else digests
-        both = [name for name in ours if name in known]
-        for name in both:
-            if ours[name] != known[name]:
-                raise StateMismatchError(
-                    f"the state is of other records: {name!r} has the digest {known[name]!r} in "
-                    f"the state, {ours[name]!r} in {self.feed.index.where}"
-                )
-        if not both:
+        compared = False
+        for kind, ours in _contents(self.feed.index).items():
+            known = theirs.get(kind) if isinstance(theirs, Mapping) else None
+            for name in sorted(ours.keys() & known) if isinstance(known, Mapping) else ():
+                compared = True
+                if ours[name] != known[name]:
+                    raise StateMismatchError(
+                        f"the state is of other records: {name!r} has the digest {known[name]!r} "
+                        f"in the state, {ours[name]!r} in {self.feed.index.where}"
+                    )
+        if not compared:
             warnings.warn(
-                f"the state says nothing of what the records hold: {sorted(known)} where the "
-                f"index has {sorted(ours)}; only their number was compared",
+                f"the state says nothing of what the records hold: it has no digest of any of "
+                f"{sorted(self.feed.index.digests)}; only the number of records was compared",
                 stacklevel=3,
             )
+
+
+def _contents(index: Index) -> dict[str, dict[str, str]]:
+    """Return the digests of fields and of columns by name.
+
+    A name may be a field in one container and a column in another: a tar holds numbers as text. The
+    two are not compared.
+    """
+    told: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
+    for name, digest in index.digests.items():
+        told["columns" if name in index.columns else "fields"][name] = digest
+    return told

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from twinfeed.samplers._validate import counted
+
 T = TypeVar("T")
 
 Stage = Literal["reading", "decoding", "transforming", "collating"]
@@ -57,7 +59,7 @@ class PassReport:
 
     def __str__(self) -> str:
         """Return the report as text, with its meaning."""
-        lines = [f"{self.batches} batches in {_told(self.seconds)}"]
+        lines = [f"{counted(self.batches, 'batch')} in {_told(self.seconds)}"]
         if self.waiting is None or self.ready is None or self.waited is None:
             lines.append("  how long the loop waited is not known here")
         elif self.batches:

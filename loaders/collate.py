@@ -105,12 +105,12 @@ def mode_of(how: Collate, name: str, /) -> Mode:
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
 
-def check_collate(how: Collate, /) -> Collate:
+def check_collate(how: Collate, /) -> Mode | dict[str, Mode]:
     """Return `how`, or raise ValueError when it names a mode that does not exist."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
         if mode not in get_args(Mode):
             raise ValueError(f"collate must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-    return how
+    return dict(how) if isinstance(how, Mapping) else how
 
 
 def collate(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from twinfeed.loaders.index.opened import check_index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.request import Request, requests
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers._validate import counted
 
 Decode = Callable[[Sample], Mapping[str, Any]]
 Verify = bool | Literal["all"]
@@ -102,30 +104,31 @@ class Feed:
         self.fields = tuple(index.fields) if fields is None else _checks.names("fields", fields)
         self.decode = decode
         self.transform = transform
-        self.collate = check_collate(collate)
-        self.side = dict(side or {})
+        self._collate = check_collate(collate)
+        self._side = _checks.mapping("side", side)
         self.verify = verify if verify == "all" else _checks.flag("verify", verify)
         self.readahead = readahead
-        self._given_spec = spec and {
-            name: FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
-            for name, (shape, dtype) in spec.items()
-        }
+        given = {name: _field(name, one) for name, one in _checks.mapping("spec", spec).items()}
+        self._given_spec = None if spec is None else given
         self._unchangeable = True
         self._check_names("column", index.columns, "build the index with fields= that leave it out")
-        self._check_names("side table", self.side, "give it another name")
-        for name, rows in self.side.items():
+        self._check_names("side table", self._side, "give it another name")
+        for name, rows in self._side.items():
             self._check_side(name, rows)
         for name in self.fields:
             if name not in index.columns:
                 index.table(name)  # raises for an unknown name
         if decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
-            self._check_names("field", self.fields, advice, beside=self.side)
+            self._check_names("field", self.fields, advice, beside=self._side)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, "_unchangeable"):
             raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Feed does not change: {name!r} stays")
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -170,12 +173,27 @@ class Feed:
         """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
 
-    @cached_property
+    @property
+    def collate(self) -> Collate:
+        """How samples become a batch: a mode, or the mode of each field by name."""
+        how = self._collate
+        return MappingProxyType(how) if isinstance(how, dict) else how
+
+    @property
+    def side(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The side tables by name."""
+        return MappingProxyType(self._side)
+
+    @property
     def spec(self) -> Mapping[str, FieldSpec]:
         """The shape and dtype of each field of a sample, given or read from record 0.
 
         decode and transform are tried here. Raises ValueError where two calls give two results.
         """
+        return MappingProxyType(self._spec)
+
+    @cached_property
+    def _spec(self) -> dict[str, FieldSpec]:
         spec = self._given_spec
         if spec is None:
             try:
@@ -193,9 +211,9 @@ class Feed:
             if not isinstance(name, str):
                 raise TypeError(f"the name of a field must be a str, got {name!r}")
         last = "decode" if self.transform is None else "transform"
-        beside = self.side if self.transform is None else ()  # a transform may replace side rows
+        beside = self._side if self.transform is None else ()  # a transform may replace side rows
         self._check_names("field", spec, f"give it another name in {last}", beside=beside)
-        unknown = set(self.collate) - spec.keys() if isinstance(self.collate, Mapping) else ()
+        unknown = set(self._collate) - spec.keys() if isinstance(self._collate, dict) else ()
         if unknown:
             raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(spec)}")
         return spec
@@ -204,7 +222,7 @@ class Feed:
         """Read the spec from record 0, by repeated calls that must agree."""
         first = Request.plain(np.zeros(1, np.int64))
         with Reader(self.index, verify=bool(self.verify)) as reader:
-            values = Samples(self, reader).tried(first, joined_rows(self.index, self.side, first))
+            values = Samples(self, reader).tried(first, joined_rows(self.index, self._side, first))
         try:
             return spec_of({name: value for name, (value,) in values.items()})
         except MisfitError as error:
@@ -221,7 +239,8 @@ class Feed:
             )
         if len(rows) != self.sampler.num_ids:
             raise ValueError(
-                f"side table {name!r} has {len(rows)} rows for {self.sampler.num_ids} sample ids: "
+                f"side table {name!r} has {counted(len(rows), 'row')} for "
+                f"{counted(self.sampler.num_ids, 'sample id')}: "
                 f"give it a row for each id of the sampler, in their order"
             )
 
@@ -242,6 +261,16 @@ class Feed:
             )
 
 
+def _field(name: str, given: object) -> FieldSpec:
+    """Return the spec of a field; raise TypeError for what is no pair of a shape and a dtype."""
+    try:
+        shape, dtype = given  # type: ignore[misc]
+        return FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        example = "FieldSpec((224, 224, 3), np.uint8)"
+        raise TypeError(f"spec of {name!r} must be as in {example}, got {given!r}") from error
+
+
 def _not_made(function: object) -> bool:
     """Whether this is a class whose objects are functions."""
     return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)
@@ -250,7 +279,7 @@ def _not_made(function: object) -> bool:
 def check_feed(feed: object, /) -> Feed:
     """Return a feed; raise TypeError for anything else."""
     if not isinstance(feed, Feed):
-        raise TypeError(f"feed must be Feed(index, sampler), got: {type(feed).__name__}")
+        raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")
     return feed
 
 
@@ -264,7 +293,8 @@ def _check_fit(index: Index, sampler: BatchStream) -> None:
         )
     if sampler.num_records != len(index):
         raise ValueError(
-            f"the sampler was made for {sampler.num_records} records, the index has {len(index)}: "
+            f"the sampler was made for {counted(sampler.num_records, 'record')}, "
+            f"the index has {len(index):,}: "
             f"make it with index.labels or len(index); a part of the records is drawn from with "
             f"PKBatchSampler(…, records=ids) or SubsetSampler(ids, num_records={len(index)})"
         )

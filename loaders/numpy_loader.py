@@ -39,6 +39,12 @@ class NumpyLoader(Loader):
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         batches = making(
-            self.feed, self._reader, epoch, start, threads=self.threads, meter=self.meter, then=dict
+            self.feed,
+            self._reader,
+            epoch,
+            start,
+            threads=self.threads,
+            meter=self._meter,
+            then=dict,
         )
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches

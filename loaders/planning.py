@@ -15,6 +15,7 @@ from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers._validate import counted
 
 # Most samples that are looked at. A longer epoch is estimated from the second half of these.
 _MOST = 1 << 19
@@ -69,7 +70,7 @@ class Plan:
         about, least = ("", "") if self.exact else ("about ", "at least ")
         size = self.read_bytes / max(1, self.requests)
         lines = [
-            f"an epoch of {self.batches:,} batches, {self.samples:,} samples",
+            f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}",
             f"  requests   {about}{self.requests:,}, {_bytes(size)} each",
             f"  read       {about}{_bytes(self.read_bytes)}, {self.amplification:.2f} times what "
             f"is used",

@@ -26,7 +26,7 @@ from twinfeed.loaders.index._sources import Job, PathLike, Shards, find_source, 
 from twinfeed.loaders.index._store import file_digest
 from twinfeed.loaders.index.bad_records import BadRecord, bad_record, write_bad_records
 from twinfeed.loaders.index.opened import Index, load_index
-from twinfeed.loaders.index.options import DEFAULT, Plan, Reading, add_header
+from twinfeed.loaders.index.options import DEFAULT, Plan, Reading, add_header, check_reading
 from twinfeed.loaders.reading.reader import Reader
 
 _BATCH = 256
@@ -102,6 +102,7 @@ def verify(
     >>> verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"])
     Report(shards=1, records=2, bad=[])
     """
+    check_reading(reading)
     if bad_list is not None:
         bad_list = to_write(bad_list)
     if isinstance(source, (str, os.PathLike)) and (

@@ -120,7 +120,7 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     array = np.asarray(values)
     if array.ndim == 0:
         kind = type(values).__name__
-        raise TypeError(f"{name} must be one label a record, such as index.labels, got: {kind}")
+        raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):

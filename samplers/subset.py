@@ -58,7 +58,7 @@ class SubsetSampler(InnerOrder):
         self._parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
-        of = f"{len(self._table):,} of {self.num_records:,} records"
+        of = f"{len(self._table):,} of {_validate.counted(self.num_records, 'record')}"
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64) -> tuple[Int64, Int64]:

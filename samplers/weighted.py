@@ -75,8 +75,9 @@ class WeightedSampler(Order):
         return self._samples
 
     def __repr__(self) -> str:
+        of = _validate.counted(self.num_records, "record")
         return (
-            f"WeightedSampler({self._samples:,} of {self.num_records:,} records, "
+            f"WeightedSampler({self._samples:,} of {of}, "
             f"replacement={self.repeats}, seed={self.seed})"
         )
 

@@ -105,6 +105,17 @@ def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_pat
     assert build_index(plain, tmp_path / "x.index").container == "tar"
 
 
+def test_what_is_no_reading_is_refused(tmp_path: Path) -> None:
+    for read in (
+        lambda: build_index("*.tar", tmp_path / "x.index", reading=3),  # type: ignore[arg-type]
+        lambda: build_parts("*.tar", tmp_path / "parts", root=tmp_path, reading=3),  # type: ignore[arg-type]
+        lambda: verify("*.tar", reading=3),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=r"reading must be Reading\(…\), got 3"):
+            read()
+    assert not list(tmp_path.iterdir())
+
+
 def test_raw_records_have_one_field(tmp_path: Path) -> None:
     (shard,) = tfrecords(tmp_path, shards=1)
     index = build_index(shard, tmp_path / "x.index", reading=Reading(example=False))
@@ -551,7 +562,7 @@ def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
     verify(shards, root=root, bad_list=tmp_path / "bad.jsonl")
     assert len(build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")) == 9
     flip(shards[0], 30)
-    with pytest.raises(ValueError, match=r"names 1 records of .*, of which 0 are there"):
+    with pytest.raises(ValueError, match=r"names 1 record of .*, of which 0 are there"):
         build_index(shards, tmp_path / "x.index", exclude=[(shards[0].name, 10)])
 
 

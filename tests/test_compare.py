@@ -68,7 +68,7 @@ def test_other_backends_are_refused(index: Index, backends: Any) -> None:
         compare(feed, backends=backends)
     with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
         compare(feed, batches="2")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
+    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
         compare(index)  # type: ignore[arg-type]
 
 

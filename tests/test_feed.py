@@ -231,6 +231,22 @@ def test_it_does_not_change(index: Index, sampler: ExactOnceBatchSampler) -> Non
     feed = Feed(index, sampler)
     with pytest.raises(AttributeError, match="a Feed does not change: make another Feed"):
         feed.sampler = sampler
+    with pytest.raises(AttributeError, match="a Feed does not change: 'decode' stays"):
+        del feed.decode
+
+
+def test_what_it_was_given_may_change_and_what_it_gives_may_not(
+    index: Index, sampler: ExactOnceBatchSampler
+) -> None:
+    spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
+    given: dict[str, Any] = {"collate": {"x": "pad"}, "side": {"w": np.arange(6)}, "spec": spec}
+    feed = Feed(index, sampler, decode=lambda sample: {"x": np.zeros(1, np.int64)}, **given)
+    before = next(feed.batches())
+    for name, own in given.items():
+        own["other"] = own.pop(next(iter(own)))
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            getattr(feed, name)["other"] = 0
+    assert before.keys() == next(feed.batches()).keys() == {"id", "label", "w", "x", "x_length"}
 
 
 def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
@@ -637,7 +653,13 @@ def test_arguments_that_are_none_are_refused_at_once(
             Feed(index, sampler, **{name: "jpg"})
         with pytest.raises(TypeError, match=f"{name} must be .*, got <class .*DecodeImage"):
             Feed(index, sampler, **{name: DecodeImage})
-    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
+    for name in ("side", "spec"):
+        with pytest.raises(TypeError, match=rf"{name} must be a dict, got \[1\]"):
+            Feed(index, sampler, **{name: [1]})
+    for one in (3, ((2,), "no dtype"), ((2,), np.int64, 1)):
+        with pytest.raises(TypeError, match=r"spec of 'x' must be as in FieldSpec\(.*, got "):
+            Feed(index, sampler, spec={"x": one})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
         plan(index)  # type: ignore[arg-type]
     for rows in ([1, 2], np.array(["a"] * 6)):
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):

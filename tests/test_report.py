@@ -117,7 +117,7 @@ def test_each_pass_has_a_report_of_its_own(index: Index) -> None:
         list(loader)
         assert loader.report().batches == 3
     assert json.loads(json.dumps(report.as_dict()))["batches"] == 1
-    assert str(report).startswith("1 batches in ")
+    assert str(report).startswith("1 batch in ")
 
 
 def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

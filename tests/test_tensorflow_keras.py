@@ -258,10 +258,15 @@ def test_after_a_killed_fit_passes_go_on_with_what_was_not_trained_on(tmp_path: 
         assert [batch["id"].numpy().tolist() for batch in one.dataset] == expected
 
 
+@pytest.fixture(scope="module")
+def strategy() -> tf.distribute.Strategy:
+    """One for all tests: the reductions of a second strategy would have the keys of the first."""
+    return tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+
+
 @saves_weights
-def test_fit_over_two_replicas(tmp_path: Path) -> None:
+def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy) -> None:
     """All its steps are run, resumed or not, and each replica gets its slice."""
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
     one = made()
     with strategy.scope():
         network = model()
@@ -272,3 +277,30 @@ def test_fit_over_two_replicas(tmp_path: Path) -> None:
     places = Places(one)
     fit(network, distributed, 2, callbacks=[ResumeCallback(one, tmp_path), places])
     assert places.seen == list(range(6, 17))
+
+
+@saves_weights
+@pytest.mark.parametrize("records", [8, 9, 17])
+@pytest.mark.parametrize("ahead", [0, 20])
+def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
+    tmp_path: Path, strategy: tf.distribute.Strategy, records: int, ahead: int
+) -> None:
+    """Under a strategy `fit` looks at a batch first; the callback knows what was trained on."""
+    one, seen = made(sampler(records)), []
+
+    def loss(ids: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        note = tf.numpy_function(lambda ids: seen.extend(ids.ravel().tolist()), [ids], [])
+        with tf.control_dependencies([note]):
+            return tf.reduce_mean(tf.square(predicted))
+
+    with strategy.scope():
+        network = keras.Sequential([keras.Input([5]), keras.layers.Dense(1)])
+        network.compile("sgd", loss)
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: (
+            one.dataset_for(context).map(lambda batch: (batch["x"], batch["id"])).prefetch(ahead)
+        )
+    )
+    fit(network, distributed, 3, callbacks=[ResumeCallback(one, tmp_path)])
+    assert (one.epoch, one.step) == (3, 0)
+    assert sorted(seen) == sorted(n for ids in ids_of(sampler(records), 0, 1, 2) for n in ids)

@@ -58,13 +58,13 @@ def test_a_pass_that_was_given_up_moves_nothing() -> None:
     """A thread that runs ahead may deliver its last batch after the loop was left."""
     one = loader(packed(RECORDS), sampler())
     one._arm(0, 3)
-    epoch, start, turn = one.pass_begins()
+    epoch, start, turn = one._pass_begins()
     assert (epoch, start) == (0, 3)
     one._disarm()
-    one.pass_delivered(epoch, turn)
+    one._pass_delivered(epoch, turn)
     assert (one.epoch, one.step) == (0, 0)
-    epoch, _, turn = one.pass_begins()
-    one.pass_delivered(epoch, turn)
+    epoch, _, turn = one._pass_begins()
+    one._pass_delivered(epoch, turn)
     assert (one.epoch, one.step) == (1, 0)
 
 

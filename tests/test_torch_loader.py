@@ -379,6 +379,29 @@ def test_a_state_moves_between_containers_of_the_same_records(tmp_path: Path) ->
     assert ids == [one.tolist() for one in first.feed.sampler.batches(0, 0, 4)]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [lambda n: n, lambda n: n / 2, lambda n: np.arange(3) + n, lambda n: np.arange(n % 3 + 1), str],
+    ids=["integer", "float", "numbers", "lists", "text"],
+)
+def test_a_state_moves_where_containers_hold_a_field_in_their_own_ways(
+    tmp_path: Path, value: Any
+) -> None:
+    """A tar holds numbers as text; what both hold alike is compared."""
+    samples = [{"word": b"x%d" % n, "x": value(n), "label": n % 4} for n in range(8)]
+    first, second = (
+        loader_of(pack(samples, tmp_path / kind, container=kind)["data"])
+        for kind in ("tar", "tfrecord")
+    )
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    assert second.step == 1
+    samples[3]["label"] = 0
+    other = loader_of(pack(samples, tmp_path / "other")["data"])
+    with pytest.raises(StateMismatchError, match="state is of other records: 'label'"):
+        other.load_state_dict(first.state_dict())
+
+
 def test_a_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
     words = [bytes([65 + n]) * n for n in range(1, 9)]
     state = loader_of(packed(tmp_path / "one", words)).state_dict()
@@ -391,7 +414,7 @@ def test_a_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_state_that_knows_no_records_warns(tmp_path: Path) -> None:
     loader = loader_of(packed(tmp_path, [b"a", b"b", b"c"]))
     bare = loader.feed.sampler.state_dict()
-    with pytest.warns(UserWarning, match="only their number was compared"):
+    with pytest.warns(UserWarning, match="only the number of records was compared"):
         loader.load_state_dict(bare)
 
 
@@ -514,7 +537,7 @@ def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
     with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(order"):
         Feed(index, order)
     for carry in (TorchLoader, RecordDataset):
-        with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got: Index"):
+        with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
             carry(index)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"RandomSampler is an order.*DataLoader\(batch_sampler="):
         list(DataLoader(list(range(RECORDS)), sampler=order))

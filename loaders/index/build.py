@@ -27,7 +27,8 @@ from twinfeed.loaders.index._survey import Survey
 from twinfeed.loaders.index.bad_records import Exclude, without
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
-from twinfeed.loaders.index.options import DEFAULT, Fields, Plan, Reading
+from twinfeed.loaders.index.options import DEFAULT, Fields, Plan, Reading, check_reading
+from twinfeed.samplers._validate import counted
 
 KEEP_FROM = 1 << 20
 """A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
@@ -94,6 +95,7 @@ def build_index(
     url = os.fspath(path) if is_url(os.fspath(path)) else None
     here = None if url else own_folder(to_write(path))
     check_classes(classes)
+    check_reading(reading)
     source = find_source(
         shards, here, container=reading.container, root=root, complete=reading.complete
     )
@@ -148,6 +150,7 @@ def build_parts(
     >>> merge_parts(files, f"{data}/all.index").keys([0, 1])
     ['a', 'b']
     """
+    check_reading(reading)
     where = make_folder(to_write(folder))
     source = find_source(
         shards, where / "index", container=reading.container, root=root, complete=False
@@ -269,7 +272,7 @@ def _parts(
         part = load_part(file)
         if part.excluded < len(job.exclude):
             raise ValueError(
-                f"exclude= names {len(job.exclude)} records of {job.shard}, "
+                f"exclude= names {counted(len(job.exclude), 'record')} of {job.shard}, "
                 f"of which {part.excluded} are there"
             )
         yield part

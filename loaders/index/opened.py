@@ -29,6 +29,7 @@ from twinfeed.loaders.remote._store import store_of
 from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
 from twinfeed.samplers import ClassOrder
 from twinfeed.samplers._explain import html_table
+from twinfeed.samplers._validate import counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
@@ -200,8 +201,8 @@ class Index:
 
     def __repr__(self) -> str:
         return (
-            f"<Index {self.where!r}: {len(self)} records, "
-            f"{len(self._arrays['shards'])} shards, "
+            f"<Index {self.where!r}: {counted(len(self), 'record')}, "
+            f"{counted(len(self._arrays['shards']), 'shard')}, "
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
         )
 

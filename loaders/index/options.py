@@ -180,6 +180,12 @@ class Plan:
         return tfrecord.scan(path, example=options.example, max_record_bytes=most, on_bad=on_bad)
 
 
+def check_reading(reading: object, /) -> None:
+    """Raise TypeError for what is no `Reading`."""
+    if not isinstance(reading, Reading):
+        raise TypeError(f"reading must be Reading(…), got {reading!r}")
+
+
 def add_header(checksum: int, record: Record) -> int:
     """Return the checksum of all record headers up to this record."""
     return crc32c(checksum.to_bytes(4, "little") + record.header)

@@ -44,6 +44,7 @@ from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.samplers import _validate
 from twinfeed.samplers._bits import root_key
 from twinfeed.samplers._permutation import permute
+from twinfeed.samplers._validate import counted
 
 Source = InAnyOrder | Iterable[Sample]
 
@@ -213,7 +214,9 @@ def _pieces(
         share = (size_of(samples) or 0) * records / max(n, 1)
         number = max(shards, math.ceil(share / shard_bytes))
         if records < shards:
-            raise ValueError(f"{records} records of {name!r} cannot fill shards={shards}")
+            raise ValueError(
+                f"{counted(records, 'record')} of {name!r} cannot fill shards={shards}"
+            )
         number = min(number, records)
         stops = {records * (shard + 1) // number for shard in range(number)}
         chosen = order[start : start + records]

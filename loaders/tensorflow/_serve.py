@@ -109,8 +109,8 @@ class Server:
         The calls are those of `read_together`. TensorFlow closes the generator when the iterator of
         the pass has ended or is given up. This ends the pass.
         """
-        epoch, start, turn = self.loader.pass_begins()
-        number, meter = next(self._numbers), self.loader.meter
+        epoch, start, turn = self.loader._pass_begins()
+        number, meter = next(self._numbers), self.loader._meter
         batchers = [
             Batcher(one, reader=self.reader, threads=self._shared, meter=meter)
             for one in self.feeds
@@ -131,7 +131,7 @@ class Server:
         """Note that the last batch of a pass has left the pipeline, or raise what failed there."""
         if place < 0:
             raise self._failed[int(begun[0])]
-        self.loader.pass_delivered(int(begun[1]), int(begun[3]))
+        self.loader._pass_delivered(int(begun[1]), int(begun[3]))
         return True
 
     @staticmethod

@@ -102,6 +102,10 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         the loader stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the
         loader follows what was received.
 
+        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
+        batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
+        under a strategy. So take `counted` or a `ResumeCallback` there.
+
         Warns where passes begin one training epoch a third time: the same batches come again.
         """
         return self._dataset_of([self.feed])
@@ -136,7 +140,7 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         self._stop()
         epoch, start = self._cursor.begin()
         self._arm(epoch, start)
-        self.meter.begin(start)
+        self._meter.begin(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
 

@@ -145,7 +145,8 @@ class TorchLoader(Loader):
         The DataLoader has the length of an epoch. A pass runs from the loader's place to the end of
         the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. A pass
         that is given up changes nothing: Keras looks at a batch to build a model. After the last
-        batch the loader stands at the next epoch.
+        batch the loader stands at the next epoch. So where an epoch is a single batch, a look is a
+        whole pass: build the model first, or take a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. If one of them makes another
         DataLoader from this DataLoader, the other DataLoader raises TypeError.
@@ -155,14 +156,14 @@ class TorchLoader(Loader):
     def _lent(self) -> Iterator[Batch]:
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
-        epoch, start, turn = self.pass_begins()
-        self.meter.begin(start)
+        epoch, start, turn = self._pass_begins()
+        self._meter.begin(start)
         running, left = self._begin(epoch, start), count(len(self) - start - 1, -1)
 
         def received() -> bool:
             last = next(left) == 0
             if last:
-                self.pass_delivered(epoch, turn)
+                self._pass_delivered(epoch, turn)
             return last
 
         yield from self._deliver(running, received, batches=len(self) - start)
@@ -242,7 +243,7 @@ class _Pass(Iterator[Batch]):
         self._sent: Generator[Sent, None, None] | Prefetcher[Sent]
         if loader.num_workers:
             loader._place.begins = epoch, start
-            workers = WorkerBatches(loader._workers, loader.meter, start)
+            workers = WorkerBatches(loader._workers, loader._meter, start)
             self._workers = workers
             sent = _sent(in_order(self._copier.prepare, workers, threads=0), self._copier)
             self._sent = Prefetcher(
@@ -258,7 +259,7 @@ class _Pass(Iterator[Batch]):
             epoch,
             start,
             threads=loader.threads,
-            meter=loader.meter,
+            meter=loader._meter,
             then=lambda batch: self._copier.prepare(as_parts(batch)),
             empty=self._copier.empty,
         )
