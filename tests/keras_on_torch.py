@@ -8,11 +8,12 @@ from typing import Any
 
 import keras
 import numpy as np
+from torch.utils.data import DataLoader
 from torch_help import RECORDS, lengths, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.keras import ResumeCallback
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
 
 EPOCHS = 3
@@ -78,6 +79,23 @@ def resumes(index: Index, folder: Path, expected: list[list[int]]) -> None:
     assert (one.epoch, one.step) == (EPOCHS, 0)
 
 
+def plain(index: Index, workers: int, batch_size: int) -> list[int]:
+    """Return the epochs that `fit` trains from a plain DataLoader."""
+    sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=batch_size)
+    feed = Feed(index, sampler, decode=lengths)
+    network, noting = model(built=True)
+    dataloader: DataLoader[Any] = DataLoader(
+        RecordDataset(feed),
+        batch_sampler=RequestSampler(feed),  # type: ignore[arg-type]
+        collate_fn=lambda batch: pairs(as_tensors(batch)),
+        num_workers=workers,
+    )
+    network.fit(dataloader, epochs=EPOCHS, verbose=0)
+    steps = len(sampler)
+    firsts = [sampler.batch(epoch, 0).tolist() for epoch in range(2 * EPOCHS)]
+    return [firsts.index(ids) for ids in noting.noted[True][::steps]]
+
+
 def main(folder: Path) -> None:
     index = pack_words(folder)
     expected = [ids.tolist() for epoch in range(EPOCHS) for ids in random().batches(epoch, 0, 5)]
@@ -101,6 +119,9 @@ def main(folder: Path) -> None:
         said[f"built={built}, workers={workers}"] = [training.epoch, training.step]
         training.close()
     resumes(index, folder / "saved", expected)
+    assert plain(index, workers=0, batch_size=5) == [0, 1, 2]
+    # As docs/trainers.md says: the workers draw the whole of a short epoch in a pass not used.
+    assert plain(index, workers=2, batch_size=12) == [1, 3, 5]
     print(json.dumps(said))
 
 

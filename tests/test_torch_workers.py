@@ -83,6 +83,16 @@ def test_a_plain_dataloader_gives_the_stream(index: Index, options: dict[str, An
     assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_takes_exactly_len_batches_gets_every_epoch(index: Index, workers: int) -> None:
+    """It never asks for the batch after the last one, which once began epoch 0 for ever."""
+    loader = plain(index, random(), num_workers=workers)
+    got = [noted(batch) for batch in islice(loader, len(loader))]
+    got += [noted(batch) for _, batch in zip(range(5), loader, strict=False)]
+    got += received(loader)
+    assert got == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
+
+
 @pytest.mark.parametrize("options", PAIRWISE[2:4], ids=str)
 def test_the_loader_resumes_at_any_step_under_workers(
     index: Index, options: dict[str, Any]
