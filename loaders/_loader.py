@@ -252,7 +252,8 @@ class Loader(Closing):
         compared = False
         for kind, ours in _contents(self.feed.index).items():
             known = theirs.get(kind) if isinstance(theirs, Mapping) else None
-            for name in sorted(ours.keys() & known) if isinstance(known, Mapping) else ():
+            known = known if isinstance(known, Mapping) else {}
+            for name in sorted(ours.keys() & known):
                 compared = True
                 if ours[name] != known[name]:
                     raise StateMismatchError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -264,7 +264,7 @@ class Feed:
 def _field(name: str, given: object) -> FieldSpec:
     """Return the spec of a field; raise TypeError for what is no pair of a shape and a dtype."""
     try:
-        shape, dtype = given  # type: ignore[misc]
+        shape, dtype = cast(tuple[Any, Any], given)
         return FieldSpec(tuple(shape), None if dtype is None else np.dtype(dtype))
     except (TypeError, ValueError) as error:
         example = "FieldSpec((224, 224, 3), np.uint8)"

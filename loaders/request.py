@@ -85,10 +85,7 @@ def requests(
     [[2, 3], [4]]
     """
     sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
-    chunk = 1
-    while start < len(sampler):
-        stop = min(start + chunk, len(sampler))
-        batches = sampler.batches(epoch, start, stop)
+    for batches in sampler._chunks(epoch, start, most=32):
         together = np.concatenate(batches)
         records, views = sampler.records(together), sampler.views(together)
         end = 0
@@ -96,4 +93,4 @@ def requests(
             begin, end = end, end + len(ids)
             drawn = sampler.seeds(epoch, step) if seeds else None
             yield Request(epoch, step, ids, records[begin:end], views[begin:end], drawn)
-        start, chunk = stop, min(2 * chunk, 32)
+        start += len(batches)

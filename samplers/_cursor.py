@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from twinfeed.samplers import _validate
@@ -137,7 +138,8 @@ class Passes(Cursor):
         self._count(epoch)
         warn_unsharded(stream)
         try:
-            for step, ids in enumerate(stream._rest(epoch, step), step):  # noqa: B020
+            drawn = chain.from_iterable(stream._chunks(epoch, step))
+            for step, ids in enumerate(drawn, step):  # noqa: B020
                 # Before the batch is yielded: loops that take exactly len() batches never come back
                 running.advance()
                 # A later pass, `set_epoch` or a state may have taken the place over.

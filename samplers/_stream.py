@@ -150,12 +150,12 @@ class BatchStream(SampleSpace, ABC):
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
         return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
 
-    def _rest(self, epoch: int, step: int) -> Iterator[Int64]:
+    def _chunks(self, epoch: int, step: int, most: int = 0) -> Iterator[list[Int64]]:
         """Draw chunks that grow: the first batch comes at once, later ones cheaply."""
-        chunk, most = 1, max(1, _CHUNK_IDS // self._largest)
+        chunk, most = 1, most or max(1, _CHUNK_IDS // self._largest)
         while step < self._steps:
             stop = min(step + chunk, self._steps)
-            yield from self._batches(epoch, step, stop)
+            yield self._batches(epoch, step, stop)
             step, chunk = stop, min(2 * chunk, most)
 
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:

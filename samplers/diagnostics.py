@@ -136,8 +136,9 @@ def diagnose(
     - `epoch`: the epoch of a sampler.
     - `batch_size`: needed with ids.
     - `num_records`: of ids; by default the highest id plus one.
-    - `labels` (one a record), `shard_lengths` (records), `block` (records): what to count the
-      distinct classes, shards and blocks of a batch by.
+    - `labels`: one for each record, to count the distinct classes of a batch.
+    - `shard_lengths`: the records of each shard, to count the distinct shards of a batch.
+    - `block`: records in a block, to count the distinct blocks of a batch.
 
     Raises ValueError for a stream without a record, and for sizes that do not agree.
 

@@ -32,8 +32,13 @@ class FromJson:
     Without a key, the whole field is the label. A number then stays a number, even if `classes` has
     a name with the same digits.
 
-    >>> FromJson("json", "object.class")
-    FromJson(field='json', key='object.class')
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = mkdtemp()
+    >>> _ = pack([{"json": b'{"object": {"class": "cat"}}'}], out)
+    >>> label = FromJson("json", "object.class")
+    >>> build_index(f"{out}/*.tfrecord", f"{out}/cats.index", label=label).classes
+    ('cat',)
     """
 
     field: str
@@ -44,8 +49,13 @@ class FromJson:
 class FromFolder:
     """Take the label from the folder of the file, of a tar sample's key or of a TFRecord shard.
 
-    >>> FromFolder()
-    FromFolder()
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = Path(mkdtemp())
+    >>> _ = pack([{"word": b"meow"}], out / "cat")
+    >>> build_index(out / "cat/*.tfrecord", out / "cats.index", label=FromFolder()).classes
+    ('cat',)
     """
 
 

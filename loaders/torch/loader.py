@@ -41,8 +41,11 @@ class TorchLoader(Loader):
       decoded. Reads and image decoders release the interpreter lock.
     - `num_workers`: processes that make the batches, for a transform that holds the lock. They are
       those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
-    - `prefetch_factor`, `persistent_workers`, `multiprocessing_context`, `timeout`,
-      `worker_init_fn`: the DataLoader's.
+    - `prefetch_factor`: batches that each worker makes ahead, as in a `DataLoader`.
+    - `persistent_workers`: whether the workers stay from pass to pass.
+    - `multiprocessing_context`: how the workers are started, such as "spawn".
+    - `timeout`: seconds to wait for a worker's batch. 0 waits for ever.
+    - `worker_init_fn`: a function that each worker calls with its number when it starts.
 
     On a GPU, the memory of a batch is free when the steps that read the batch have run. A loop that
     never waits for the device may be far ahead of these steps. Capture CUDA graphs before the loop,
