@@ -20,7 +20,7 @@ from batches import expected
 from making_shards import tfrecords
 from range_server import RangeServer
 
-from twinfeed.loaders import Feed, NumpyLoader, build_index, open_index, pack
+from twinfeed.loaders import Feed, NumpyLoader, build_index, open_index, pack, plan
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._fetch import EXTENT
@@ -161,6 +161,23 @@ def test_what_nobody_takes_makes_room_for_what_is_needed(
         assert held._bytes <= 4 * 1000
         assert not held._waiting
     assert server.asked["GET"] <= 4 + 16
+
+
+@pytest.mark.parametrize("batch_size", [4, 16, 64])
+def test_open_blocks_stay_however_much_they_take(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    """Else a block that made room would be asked for record by record."""
+    network(monkeypatch, held=20_000)
+    index = large(tmp_path, shards=2, records=1024, size=900)
+    sampler = ShardShuffleSampler(index.shard_lengths, block=8, window=16, seed=0)
+    feed = Feed(at(server, index), BatchSampler(sampler, batch_size=batch_size), readahead=30_000)
+    asked = plan(feed).requests
+    server.clear()
+    for epoch in range(2):
+        ids = [batch["id"] for batch in feed.batches(epoch=epoch)]
+        assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(len(index)))
+    assert server.asked["GET"] <= 2.2 * asked
 
 
 def test_ranges_are_needed_in_another_order_than_they_were_told(

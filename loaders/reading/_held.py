@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 
@@ -20,6 +20,12 @@ Read = Callable[[int, int, int], memoryview]
 _LOOK_BACK = 8
 """Ranges of a file that are tried for a row: the last so many that begin before the row."""
 
+_ROUNDS, _ROWS = 16, 1 << 13
+"""A range is out of use after `_ROUNDS` rows for each held range, and `_ROWS` more, were taken from
+others. An open block gives a row every round or two. The planner tells a block again after a pause
+half as long.
+"""
+
 
 class Range:
     """Hold one range of a file: the requests for its pieces, and then its bytes."""
@@ -30,7 +36,9 @@ class Range:
         self.start = start
         self.stop = stop
         self.uses = uses
+        self.plan = 0
         self.pins = 0
+        self.touched: int | None = None  # how many rows had been taken when one was taken here
         self.pieces: list[Future[memoryview]] = []
         self._data: memoryview | None = None
 
@@ -68,11 +76,15 @@ class Range:
 
 
 class Ahead:
-    """Fetch ranges in the order in which they are needed, as many as `NETWORK.held` bytes allow.
+    """Fetch ranges in the order in which they are needed, and hold them until they are taken.
 
-    A range is dropped after all of its rows were taken. If there is no room for a needed range, the
-    ranges used longest ago are dropped. So the ranges of a plan that was given up make room sooner
-    or later. Callers hold a lock.
+    - At most `NETWORK.held` bytes are fetched of which nothing was taken yet.
+    - A range is dropped after all of its rows were taken.
+    - Where more than `NETWORK.held` bytes are held in all, ranges that are out of use are dropped:
+      those of a plan that was given up, and those that gave no row for long. A range in use stays,
+      however much the stream has open. Otherwise each of its rows would be a request.
+
+    Callers hold a lock.
     """
 
     def __init__(self, read: Read) -> None:
@@ -83,22 +95,28 @@ class Ahead:
         self._count = 0
         self._waiting: OrderedDict[int, Range] = OrderedDict()
         self._held: OrderedDict[int, Range] = OrderedDict()
-        self._bytes = 0
+        self._plan = self._rows = 0  # the number of the plan, and of the rows taken
+        self._bytes = self._untouched = 0  # held; held for this plan and not taken from
         self._starts: dict[int, list[tuple[int, int]]] = {}
 
     def tell(self, extents: npt.NDArray[np.void], *, fresh: bool) -> None:
         """Add ranges that will be needed, in this order. A `fresh` plan ends the plan before."""
-        while fresh and self._waiting:
-            self._forget(self._waiting.popitem()[1])
+        if fresh:
+            self._plan += 1
+            self._untouched = 0
+            while self._waiting:
+                self._forget(self._waiting.popitem()[1])
         for file, start, stop, uses in extents.tolist():
             equal = [
                 one for one in self._before(file, start) if (one.start, one.stop) == (start, stop)
             ]
             if equal:
                 equal[0].uses += uses
+                self._renew(equal[0])
                 continue
             self._count += 1
-            self._waiting[self._count] = Range(self._count, file, start, stop, uses)
+            self._waiting[self._count] = one = Range(self._count, file, start, stop, uses)
+            one.plan = self._plan
             places = self._starts.setdefault(file, [])
             places.insert(bisect_right(places, (start, self._count)), (start, self._count))
         self.begin()
@@ -119,6 +137,7 @@ class Ahead:
         """Fetch these ranges now. None of these ranges is dropped to make room for another."""
         for one in ranges:
             one.pins += 1
+            self._renew(one)
         for one in ranges:
             if one.number not in self._held:
                 del self._waiting[one.number]
@@ -129,13 +148,16 @@ class Ahead:
                 one.begin(self._read, soon=True)
             else:
                 one.hurry()
-        for other in self._shed():
-            self._drop(other)
+        self._shed()
 
     def taken(self, one: Range, rows: int) -> None:
         """Count rows that were taken from a range."""
         one.pins -= 1
         one.uses -= rows
+        self._rows += rows
+        if one.number in self._held:
+            self._untouched -= self._size(one)
+            one.touched = self._rows
         if one.uses <= 0 and not one.pins and one.number in self._held:
             self._drop(one)
         self.begin()
@@ -150,10 +172,11 @@ class Ahead:
         """Begin what there is room for."""
         while self._waiting:
             one = next(iter(self._waiting.values()))
-            if self._bytes and self._bytes + one.stop - one.start > _network.NETWORK.held:
+            if self._untouched and self._untouched + one.stop - one.start > _network.NETWORK.held:
                 return
             del self._waiting[one.number]
             self._hold(one, soon=False)
+        self._shed()
 
     def clear(self) -> None:
         """Give up everything."""
@@ -164,19 +187,34 @@ class Ahead:
     def _hold(self, one: Range, *, soon: bool) -> None:
         self._held[one.number] = one
         self._bytes += one.stop - one.start
+        self._untouched += self._size(one)
         one.begin(self._read, soon=soon)
 
-    def _shed(self) -> Iterator[Range]:
-        """Yield the ranges to drop for room, the range used longest ago first."""
-        for one in list(self._held.values()):
-            if self._bytes <= _network.NETWORK.held:
-                return
-            if not one.pins:
-                yield one
+    def _size(self, one: Range) -> int:
+        """Return the bytes of a range of this plan from which nothing was taken, else 0."""
+        return one.stop - one.start if one.plan == self._plan and one.touched is None else 0
+
+    def _renew(self, one: Range) -> None:
+        """Make a range one of this plan."""
+        if one.plan != self._plan:
+            one.plan = self._plan
+            if one.number in self._held:
+                self._untouched += self._size(one)
+
+    def _shed(self) -> None:
+        """Drop ranges that are out of use for room, the range used longest ago first."""
+        long_ago = self._rows - _ROUNDS * len(self._held) - _ROWS
+        for one in list(self._held.values()) if self._bytes > _network.NETWORK.held else ():
+            given_up = one.plan != self._plan
+            if not one.pins and (given_up or (one.touched is not None and one.touched < long_ago)):
+                self._drop(one)
+                if self._bytes <= _network.NETWORK.held:
+                    return
 
     def _drop(self, one: Range) -> None:
         del self._held[one.number]
         self._bytes -= one.stop - one.start
+        self._untouched -= self._size(one)
         one.cancel()
         self._forget(one)
 

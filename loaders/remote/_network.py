@@ -25,7 +25,7 @@ class Network:
 
     - `requests`: most requests of one process in flight.
     - `in_flight`: most bytes that one process has asked for and not received.
-    - `held`: most bytes that one reader has fetched ahead and holds.
+    - `held`: most bytes that one reader has fetched ahead and not used. Blocks in use come on top.
     - `piece`: a longer range is asked for in pieces of so many bytes.
     - `patience`: a request is made again after a failure that may pass. The pauses before that take
       at most so many seconds together. TWINFEED_PATIENCE in the environment overrides this.
