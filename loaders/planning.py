@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import stored_fields
@@ -14,6 +15,7 @@ from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.feed import Feed, check_feed
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
+from twinfeed.loaders.reading._held import ROUNDS, ROWS
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers._validate import counted
 
@@ -116,7 +118,9 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     used = int(share * each * first.samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
     told = LIMIT if feed.readahead is None else feed.readahead
-    held = first.most_open() + min(told, stored)
+    if is_url(index.root):
+        first = first.lingering()
+    held = first.most_open(first.sizes) + min(told, stored)
     if not is_url(index.root) and not large(index):  # pages stay in memory once they were read
         read = min(read, stored)
     hits = 0.0
@@ -147,6 +151,7 @@ class _Epoch(NamedTuple):
     sizes: Array
     opened: Int64s  # at which sample
     closed: Int64s
+    partly: npt.NDArray[np.bool_]  # whether the span is used a second time, much later
 
     @classmethod
     def of(cls, feed: Feed, epoch: int, steps: int, each: float) -> _Epoch:
@@ -165,13 +170,20 @@ class _Epoch(NamedTuple):
         ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
         opened, closed, where = order[begins], order[ends], order[begins]
         turn = np.argsort(opened)
-        sizes = each * (stop - first)[where]
-        return cls(len(ids), first[where][turn], sizes[turn], opened[turn], closed[turn])
+        records = (stop - first)[where]
+        partly = np.diff(np.append(begins, len(ids))) < records
+        parts = first[where], each * records, opened, closed, partly
+        return cls(len(ids), *(part[turn] for part in parts))
 
-    def most_open(self) -> int:
-        """Return the most bytes of spans that are open at once."""
+    def lingering(self) -> _Epoch:
+        """Keep spans of which a part is used later, as a reader of remote shards does."""
+        rows = ROUNDS * self.most_open(np.ones(len(self.units), np.int64)) + ROWS
+        return self._replace(closed=self.closed + rows * self.partly)
+
+    def most_open(self, sizes: Array) -> int:
+        """Return the most of `sizes` that are open at once."""
         places = np.concatenate([self.opened, self.closed + 1])
-        changes = np.concatenate([self.sizes, -self.sizes])
+        changes = np.concatenate([sizes, -sizes])
         open_bytes = np.cumsum(changes[np.lexsort((changes, places))])
         return int(open_bytes.max(initial=0))
 

@@ -20,8 +20,8 @@ Read = Callable[[int, int, int], memoryview]
 _LOOK_BACK = 8
 """Ranges of a file that are tried for a row: the last so many that begin before the row."""
 
-_ROUNDS, _ROWS = 16, 1 << 13
-"""A range is out of use after `_ROUNDS` rows for each held range, and `_ROWS` more, were taken from
+ROUNDS, ROWS = 16, 1 << 13
+"""A range is out of use after `ROUNDS` rows for each held range, and `ROWS` more, were taken from
 others. An open block gives a row every round or two. The planner tells a block again after a pause
 half as long.
 """
@@ -203,7 +203,7 @@ class Ahead:
 
     def _shed(self) -> None:
         """Drop ranges that are out of use for room, the range used longest ago first."""
-        long_ago = self._rows - _ROUNDS * len(self._held) - _ROWS
+        long_ago = self._rows - ROUNDS * len(self._held) - ROWS
         for one in list(self._held.values()) if self._bytes > _network.NETWORK.held else ():
             given_up = one.plan != self._plan
             if not one.pins and (given_up or (one.touched is not None and one.touched < long_ago)):
