@@ -66,7 +66,9 @@ class Batcher(Closing):
     def __call__(self, request: Request, /) -> Batch:
         """Make one batch. Raises errors of reading and DecodeError; each names the record."""
         if self._stream is not None:
-            self._reader.follow(self._stream, self._stored, request.epoch, request.step)
+            place = request.epoch, request.step
+            planned = self._planner is not None
+            self._reader.follow(self._stream, self._stored, *place, planned=planned)
         if self._planner is not None:
             self.meter.timed("reading", self._planner.reached, request.step)
         held = request.ids >= 0

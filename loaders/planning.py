@@ -170,10 +170,10 @@ class _Epoch(NamedTuple):
         ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
         opened, closed, where = order[begins], order[ends], order[begins]
         turn = np.argsort(opened)
-        records = (stop - first)[where]
-        partly = np.diff(np.append(begins, len(ids))) < records
-        parts = first[where], each * records, opened, closed, partly
-        return cls(len(ids), *(part[turn] for part in parts))
+        records = (stop - first)[where][turn]
+        partly = np.diff(np.append(begins, len(ids)))[turn] < records
+        units = first[where][turn]
+        return cls(len(ids), units, each * records, opened[turn], closed[turn], partly)
 
     def lingering(self) -> _Epoch:
         """Keep spans of which a part is used later, as a reader of remote shards does."""

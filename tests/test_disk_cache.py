@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from range_server import RangeServer
 
-from twinfeed.loaders import DiskCache, Feed, Reading, build_index, open_index
+from twinfeed.loaders import DiskCache, Feed, NumpyLoader, Reading, build_index, open_index
 from twinfeed.loaders.errors import (
     DataCorruptionError,
     LoaderError,
@@ -29,7 +30,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote import _chunks, _disk
+from twinfeed.loaders.remote import _chunks, _disk, _network
 from twinfeed.loaders.remote._disk import Disk
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
 
@@ -116,6 +117,58 @@ def test_hits_are_as_many_as_can_be(
                 reader.follow(feed.sampler, feed.fields, epoch, step)
                 reader.read([record])
     assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
+    assert len(files(tmp_path / "cache")) <= room
+
+
+def furthest_first(accesses: Sequence[int], room: int) -> int:
+    """Return the misses of a cache that drops what is needed last, which has the fewest."""
+    held: set[int] = set()
+    misses = 0
+    for place, one in enumerate(accesses):
+        if one not in held:
+            misses += 1
+            held.add(one)
+            rest = accesses[place + 1 :]
+            if len(held) > room:
+                held.remove(max(held, key=lambda n: rest.index(n) if n in rest else len(rest)))
+    return misses
+
+
+@pytest.mark.parametrize("kind", ["random", "weighted", "blocks"])
+@pytest.mark.parametrize("room", [16, 32])
+@pytest.mark.parametrize("batches", [1, 8])
+def test_what_is_read_ahead_has_as_many_hits(
+    tmp_path: Path,
+    server: RangeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    room: int,
+    batches: int,
+) -> None:
+    """A chunk that was read ahead of its batch is needed next at its use after that batch."""
+    monkeypatch.setattr(_network, "NETWORK", replace(_network.NETWORK, requests=1))
+    path = chunk_records(tmp_path, shards=2, each=24)
+    orders: dict[str, Any] = {
+        "random": RandomSampler(48, seed=1),
+        "weighted": WeightedSampler(np.arange(1, 49) ** 2, seed=1),
+        "blocks": ShardShuffleSampler([24, 24], block=2, window=6, seed=1),
+    }
+    order, epochs = orders[kind], 8
+    index = cached(path, server, tmp_path / "cache", room)
+    feed = Feed(index, BatchSampler(order, batch_size=2), readahead=batches * 2 * CHUNK)
+    accesses = []
+    for epoch in range(epochs):
+        ids = [int(one) for one in order.ids(epoch, range(48))]
+        if kind == "blocks":  # read as a whole when it is entered
+            first = dict.fromkeys(n // 2 for n in ids)
+            ids = [record for block in first for record in (2 * block, 2 * block + 1)]
+        accesses += ids
+    server.clear()
+    with NumpyLoader(feed) as loader:
+        for _ in range(epochs):
+            assert sum(len(batch["id"]) for batch in loader) == 48
+    misses = sum(stop - start for _, start, stop in server.ranges) / CHUNK
+    assert misses <= 1.1 * furthest_first(accesses, room)
     assert len(files(tmp_path / "cache")) <= room
 
 

@@ -134,7 +134,7 @@ def test_a_range_is_fetched_once_for_all_its_uses_and_then_dropped(
     tmp_path: Path, server: RangeServer
 ) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
-    told = np.array([(0, 0, int(index.shards["bytes"][0]), 8)], EXTENT)
+    told = np.array([(0, 0, int(index.shards["bytes"][0]), 8, 0)], EXTENT)
     with Reader(at(server, index)) as reader:
         reader.ahead(told)
         for record in range(8):

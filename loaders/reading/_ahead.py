@@ -124,6 +124,7 @@ class Planner:
         if self._asks and len(extents):
             self._warm = 0 if self._reader.waits(extents) else self._warm + 1
             self._asleep = self._warm >= _WARM
+        extents["step"] = self._epoch * len(self._sampler) + stop - 1
         self._reader.ahead(extents, fresh=self._fresh_plan)
         self._fresh_plan = False
         told = int((extents["stop"] - extents["start"]).sum())

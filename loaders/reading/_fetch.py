@@ -35,8 +35,10 @@ from twinfeed.samplers import BatchStream
 Rows = npt.NDArray[Any]
 Extents = npt.NDArray[Any]
 
-EXTENT = np.dtype([("file", np.int32), ("start", np.int64), ("stop", np.int64), ("uses", np.int64)])
-"""A range of a file that coming batches read. `uses` is the most rows taken from the range."""
+EXTENT = np.dtype([("file", "i4"), ("start", "i8"), ("stop", "i8"), ("uses", "i8"), ("step", "i8")])
+"""A range of a file that coming batches read. `uses` is the most rows taken from the range, and
+`step` counts the batches of all epochs before the batch that needs the range.
+"""
 
 SMALL = 1 << 14
 """Local neighbours are read in one piece if each has at most so many bytes. For longer neighbours
@@ -87,7 +89,16 @@ class Fetcher(ABC):
         """Whether reading some of these `EXTENT`s would wait for a disk or a network."""
         return True
 
-    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
+    def follow(
+        self,
+        sampler: BatchStream,
+        fields: Sequence[str],
+        epoch: int,
+        step: int,
+        /,
+        *,
+        planned: bool = False,
+    ) -> None:
         """Note which batch of a stream is read now, without waiting."""
         return
 
@@ -218,7 +229,7 @@ class LocalShards(Fetcher):
     def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
         """Yield the descriptor, the start and the stop of each extent whose file can be read."""
         known, handle = -1, None
-        for file, start, stop, _ in extents.tolist():
+        for file, start, stop, *_ in extents.tolist():
             if file != known:
                 known, handle = file, None
                 with suppress(LoaderError, OSError):  # reading the file raises the error
@@ -315,13 +326,13 @@ class WholeFiles(Fetcher):
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Tell the kernel which files will be needed. A file that cannot be opened is left out."""
-        for file, start, stop, _ in extents.tolist():
+        for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
                 advise(opened.fileno(), start, stop - start, "WILLNEED")
 
     def waits(self, extents: Extents, /) -> bool:
         """Whether the last page of one of these files is not in memory."""
-        for file, start, stop, _ in extents.tolist():
+        for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
                 if cold(opened.fileno(), stop - 1):
                     return True

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._wire import wire
 
-Read = Callable[[int, int, int], memoryview]
-"""Return a range of a file: (file, start, stop)."""
+Read = Callable[[int, int, int, int], memoryview]
+"""Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
 
 _LOOK_BACK = 8
 """Ranges of a file that are tried for a row: the last so many that begin before the row."""
@@ -30,12 +30,15 @@ half as long.
 class Range:
     """Hold one range of a file: the requests for its pieces, and then its bytes."""
 
-    def __init__(self, number: int, file: int, start: int, stop: int, uses: int) -> None:
+    def __init__(
+        self, number: int, file: int, start: int, stop: int, *, uses: int, step: int
+    ) -> None:
         self.number = number
         self.file = file
         self.start = start
         self.stop = stop
         self.uses = uses
+        self.step = step
         self.plan = 0
         self.pins = 0
         self.touched: int | None = None  # how many rows had been taken when one was taken here
@@ -48,7 +51,7 @@ class Range:
         size = _network.NETWORK.piece
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
-            call = partial(read, self.file, start, stop)
+            call = partial(read, self.file, start, stop, self.step)
             self.pieces.append(wire().submit(call, stop - start, soon=soon))
 
     @property
@@ -106,7 +109,7 @@ class Ahead:
             self._untouched = 0
             while self._waiting:
                 self._forget(self._waiting.popitem()[1])
-        for file, start, stop, uses in extents.tolist():
+        for file, start, stop, uses, step in extents.tolist():
             equal = [
                 one for one in self._before(file, start) if (one.start, one.stop) == (start, stop)
             ]
@@ -115,7 +118,9 @@ class Ahead:
                 self._renew(equal[0])
                 continue
             self._count += 1
-            self._waiting[self._count] = one = Range(self._count, file, start, stop, uses)
+            self._waiting[self._count] = one = Range(
+                self._count, file, start, stop, uses=uses, step=step
+            )
             one.plan = self._plan
             places = self._starts.setdefault(file, [])
             places.insert(bisect_right(places, (start, self._count)), (start, self._count))

@@ -26,7 +26,7 @@ from twinfeed.loaders.reading._held import Ahead, Range
 from twinfeed.loaders.remote._chunks import Chunks, chunk_bytes
 from twinfeed.loaders.remote._download import describe
 from twinfeed.loaders.remote._store import Facts, store_of
-from twinfeed.loaders.remote._uses import NextUses
+from twinfeed.loaders.remote._uses import NOW, NextUses
 from twinfeed.samplers import BatchStream
 
 _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
@@ -45,29 +45,41 @@ class RemoteShards(Fetcher):
         self.gap = _gap(index)
         self.chunks = _chunks(index)
         self._uses: NextUses | None = None
-        self._followed: tuple[BatchStream | None, tuple[str, ...]] = None, ()
+        self._followed: tuple[BatchStream | None, tuple[str, ...], bool] = None, (), False
         self._known: set[int] = set()
         self._lock = threading.Lock()
         self._ahead = Ahead(self._read)
 
-    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
+    def follow(
+        self,
+        sampler: BatchStream,
+        fields: Sequence[str],
+        epoch: int,
+        step: int,
+        /,
+        *,
+        planned: bool = False,
+    ) -> None:
         """Note which batch is read, so that the cache knows which chunks are needed last."""
         if self.chunks is None:
             return
-        if self._uses is None or self._followed != (sampler, tuple(fields)):
-            self._followed = sampler, tuple(fields)
-            self._uses = NextUses(sampler, int(self.chunks.starts[-1]), self._chunks_of)
+        followed = sampler, tuple(fields), planned
+        if self._uses is None or self._followed != followed:
+            self._followed = followed
+            chunks = int(self.chunks.starts[-1])
+            self._uses = NextUses(sampler, chunks, self._chunks_of, planned=planned)
         self.chunks.follow(self._uses, epoch, step)
 
-    def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first and the last chunk of each record's fields."""
+    def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the first and the last chunk of each field, and the place of its record."""
         assert self.chunks is not None
         fields = self._followed[1]
         rows = self.index.rows(fields, records)
-        rows = rows[rows["length"] > 0]
+        held = rows["length"] > 0
+        rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]
         size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
         last = rows["offset"] + rows["length"] - 1
-        return starts + rows["offset"] // size, starts + last // size
+        return starts + rows["offset"] // size, starts + last // size, places
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Begin to fetch ranges, in this order, as far as there is room."""
@@ -114,7 +126,7 @@ class RemoteShards(Fetcher):
         lone = rows[alone]
         for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
             start, stop = extent_of(lone[first:last])
-            one = Range(0, int(lone["file"][first]), start, stop, 0)
+            one = Range(0, int(lone["file"][first]), start, stop, uses=0, step=NOW)
             one.begin(self._read, soon=True)
             for place in alone[first:last].tolist():
                 found[place] = one
@@ -156,11 +168,11 @@ class RemoteShards(Fetcher):
     def _sizes(self) -> Int64s:
         return _sizes(self.index)
 
-    def _read(self, file: int, start: int, stop: int) -> memoryview:
+    def _read(self, file: int, start: int, stop: int, step: int) -> memoryview:
         """Return a range of a file, from the cache if there is one."""
         if self.chunks is None:
             return self._fetch(file, start, stop)
-        return self.chunks.read(file, start, stop, self._fetch)
+        return self.chunks.read(file, start, stop, self._fetch, step=step)
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, where it must be as it was indexed."""

@@ -124,9 +124,21 @@ class Reader(Closing):
         """
         self._fetcher.ahead(extents, fresh=fresh)
 
-    def follow(self, sampler: BatchStream, fields: Sequence[str], epoch: int, step: int, /) -> None:
-        """Note which batch of a stream is read now. A cache then keeps what is needed soonest."""
-        self._fetcher.follow(sampler, fields, epoch, step)
+    def follow(
+        self,
+        sampler: BatchStream,
+        fields: Sequence[str],
+        epoch: int,
+        step: int,
+        /,
+        *,
+        planned: bool = False,
+    ) -> None:
+        """Note which batch of a stream is read now. A cache then keeps what is needed soonest.
+
+        `planned` says that the ranges of the stream are told with `ahead`.
+        """
+        self._fetcher.follow(sampler, fields, epoch, step, planned=planned)
 
     @property
     def _fetcher(self) -> Fetcher:

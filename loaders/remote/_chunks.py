@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.remote._disk import Disk
-from twinfeed.loaders.remote._uses import NextUses
+from twinfeed.loaders.remote._uses import NOW, NextUses
 from twinfeed.loaders.remote.cache import DiskCache
 
 Fetch = Callable[[int, int, int], memoryview]
@@ -69,7 +69,8 @@ class Chunks:
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
-        self._heap: list[tuple[int, int]] = []
+        self._heap: list[tuple[int, int]] = []  # what is needed last comes first
+        self._due: list[tuple[int, int]] = []  # what is needed soonest comes first
         self._present: set[int] = set()
 
     def follow(self, uses: NextUses, epoch: int, step: int, /) -> None:
@@ -81,11 +82,20 @@ class Chunks:
                 held = [name.split("-") for name, _ in self._disk.entries()]
                 self._present = {starts[one] + int(n) for one, n in held if one in starts}
             if uses.reach(epoch, step):
-                self._heap = [self._far(chunk) for chunk in self._present]
-                heapq.heapify(self._heap)
+                self._heap, self._due = [], []
+                for chunk in self._present:
+                    self._push(chunk)
+            # A use that the memory served is over too. Such a chunk would be kept for ever.
+            while self._due and self._due[0][0] < uses.now:
+                when, chunk = heapq.heappop(self._due)
+                if chunk in self._present and int(uses.next[chunk]) == when:
+                    uses.used(chunk, uses.now - 1)
+                    self._push(chunk)
 
-    def read(self, shard: int, start: int, stop: int, fetch: Fetch, /) -> memoryview:
-        """Return a range of a shard."""
+    def read(
+        self, shard: int, start: int, stop: int, fetch: Fetch, /, *, step: int = NOW
+    ) -> memoryview:
+        """Return a range of a shard, which the batch of this step needs."""
         first = start // self.size
         base = int(self.starts[shard])
         numbers = list(range(base + first, base + -(-stop // self.size)))
@@ -97,8 +107,9 @@ class Chunks:
                     data = self._disk.get(*self._entry(number))
                     if data is not None:
                         found[number] = data
-                        self._used(number)
-                self._fetch(shard, base, [n for n in mine if n not in found], found, fetch)
+                        self._used(number, step)
+                missing = [n for n in mine if n not in found]
+                self._fetch(shard, base, missing, found, fetch, step)
             finally:
                 with self._lock:
                     for number in mine:
@@ -124,7 +135,13 @@ class Chunks:
             return waits, mine
 
     def _fetch(
-        self, shard: int, base: int, missing: list[int], found: dict[int, bytes], fetch: Fetch
+        self,
+        shard: int,
+        base: int,
+        missing: list[int],
+        found: dict[int, bytes],
+        fetch: Fetch,
+        step: int,
     ) -> None:
         """Fetch chunks, neighbours in one piece, and put them into the cache."""
         breaks = [n for n in range(1, len(missing)) if missing[n] != missing[n - 1] + 1]
@@ -141,9 +158,9 @@ class Chunks:
                 found[number] = piece
                 if len(piece) == length:
                     with self._lock:
-                        next_use = self._used_locked(number)
+                        next_use = None if self._uses is None else self._uses.used(number, step)
                     if self._disk.put(name, piece, self._victims(next_use)):
-                        self._used(number)
+                        self._used(number, step)
 
     def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name and the length of a chunk."""
@@ -152,21 +169,20 @@ class Chunks:
         group = min(shard, len(self._digests) - 1)
         return f"{self._digests[group]}-{chunk - int(self.starts[group])}", min(self.size, length)
 
-    def _used(self, chunk: int) -> None:
-        """Note that a chunk was read, and is in the cache."""
+    def _used(self, chunk: int, step: int) -> None:
+        """Note that a chunk was read for a step, and is in the cache."""
         with self._lock:
-            self._used_locked(chunk)
             if self._uses is not None:
+                self._uses.used(chunk, step)
                 self._present.add(chunk)
-                heapq.heappush(self._heap, self._far(chunk))
+                self._push(chunk)
 
-    def _used_locked(self, chunk: int) -> int | None:
-        return None if self._uses is None else self._uses.used(chunk)
-
-    def _far(self, chunk: int) -> tuple[int, int]:
-        """Return the sort key of a chunk. The chunk needed last sorts first."""
+    def _push(self, chunk: int) -> None:
+        """Sort a chunk in by its next use; the lock is held."""
         assert self._uses is not None
-        return -int(self._uses.next[chunk]), -chunk
+        when = int(self._uses.next[chunk])
+        heapq.heappush(self._heap, (-when, -chunk))
+        heapq.heappush(self._due, (when, chunk))
 
     def _victims(self, next_use: int | None) -> Iterator[str]:
         """Yield the entries that make room for a chunk. Entries needed before the chunk stay."""

@@ -226,7 +226,8 @@ class _Place:
         planner = planner_for(feed, reader, *self.begins)
         stored = stored_fields(feed)
         for request in feed.requests(*self.begins):
-            reader.follow(feed.sampler, stored, request.epoch, request.step)
+            place, planned = (request.epoch, request.step), planner is not None
+            reader.follow(feed.sampler, stored, *place, planned=planned)
             if planner is not None:
                 planner.reached(request.step)
             yield request
