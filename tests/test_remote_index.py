@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,72 @@ def test_credentials_that_are_refused_are_told(
     with pytest.raises(LoaderError, match="carries no credentials") as caught:
         build_index(f"{server.url}/d-000000.tar", tmp_path / "x.index")
     assert caught.value.path == f"{server.url}/d-000000.tar"
+
+
+QUERY = "?X-Amz-Credential=a/b&X-Amz-Signature=secret"
+
+
+@pytest.mark.parametrize("without", ["obstore", "nothing"])
+def test_a_url_with_a_query_is_refused_and_the_query_is_not_told(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    monkeypatch.setitem(sys.modules, without, None)
+    index = build_index(tfrecords(tmp_path, shards=2, each=4), tmp_path / "x.index")
+    shards = [f"{server.url}/{name}" for name in index.shard_paths]
+    first, out = shards[0], tmp_path / "y.index"
+    asked: list[tuple[str, Callable[[str], object]]] = [
+        (first, lambda url: build_index(url, out)),
+        (first, lambda url: build_index([shards[1], url], out)),
+        (first, lambda url: build_index(f"simplecache::{url}", out)),
+        (first, verify),
+        (f"{server.url}/x.index", open_index),
+        (f"{server.url}/x.index", lambda url: build_index(shards, url)),
+        (server.url, lambda url: build_index(shards, out, root=url)),
+        (server.url, lambda url: open_index(index.path, root=url)),
+    ]
+    for url, call in asked:
+        with pytest.raises(LoaderError, match=r"with a query .*presigned") as caught:
+            call(url + QUERY)
+        assert str(caught.value.path).removeprefix("simplecache::") == url
+        assert "s3://bucket/shard" in str(caught.value)
+        assert "secret" not in str(caught.value)
+    assert not out.exists()
+    assert not server.asked
+
+
+def test_a_question_mark_that_belongs_to_a_name_is_quoted(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    tfrecords(tmp_path, shards=1, each=4)[0].rename(tmp_path / "what?.tfrecord")
+    built = build_index(f"{server.url}/what%3F.tfrecord", tmp_path / "x.index")
+    same_batches(built, build_index(f"{tmp_path}/what?.tfrecord", tmp_path / "l.index"))
+
+
+@pytest.mark.parametrize(
+    ("without", "call"),
+    [
+        ("obstore fsspec", "open_index('s3://bucket/x.index')"),
+        ("obstore fsspec", "open_index('https://host.invalid/x.index')"),
+        ("obstore fsspec", "build_index('s3://bucket/*.tar', 'x.index')"),
+        ("obstore s3fs", "build_index('s3://bucket/a.tar', 'x.index')"),
+        ("obstore aiohttp", "open_index('http://host.invalid/x.index')"),
+        ("fsspec", "open_index('memory://bucket/x.index')"),
+        ("fsspec", "build_index('https://host.invalid/*.tar', 'x.index')"),
+    ],
+)
+def test_what_is_to_be_installed_is_told(tmp_path: Path, without: str, call: str) -> None:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({without.split()}))\n"
+        "from twinfeed.loaders import LoaderError, build_index, open_index\n"
+        f"try: {call}\n"
+        "except LoaderError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "what reads this URL is not installed" in done.stdout
+    assert without.split()[-1] in done.stdout
+    assert "what to do: pip install 'twinfeed[remote]'" in done.stdout
 
 
 def test_shards_are_read_from_a_store_that_speaks_as_gcs(

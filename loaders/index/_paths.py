@@ -62,8 +62,8 @@ def to_write(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if _URL.match(text):
         raise ValueError(
-            f"{text} is a URL: write to a local folder and upload the folder; to read shards from "
-            "a URL, give root="
+            f"{text.partition('?')[0]} is a URL: write to a local folder and upload the folder; "
+            "to read shards from a URL, give root="
         )
     return Path(os.path.abspath(text))
 

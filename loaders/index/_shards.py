@@ -13,7 +13,7 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats._opening import refuse_command
 from twinfeed.loaders.formats._sniff import COMPRESSED_ADVICE
 from twinfeed.loaders.index._paths import is_url
-from twinfeed.loaders.remote._store import store_of
+from twinfeed.loaders.remote._store import refuse_query, store_of
 
 MAX_NAMES = 1_000_000
 """Most names that one pattern may stand for."""
@@ -48,6 +48,7 @@ def expand(
     found: list[str] = []
     for pattern in [os.fspath(each) for each in given]:
         refuse_command(pattern)
+        refuse_query(pattern)
         for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
             found += _glob(name)
     if not found:
@@ -136,7 +137,7 @@ def _glob(name: str) -> list[str]:
         except FileNotFoundError:
             pass
         except LoaderError as error:
-            if _WEB.match(name):
+            if _WEB.match(name) and not isinstance(error.found, ImportError):
                 error.advice = _UNLISTED
             raise
     elif os.path.exists(name) or not glob.has_magic(name):

@@ -23,7 +23,7 @@ from twinfeed.loaders.index._paths import is_url, refuse_unfinished, relative_to
 from twinfeed.loaders.index._shards import expand
 from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.remote._download import bring
-from twinfeed.loaders.remote._store import split, store_of
+from twinfeed.loaders.remote._store import refuse_query, split, store_of
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -89,6 +89,7 @@ def find_source(
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(place)
     if root is not None:
+        refuse_query(os.fspath(root))
         where = os.fspath(root) if is_url(os.fspath(root)) else os.path.abspath(root)
     elif is_url(names[0]):
         where = _common_folder(names)

@@ -28,6 +28,7 @@ from twinfeed.loaders.index.bad_records import Exclude, without
 from twinfeed.loaders.index.labels import FromTable, LabelSource
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import DEFAULT, Fields, Plan, Reading, check_reading
+from twinfeed.loaders.remote._store import refuse_query
 from twinfeed.samplers._validate import counted
 
 KEEP_FROM = 1 << 20
@@ -93,6 +94,7 @@ def build_index(
     (('cat',), array([0]), ['0001'])
     """
     url = os.fspath(path) if is_url(os.fspath(path)) else None
+    refuse_query(os.fspath(path))
     here = None if url else own_folder(to_write(path))
     check_classes(classes)
     check_reading(reading)
@@ -212,6 +214,7 @@ def merge_parts(
             f"others: build all parts with lists={mixed}"
         )
     if root is not None and is_url(os.fspath(root)):
+        refuse_query(os.fspath(root))
         survey.options = replace(survey.options, root=os.fspath(root))
     write_index(path, survey, classes=classes)
     return open_index(path, root=root)

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fsspec.core import url_to_fs
-
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._network import PassingError, gone, refused
-from twinfeed.loaders.remote._store import Facts, Piece, Store
+from twinfeed.loaders.remote._store import Facts, Piece, Store, refuse_query
 
 _CHUNK = 1 << 20
 _TAGS = ("ETag", "etag", "version_id", "generation")
@@ -24,9 +22,12 @@ class Files(Store):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         with _told(root):
+            from fsspec.core import url_to_fs
+
             self.system, _ = url_to_fs(root, **_waits(root))
 
     def _at(self, path: str) -> str:
+        refuse_query(self.url(path))
         return str(self.system._strip_protocol(self.url(path)))
 
     def _facts(self, path: str, /) -> Facts:

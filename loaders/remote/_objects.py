@@ -18,7 +18,7 @@ from obstore.store import from_url
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import _network
 from twinfeed.loaders.remote._network import PassingError, gone, no_ranges, refused
-from twinfeed.loaders.remote._store import Facts, Piece, Store
+from twinfeed.loaders.remote._store import Facts, Piece, Store, refuse_query
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -66,12 +66,7 @@ class Objects(Store):
         """Return a path as obstore takes it: obstore itself quotes the paths of web servers."""
         if not self._web:
             return path
-        if "?" in path:
-            raise LoaderError(
-                "a URL with a query names a shard",
-                path=self.url(path),
-                advice="uninstall obstore, and fsspec reads it; or serve the shard without a query",
-            )
+        refuse_query(self.url(path))
         return unquote(path)
 
     def _facts(self, path: str, /) -> Facts:

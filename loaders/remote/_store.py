@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,6 +19,8 @@ from twinfeed.loaders.remote._wire import wire
 
 OBJECTS = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 """The schemes that obstore serves."""
+
+_QUERY = re.compile(r"(?:^|::)https?://[^?]*\?", re.IGNORECASE)
 
 
 class Facts(NamedTuple):
@@ -161,12 +164,27 @@ def too_long(url: str, most: int, found: str, /) -> LoaderError:
     )
 
 
+def refuse_query(url: str, /) -> None:
+    """Raise LoaderError for a URL of a web server with a query.
+
+    A query may hold a signature. An index would keep the signature, and errors would print it.
+    """
+    if _QUERY.search(url):
+        raise LoaderError(
+            "a URL with a query (all after the ?), such as a presigned URL, is not read",
+            path=url.partition("?")[0],
+            advice="name the store itself, as in s3://bucket/shard, with the credentials in the "
+            "environment; or copy the file here (a ? that belongs to a name is written %3F)",
+        )
+
+
 _stores: dict[tuple[int, str], Store] = {}
 _obstore_users: set[int] = set()
 
 
 def store_of(root: str, /) -> Store:
     """Return the store of a URL. Each process has its own, with its own connections."""
+    refuse_query(root)
     key = os.getpid(), root
     store = _stores.get(key)
     if store is None:
@@ -176,6 +194,7 @@ def store_of(root: str, /) -> Store:
 
 def split(url: str, /) -> tuple[Store, str]:
     """Return the store that a file lies in, and its path there."""
+    refuse_query(url)
     root, _, path = url.rpartition("/")
     if root.endswith(":/"):  # a bucket by itself
         raise LoaderError(
