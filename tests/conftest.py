@@ -83,6 +83,18 @@ def _threads_before() -> None:
     running.before[:] = threading.enumerate()
 
 
+@pytest.fixture(params=[0, 3000], ids=["off", "on"])
+def readahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test twice: with the planner off, and with the planner on.
+
+    By default the planner sleeps, as the pages of small local shards are warm. A feed keeps its
+    `readahead`, so that worker processes have it too.
+    """
+    from twinfeed.loaders import Feed
+
+    monkeypatch.setitem(Feed.__init__.__kwdefaults__, "readahead", request.param)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _trace_tensorflow() -> Iterator[None]:
     """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands

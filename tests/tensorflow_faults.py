@@ -28,13 +28,17 @@ def failing(sample):  # type: ignore[no-untyped-def]
 def main(how: str) -> None:
     sampler = BatchSampler(RandomSampler(61, seed=1), batch_size=4)
     decode = {"error": failing, "slow error": failing_slowly}.get(how, slow)
-    loader = tensorflow_help.loader(tensorflow_help.packed(61), sampler, decode=decode, prefetch=8)
-    iterator = iter(loader.dataset)
+    index = tensorflow_help.packed(61)
+    loaders = [
+        tensorflow_help.loader(index, sampler, decode=decode, prefetch=8, readahead=readahead)
+        for readahead in (3000, 0)  # with the planner on, and off
+    ]
+    both = zip(*(iter(loader.dataset) for loader in loaders), strict=True)
     if how == "kept":
-        sys.kept = iterator  # type: ignore[attr-defined]
-        next(iterator)
+        sys.kept = both  # type: ignore[attr-defined]
+        next(both)
         return
-    for number, _ in enumerate(iterator):
+    for number, _ in enumerate(both):
         if how == "live iterator" and number == 2:
             return
         if how == "exit" and number == 2:

@@ -36,6 +36,8 @@ from twinfeed.samplers import (
     WeightedSampler,
 )
 
+pytestmark = pytest.mark.usefixtures("readahead")
+
 WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
 
 
@@ -217,9 +219,9 @@ def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
         assert pickle.loads(pickle.dumps(batcher))(request)["size"].tolist() == [2, 2, 2, 3]
 
 
-def test_a_batcher_pickles_without_the_sampler(index: Index) -> None:
+def test_a_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
     """Workers need no copy of the labels."""
-    many = pack([{"x": bytes(1), "label": n % 9} for n in range(3)], index.path.parent / "many")
+    many = pack([{"x": bytes(1), "label": n % 9} for n in range(3)], tmp_path)
     few = Feed(many["data"], BatchSampler(RandomSampler(3, seed=0), batch_size=1))
     sampler = BatchSampler(WeightedSampler(np.arange(1, 4), seed=0), batch_size=1)
     sizes = [len(pickle.dumps(Batcher(feed))) for feed in (few, Feed(many["data"], sampler))]

@@ -25,6 +25,8 @@ from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
 from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 
+pytestmark = pytest.mark.usefixtures("readahead")
+
 TESTS = Path(__file__).parent
 FILES: dict[str, Any] = {"engine": "choose_from_datasets"}
 
@@ -200,7 +202,9 @@ def test_other_errors_stay_tensorflows() -> None:
     ("how", "status"),
     [("exit", 3), ("live iterator", 0), ("kept", 0), ("error", 1), ("slow error", 1)],
 )
+@pytest.mark.parametrize("readahead", [0], indirect=True)
 def test_nothing_hangs_at_exit(how: str, status: int) -> None:
+    """The script itself reads both ways."""
     command = [sys.executable, str(TESTS / "tensorflow_faults.py"), how]
     environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(

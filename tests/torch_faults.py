@@ -6,6 +6,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler
 
 ALIVE: list[Any] = []
+
+BOTH = (0, 3000)
+"""The `readahead` with which the planner is off, and on."""
 
 
 def words() -> Index:
@@ -49,14 +54,16 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
     return {"length": len(sample["word"])}
 
 
-def die(decode: Any) -> None:
-    with TorchLoader(Feed(words(), sampler(), decode=decode), num_workers=2) as loader:
-        count = 0
-        try:
-            for _ in loader:
-                count += 1
-        except WorkerDiedError as error:
-            print(count, error)
+def die(decode: Any, ways: Sequence[int] = BOTH) -> None:
+    for readahead in ways:
+        feed = Feed(words(), sampler(), decode=decode, readahead=readahead)
+        with TorchLoader(feed, num_workers=2) as loader:
+            count = 0
+            try:
+                for _ in loader:
+                    count += 1
+            except WorkerDiedError as error:
+                print(count, error)
 
 
 def spawned() -> None:
@@ -83,10 +90,11 @@ def die_while_sending() -> None:
 
 
 def interrupted(workers: int) -> None:
-    loader = TorchLoader(Feed(words(), sampler(), decode=slow), num_workers=workers)
+    feeds = [Feed(words(), sampler(), decode=slow, readahead=readahead) for readahead in BOTH]
+    loaders = [TorchLoader(feed, num_workers=workers) for feed in feeds]
     try:
         for _ in range(1000):
-            for _ in loader:
+            for _ in zip(*loaders, strict=True):
                 print("batch", flush=True)
     except KeyboardInterrupt:
         print("interrupted, and went on", flush=True)
@@ -97,18 +105,21 @@ def broken_off(workers: int) -> None:
     """Leave by a break and with an iterator still alive; messages are larger than a pipe."""
     index = pack_words(Path(tempfile.mkdtemp()), 6_000)
     big = ExactOnceBatchSampler(6_000, batch_size=3_000)
-    loaders = [TorchLoader(Feed(index, big), num_workers=workers) for _ in range(2)]
-    for _ in loaders[0]:
-        break
-    ALIVE.append(iter(loaders[1]))
-    next(ALIVE[0])
+    for readahead in BOTH:
+        feed = Feed(index, big, readahead=readahead)
+        loaders = [TorchLoader(feed, num_workers=workers) for _ in range(2)]
+        for _ in loaders[0]:
+            break
+        ALIVE.append(iter(loaders[1]))
+        next(ALIVE[-1])
     print("leaving", flush=True)
 
 
 def failed() -> None:
-    for workers in (0, 1):
+    for workers, readahead in product((0, 1), BOTH):
+        feed = Feed(words(), sampler(), decode=slow, readahead=readahead)
         try:
-            for _ in TorchLoader(Feed(words(), sampler(), decode=slow), num_workers=workers):
+            for _ in TorchLoader(feed, num_workers=workers):
                 raise KeyError("the training step")
         except KeyError as error:
             print("failed in", error)
@@ -117,7 +128,7 @@ def failed() -> None:
 SCENARIOS = {
     "killed": lambda: die(killed),
     "full": lambda: die(full),
-    "left": lambda: die(left),
+    "left": lambda: die(left, BOTH[1:]),  # torch looks every five seconds
     "killed while sending": die_while_sending,
     "interrupted threads": lambda: interrupted(0),
     "interrupted workers": lambda: interrupted(2),
