@@ -13,10 +13,14 @@ from twinfeed.loaders import _checks, _system
 from twinfeed.loaders._batcher import stored_fields
 from twinfeed.loaders._checks import Array, Int64s
 from twinfeed.loaders.feed import Feed, check_feed
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.index._paths import is_url
 from twinfeed.loaders.reading._ahead import LIMIT, Planner, large, record_bytes
+from twinfeed.loaders.reading._fetch import EXTENT
 from twinfeed.loaders.reading._held import ROUNDS, ROWS
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.remote._chunks import chunk_bytes
+from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.samplers._validate import counted
 
 # Most samples that are looked at. A longer epoch is estimated from the second half of these.
@@ -37,12 +41,14 @@ class Plan:
     """Say what an epoch of a feed requests from its store. `plan` returns a `Plan`.
 
     - `batches`: batches of an epoch. `samples`: ids of an epoch, without padding.
-    - `requests`: ranges requested in an epoch. `read_bytes`: the bytes of these ranges.
+    - `requests`: ranges requested in an epoch. `read_bytes`: the bytes of these ranges. A disk
+      cache of remote shards reads whole chunks, and both are then of a first epoch.
     - `used_bytes`: the bytes of the fields that batches take.
     - `held_bytes`: the memory needed so that nothing is read twice: for the open blocks, and for
       what is read ahead.
     - `cache_bytes`: the size of a cache. `cache_hits`: the fraction of a second epoch's bytes that
-      the cache holds, if the cache first drops what is needed last.
+      the cache holds, if the cache first drops what is needed last. Remote bytes are those of an
+      epoch without a cache.
     - `exact`: whether whole epochs were looked at. Otherwise requests and bytes are estimated from
       a part, and `cache_hits` is a lower bound.
     - `advice`: what to change where the store can never be fast.
@@ -89,8 +95,9 @@ class Plan:
 def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     """Say what an epoch of `feed` will request from the store of its shards. Nothing is read.
 
-    `cache_bytes` is the size of a cache, on a disk or in memory. The plan says how much of a second
-    epoch such a cache holds.
+    `cache_bytes` is the size of a cache: a `DiskCache` of remote shards, or else memory. Default:
+    the index's own cache, if there is one. The plan says how much of a second epoch such a cache
+    holds.
 
     Up to half a million samples of the stream are drawn. A longer epoch is estimated from these,
     and the plan says so.
@@ -114,17 +121,28 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     each = record_bytes(index, fields)
     first = _Epoch.of(feed, 0, steps, each)
     share = 1.0 if exact else len(sampler) / max(1, steps)
-    requests, read = _asked(feed, fields, steps)
+    if is_url(index.root) and index.cache is not None:
+        cache_bytes = cache_bytes or index.cache.bytes
+    told = LIMIT if feed.readahead is None else feed.readahead
+    ledger, requests, read = _asked(feed, fields, 0, steps, told)
     used = int(share * each * first.samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
-    told = LIMIT if feed.readahead is None else feed.readahead
     if is_url(index.root):
         first = first.lingering()
     held = first.most_open(first.sizes) + min(told, stored)
     if not is_url(index.root) and not large(index):  # pages stay in memory once they were read
         read = min(read, stored)
-    hits = 0.0
-    if cache_bytes and exact:
+    hits, bare = 0.0, read
+    if cache_bytes and is_url(index.root):
+        size = chunk_bytes(stored / max(1, len(index)), DiskCache("", bytes=cache_bytes))
+        # Batch by batch: a few batches together have more neighbours, and many are seldom told.
+        chunks = _asked(feed, fields, 0, steps, 1)[0].chunks(size)
+        later = chunks if sampler.evaluation else _asked(feed, fields, 1, steps, 1)[0].chunks(size)
+        missed = ~_hits(np.concatenate([chunks, later]), cache_bytes // size)
+        bare, read = read, int(share * size * missed[: len(chunks)].sum())
+        requests = int(share * ledger.runs(chunks, missed[: len(chunks)]))
+        hits = max(0.0, 1 - share * size * float(missed[len(chunks) :].sum()) / max(1, bare))
+    elif cache_bytes and exact:
         second = first if sampler.evaluation else _Epoch.of(feed, 1, steps, each)
         hits = found_again(first.units, second.units, second.sizes, cache_bytes)
     elif cache_bytes:
@@ -140,7 +158,14 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
         cache_hits=hits,
         exact=exact,
     )
-    return replace(facts, advice=tuple(_advice(feed, facts)))
+    advice = _advice(feed, facts)
+    if read > 1.5 * bare:
+        advice.append(
+            f"a cache of {_bytes(cache_bytes)} holds a part of the data, and reads whole pieces: "
+            f"{_bytes(read)} an epoch, and {_bytes(bare)} without a cache. Take a cache that holds "
+            f"all data, blocks, or no cache"
+        )
+    return replace(facts, advice=tuple(advice))
 
 
 class _Epoch(NamedTuple):
@@ -188,13 +213,14 @@ class _Epoch(NamedTuple):
         return int(open_bytes.max(initial=0))
 
 
-def _asked(feed: Feed, fields: list[str], steps: int) -> tuple[int, int]:
-    """Return how many ranges an epoch asks for, and their bytes."""
-    if not fields:
-        return 0, 0
+def _asked(
+    feed: Feed, fields: list[str], epoch: int, steps: int, limit: int
+) -> tuple[_Ledger, int, int]:
+    """Return what an epoch asks for, how many ranges these are, and their bytes."""
     ledger, total = _Ledger(feed.index), len(feed.sampler)
-    limit = feed.readahead or LIMIT
-    planner = Planner(ledger, fields, feed.sampler, 0, 0, limit=limit)
+    if not fields:
+        return ledger, 0, 0
+    planner = Planner(ledger, fields, feed.sampler, epoch, 0, limit=limit or LIMIT)
     middle = (0, 0, 0)
     for step in range(steps):
         planner.reached(step)
@@ -204,19 +230,42 @@ def _asked(feed: Feed, fields: list[str], steps: int) -> tuple[int, int]:
     share = (total - told) / max(1, planner.told - told)
     # The steps still to come are estimated from the second half of the steps looked at.
     return (
+        ledger,
         round(requests + share * (ledger.requests - requests)),
         round(read + share * (ledger.bytes - read)),
     )
 
 
 class _Ledger(Reader):
-    """Count what a planner asks for."""
+    """Keep what a planner asks for."""
 
     requests = bytes = 0
 
+    def __init__(self, index: Index) -> None:
+        super().__init__(index)
+        self._asked = [np.zeros(0, EXTENT)]
+
     def ahead(self, extents: Array, /, *, fresh: bool = False) -> None:
+        self._asked.append(extents)
         self.requests += len(extents)
         self.bytes += int((extents["stop"] - extents["start"]).sum())
+
+    def chunks(self, size: int) -> Int64s:
+        """Return the chunks of `size` bytes in which the ranges lie, in order."""
+        asked = np.concatenate(self._asked)
+        first, stop = asked["start"] // size, -(-asked["stop"] // size)
+        counts = stop - first
+        ends = np.cumsum(counts)
+        chunk = np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)
+        most = int(stop.max(initial=1))
+        numbers: Int64s = np.repeat(asked["file"].astype(np.int64), counts) * most + chunk
+        return numbers
+
+    @staticmethod
+    def runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
+        """Return how many requests bring the missed chunks: neighbours come together."""
+        follows = missed[1:] & missed[:-1] & (np.diff(chunks) == 1)
+        return int(missed.sum() - follows.sum())
 
 
 def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
@@ -225,16 +274,20 @@ def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> 
     `first` and `second` are sequences of units. The cache is the best possible cache: it drops the
     unit that is needed last. Every unit is taken to have the mean size.
     """
-    units = np.concatenate([first, second])
     total = float(sizes.sum())
     places = int(room * len(sizes) / max(1e-9, total))
+    met = _hits(np.concatenate([first, second]), places)[len(first) :]
+    return float(sizes[met].sum()) / max(1e-9, total)
+
+
+def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
+    """Return which units a cache of so many units holds when they are asked for."""
     upcoming = _next_uses(units).tolist()
     held: dict[int, int] = {}  # unit -> when it is needed next
     furthest: list[tuple[int, int]] = []  # the same, as a heap; some are out of date
-    hits = 0.0
+    met = np.zeros(len(units), bool)
     for place, (unit, coming) in enumerate(zip(units.tolist(), upcoming, strict=True)):
-        if held.pop(unit, None) is not None and place >= len(first):
-            hits += float(sizes[place - len(first)])
+        met[place] = held.pop(unit, None) is not None
         if coming < len(units):
             held[unit] = coming
             heapq.heappush(furthest, (-coming, unit))
@@ -242,7 +295,7 @@ def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> 
             when, other = heapq.heappop(furthest)
             if held.get(other) == -when:
                 del held[other]
-    return hits / max(1e-9, total)
+    return met
 
 
 def _next_uses(units: Int64s) -> Int64s:

@@ -20,7 +20,16 @@ import numpy as np
 import pytest
 from range_server import RangeServer
 
-from twinfeed.loaders import DiskCache, Feed, NumpyLoader, Reading, build_index, open_index
+from twinfeed.loaders import (
+    DiskCache,
+    Feed,
+    NumpyLoader,
+    Reading,
+    build_index,
+    open_index,
+    pack,
+    plan,
+)
 from twinfeed.loaders.errors import (
     DataCorruptionError,
     LoaderError,
@@ -170,6 +179,34 @@ def test_what_is_read_ahead_has_as_many_hits(
     misses = sum(stop - start for _, start, stop in server.ranges) / CHUNK
     assert misses <= 1.1 * furthest_first(accesses, room)
     assert len(files(tmp_path / "cache")) <= room
+
+
+@pytest.mark.parametrize("kind", ["random", "blocks"])
+@pytest.mark.parametrize("part", [0.3, 0.6, 1.1])
+def test_the_plan_says_what_is_read_through_the_cache(
+    tmp_path: Path, server: RangeServer, kind: str, part: float
+) -> None:
+    data = np.random.default_rng(0)
+    samples = ({"x": data.bytes(10_000)} for _ in range(1600))
+    local = pack(samples, tmp_path / "shards", shards=4)["data"]
+    stored = int(local.shards["bytes"].sum())
+    cache = DiskCache(tmp_path / "cache", bytes=int(part * stored))
+    index = open_index(local.path, root=server.url, cache=cache)
+    orders: dict[str, Any] = {
+        "random": RandomSampler(1600, seed=0),
+        "blocks": ShardShuffleSampler(index.shard_lengths, block=32, window=8, seed=0),
+    }
+    feed = Feed(index, BatchSampler(orders[kind], batch_size=50), readahead=1 << 20)
+    told, read = plan(feed), []
+    with NumpyLoader(feed) as loader:
+        for _ in range(2):
+            server.clear()
+            assert sum(len(batch["id"]) for batch in loader) == 1600
+            read.append(sum(stop - start for _, start, stop in server.ranges))
+    assert told.read_bytes == pytest.approx(read[0], rel=0.2)
+    assert told.cache_hits == pytest.approx(max(0, 1 - read[1] / stored), abs=0.1)
+    much = kind == "random" and part < 1
+    assert any("Take a cache that holds all data" in one for one in told.advice) == much
 
 
 def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer) -> None:
