@@ -37,8 +37,9 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
       dataset of ids for each shard.
     - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
       sees, else the CPU.
-    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Unless it is
-      0, up to 16 batches are read at once where records are short and nothing is decoded.
+    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Where records
+      are short and nothing is decoded, up to 16 batches are read at once, and up to 31 more than
+      `prefetch` are ready. With 0, each batch is read by itself.
     - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
       share one batch, and as many others decode one image each for coming batches, beside the live
       images. Default: the processors this process may use, at most 8; one thread if short records
