@@ -37,7 +37,7 @@ class Wire:
         job = _Job(call, size, Future())
         with self._lock:
             (self._soon if soon else self._later)[id(job.future)] = job
-            self._grow()
+        self._grow()
         return job.future
 
     def hurry(self, future: Future[Any], /) -> None:
@@ -46,15 +46,23 @@ class Wire:
             job = self._later.pop(id(future), None)
             if job is not None:
                 self._soon[id(future)] = job
-                self._grow()
+        if job is not None:
+            self._grow()
 
     def _grow(self) -> None:
-        """Start threads for what may begin; the lock is held."""
-        while self._threads < _network.NETWORK.requests:
-            job = self._next()
-            if job is None:
-                return
-            self._threads += 1
+        """Start threads for what may begin.
+
+        A thread is started without the lock. To start a thread takes long, and makes many objects.
+        These may set off the garbage collector, which runs destructors of anybody's objects. If a
+        destructor waited for a thread that waits for the lock, both would wait for ever.
+        """
+        while True:
+            with self._lock:
+                room = self._threads < _network.NETWORK.requests
+                job = self._next() if room else None
+                if job is None:
+                    return
+                self._threads += 1
             threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
 
     def _next(self) -> _Job | None:
@@ -91,7 +99,7 @@ class Wire:
                 job = self._next()
                 if job is None:
                     self._threads -= 1
-                self._grow()
+            self._grow()
 
 
 _wires: dict[int, Wire] = {}
