@@ -85,7 +85,7 @@ class Server:
         self.parallel = 1 if alone else max(1, self.threads)
         self.together = self._batches_a_call()
         self._passes: dict[int, list[Batcher]] = {}
-        self._failed: dict[int, Exception] = {}
+        self._failed: dict[int, dict[int, Exception]] = {}  # of passes, by step
         self._numbers = count()
 
     def _batches_a_call(self) -> int:
@@ -130,7 +130,8 @@ class Server:
     def delivered(self, begun: Int64s, place: np.int64) -> bool:
         """Note that the last batch of a pass has left the pipeline, or raise what failed there."""
         if place < 0:
-            raise self._failed[int(begun[0])]
+            # An error that stayed here would hold a loop's variables, and the pass with them.
+            raise self._failed[int(begun[0])].pop(-1 - int(place))
         self.loader._pass_delivered(int(begun[1]), int(begun[3]))
         return True
 
@@ -193,7 +194,7 @@ class Server:
         """Read the batches of one call: `begun`, place, size and arrays, each [batches, …].
 
         Where a batch cannot be read, the batches before it are given, and after them a row with the
-        place -1, for which `delivered` raises.
+        place -1 - step, for which `delivered` raises.
         """
         start = int(begun[2])
         first = start + self._before(int(call))
@@ -206,7 +207,7 @@ class Server:
             good = self._readable(begun, first, drawn)
             if good == len(drawn):
                 raise
-            drawn, places = [*drawn[:good], drawn[0]], np.append(places[:good], -1)
+            drawn, places = [*drawn[:good], drawn[0]], np.append(places[:good], -1 - first - good)
             arrays = self._rows(begun, first, drawn)  # raises where the first cannot be read
         sizes = np.array([len(ids) for ids in drawn])
         return [np.tile(begun, (len(places), 1)), places, sizes, *arrays]
@@ -231,7 +232,7 @@ class Server:
             for good, ids in enumerate(drawn):
                 self._rows(begun, first + good, [ids])
         except Exception as error:
-            self._failed.setdefault(int(begun[0]), error)
+            self._failed.setdefault(int(begun[0]), {})[first + good] = error
             return good
         return len(drawn)
 
