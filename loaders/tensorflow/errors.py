@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -52,16 +53,46 @@ def originals_of(loader: object) -> Iterator[None]:
     """Raise errors as they are: of the pipelines of one loader, or of all loaders for None."""
     try:
         yield
-    except tf.errors.OpError as error:
-        for failed in reversed(FAILED):
-            raised: list[BaseException] = getattr(failed(), "raised", [])
-            for original in reversed(raised):
-                if str(original) in error.message:
-                    raised.remove(original)
-                    raise original from error
-        if isinstance(error, tf.errors.DataLossError):
-            # The message names no file. The pipeline that began to read last comes first.
-            for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
-                if loader in (None, examiner.server.loader):
-                    examiner.examine(error.message)
+    except BaseException as error:
+        _let_go(error)
+        if isinstance(error, tf.errors.OpError):
+            _raise_original(error, loader)
         raise
+
+
+def _raise_original(error: tf.errors.OpError, loader: object) -> None:
+    """Raise what TensorFlow turned into this error, if it is known."""
+    for failed in reversed(FAILED):
+        raised: list[BaseException] = getattr(failed(), "raised", [])
+        for original in reversed(raised):
+            if str(original) in error.message:
+                raised.remove(original)
+                _let_go(original)
+                try:
+                    raise original from error
+                finally:
+                    del original  # this frame in its traceback would hold it
+    if isinstance(error, tf.errors.DataLossError):
+        # The message names no file. The pipeline that began to read last comes first.
+        for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
+            if loader in (None, examiner.server.loader):
+                examiner.examine(error.message)
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop the variables of the functions, TensorFlow's and twinfeed's, that an error came through.
+
+    TensorFlow's variables hold the iterator of the pass. Twinfeed's hold the error itself, in a
+    reference cycle. So the garbage collector would destroy the iterator later, in any thread. An
+    iterator that is destroyed waits for threads of TensorFlow. If these wait for a lock that the
+    thread of the collector holds, all wait for ever.
+    """
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            if str(frame.f_globals.get("__name__")).startswith(("tensorflow.", "twinfeed.")):
+                with suppress(RuntimeError):  # the function has not ended
+                    frame.clear()
+        link = link.__context__

@@ -1,0 +1,252 @@
+"""TensorFlow over shards at a URL: the same batches, and what a failed pass leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_help
+from range_server import RangeServer
+
+from twinfeed.loaders import Feed, NumpyLoader, open_index, pack
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote._wire import Wire
+from twinfeed.loaders.tensorflow import original_errors
+from twinfeed.samplers import BatchSampler, SequentialSampler
+
+ENGINES = ["gather", "choose_from_datasets"]
+RECORDS, SHARDS, SIZE = 96, 4, 3000
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
+    monkeypatch.setenv("TWINFEED_PATIENCE", "0.1")
+    draw = np.random.default_rng(0)
+    samples = ({"x": draw.bytes(SIZE), "label": n % 7} for n in range(RECORDS))
+    pack(samples, tmp_path, shards=SHARDS)
+    with RangeServer(tmp_path) as serving:
+        yield serving
+
+
+def feed_of(server: RangeServer) -> Feed:
+    """A feed of the shards at the server's URL."""
+    index = open_index(f"{server.url}/data.index")
+    return Feed(index, BatchSampler(SequentialSampler(RECORDS), batch_size=8))
+
+
+def fail_late(server: RangeServer) -> None:
+    """Refuse the third shard."""
+    server.fail = lambda path, _start: 503 if path.startswith("data-00002") else None
+
+
+def iterators() -> int:
+    """How many iterators of TensorFlow live, those in garbage included."""
+    return sum(isinstance(one, tf.data.Iterator) for one in gc.get_objects())
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What lies in a cycle stays there."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("more", [{}, {"decode": lambda sample: {"size": len(sample["x"])}}])
+def test_batches_are_those_of_local_shards(
+    tmp_path: Path, server: RangeServer, engine: str, more: dict[str, Any]
+) -> None:
+    sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=8)
+    local = Feed(open_index(tmp_path / "data.index"), sampler, **more)
+    with tensorflow_help.loader(
+        open_index(f"{server.url}/data.index"), sampler, engine=engine, **more
+    ) as loader:
+        server.clear()
+        for _ in range(2):
+            for one, other in zip(loader, NumpyLoader(local), strict=True):
+                assert one.keys() == other.keys()
+                for name, value in other.items():
+                    assert list(one[name].numpy()) == list(value)
+    assert server.asked["GET"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer, engine: Any) -> None:
+    feed = feed_of(server)
+    received: list[list[int]] = []
+    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+        fail_late(server)
+        with pytest.raises(LoaderError) as caught:
+            received.extend(batch["id"].numpy().tolist() for batch in loader)
+        assert f"{server.url}/data-00002" in str(caught.value)
+        assert isinstance(caught.value.__cause__, tf.errors.OpError)
+        assert loader.step == len(received)
+        server.fail = lambda _path, _start: None
+        with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as another:
+            assert len(list(another)) == 12
+        received += [batch["id"].numpy().tolist() for batch in loader]
+    assert received == [list(range(8 * n, 8 * n + 8)) for n in range(12)]
+
+
+def loop(loader: Any) -> None:
+    """Loop over the loader."""
+    for _ in loader:
+        pass
+
+
+def loop_and_keep(loader: Any) -> None:
+    """Keep the error in a variable, which the error's own traceback holds."""
+    kept = None
+    try:
+        loop(loader)
+    except LoaderError as error:
+        kept = error
+    assert kept is not None
+    raise kept
+
+
+def count(loader: Any) -> None:
+    """Loop over what is made of the dataset."""
+    for _ in loader.counted(loader.dataset.map(lambda batch: batch["id"])):
+        pass
+
+
+def draw(loader: Any) -> None:
+    """Keep the iterator in a variable, which the error's traceback holds."""
+    iterator = iter(loader.dataset)
+    with original_errors():
+        while True:
+            next(iterator)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("way", [loop, loop_and_keep, count, draw])
+@pytest.mark.usefixtures("without_collector")
+def test_a_failed_pass_leaves_no_iterator_to_the_collector(
+    server: RangeServer, engine: Any, way: Any
+) -> None:
+    """The collector would destroy the iterator in any thread, and under any lock."""
+    feed, before = feed_of(server), iterators()
+    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+        fail_late(server)
+        try:
+            way(loader)
+        except LoaderError as error:
+            told = str(error)
+        assert server.url in told
+        assert iterators() == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.usefixtures("without_collector")
+def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(
+    server: RangeServer, engine: Any
+) -> None:
+    def stop(loader: Any) -> None:
+        for _ in loader:
+            break
+
+    def fail(loader: Any) -> None:
+        for _ in loader:
+            raise KeyError("of the loop")
+
+    def fail_and_keep(loader: Any) -> None:
+        kept = None
+        try:
+            fail(loader)
+        except KeyError as error:
+            kept = error
+        assert kept is not None
+        raise kept
+
+    feed, before = feed_of(server), iterators()
+    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+        stop(loader)
+        assert iterators() == before
+        for way in (fail, fail_and_keep):
+            try:
+                way(loader)
+            except KeyError as error:
+                kept = error
+            assert kept.args == ("of the loop",)
+            assert iterators() == before
+
+
+HOSTILE = """
+import faulthandler, gc, sys, threading
+from pathlib import Path
+faulthandler.dump_traceback_later(60, exit=True)
+import tensorflow_help
+from range_server import RangeServer
+from twinfeed.loaders import open_index
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.samplers import BatchSampler, SequentialSampler
+
+gc.disable()
+gc.freeze()  # what stands now need not be looked at
+start = threading.Thread.start
+
+def start_hostile(thread):
+    if thread.name == "twinfeed-request":
+        gc.collect()  # as an allocation may
+    start(thread)
+
+threading.Thread.start = start_hostile
+folder, records, engine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sampler = BatchSampler(SequentialSampler(records), batch_size=8)
+with RangeServer(Path(folder)) as server:
+    index = open_index(f"{server.url}/data.index")
+    for _ in range(2):
+        loader = tensorflow_help.loader(index, sampler, engine=engine)
+        server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
+        try:
+            for batch in loader:
+                pass
+        except LoaderError:
+            print("failed", flush=True)
+        server.fail = lambda path, start: None
+        list(loader)
+        print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
+    tmp_path: Path, server: RangeServer, engine: str
+) -> None:
+    """The collector runs while locks are held which TensorFlow's threads wait for."""
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE, str(tmp_path), str(RECORDS), engine],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split("\n") == ["failed", "went on"] * 2 + [""]
+
+
+def test_a_request_thread_starts_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run while a thread starts, and a destructor may wait for who submits."""
+    wire, start, held = Wire(), threading.Thread.start, []
+
+    def looking(thread: threading.Thread) -> None:
+        held.append(wire._lock.locked())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", looking)
+    for future in [wire.submit(threading.Event, 1) for _ in range(3)]:
+        future.result(10)
+    assert held
+    assert not any(held)
