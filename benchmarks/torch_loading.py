@@ -107,11 +107,14 @@ def floor_pread(folder: Path) -> Batches:
 
     index = open_index(folder / "bytes.index")
     Reader(index).read([0])
-    rows = index.table("data")[np.random.default_rng(0).permutation(RECORDS)].tolist()
+    rows = index.rows(["data"], np.random.default_rng(0).permutation(RECORDS)).tolist()
     files = [os.open(Path(index.root) / name, os.O_RDONLY) for name in index.files.tolist()]
     while True:
         for first in range(0, RECORDS, BATCH):
-            yield [os.pread(files[row[2]], row[1], row[0]) for row in rows[first : first + BATCH]]
+            yield [
+                os.pread(files[file], length, offset)
+                for offset, length, file, _ in rows[first : first + BATCH]
+            ]
 
 
 def loader(folder: Path, verify: bool = True, **options: Any) -> Batches:
