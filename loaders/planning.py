@@ -20,6 +20,7 @@ from twinfeed.loaders.reading._fetch import EXTENT
 from twinfeed.loaders.reading._held import ROUNDS, ROWS
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote._chunks import chunk_bytes
+from twinfeed.loaders.remote._uses import every
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.samplers._validate import counted
 
@@ -124,7 +125,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
     if is_url(index.root) and index.cache is not None:
         cache_bytes = cache_bytes or index.cache.bytes
     told = LIMIT if feed.readahead is None else feed.readahead
-    ledger, requests, read = _asked(feed, fields, 0, steps, told)
+    _, requests, read = _asked(feed, fields, 0, steps, told)
     used = int(share * each * first.samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
     if is_url(index.root):
@@ -140,7 +141,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
         later = chunks if sampler.evaluation else _asked(feed, fields, 1, steps, 1)[0].chunks(size)
         missed = ~_hits(np.concatenate([chunks, later]), cache_bytes // size)
         bare, read = read, int(share * size * missed[: len(chunks)].sum())
-        requests = int(share * ledger.runs(chunks, missed[: len(chunks)]))
+        requests = int(share * _runs(chunks, missed[: len(chunks)]))
         hits = max(0.0, 1 - share * size * float(missed[len(chunks) :].sum()) / max(1, bare))
     elif cache_bytes and exact:
         second = first if sampler.evaluation else _Epoch.of(feed, 1, steps, each)
@@ -158,14 +159,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0) -> Plan:
         cache_hits=hits,
         exact=exact,
     )
-    advice = _advice(feed, facts)
-    if read > 1.5 * bare:
-        advice.append(
-            f"a cache of {_bytes(cache_bytes)} holds a part of the data, and reads whole pieces: "
-            f"{_bytes(read)} an epoch, and {_bytes(bare)} without a cache. Take a cache that holds "
-            f"all data, blocks, or no cache"
-        )
-    return replace(facts, advice=tuple(advice))
+    return replace(facts, advice=tuple(_advice(feed, facts, bare)))
 
 
 class _Epoch(NamedTuple):
@@ -254,18 +248,14 @@ class _Ledger(Reader):
         """Return the chunks of `size` bytes in which the ranges lie, in order."""
         asked = np.concatenate(self._asked)
         first, stop = asked["start"] // size, -(-asked["stop"] // size)
-        counts = stop - first
-        ends = np.cumsum(counts)
-        chunk = np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)
-        most = int(stop.max(initial=1))
-        numbers: Int64s = np.repeat(asked["file"].astype(np.int64), counts) * most + chunk
-        return numbers
+        shift = asked["file"].astype(np.int64) * stop.max(initial=1)  # no two files share a number
+        return every(shift + first, shift + stop - 1)
 
-    @staticmethod
-    def runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
-        """Return how many requests bring the missed chunks: neighbours come together."""
-        follows = missed[1:] & missed[:-1] & (np.diff(chunks) == 1)
-        return int(missed.sum() - follows.sum())
+
+def _runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
+    """Return how many requests bring the missed chunks: neighbours come together."""
+    follows = missed[1:] & missed[:-1] & (np.diff(chunks) == 1)
+    return int(missed.sum() - follows.sum())
 
 
 def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
@@ -307,8 +297,8 @@ def _next_uses(units: Int64s) -> Int64s:
     return upcoming
 
 
-def _advice(feed: Feed, facts: Plan) -> list[str]:
-    """Say what to change where the store can never be fast."""
+def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
+    """Say what to change where the store can never be fast. `bare` is what no cache would read."""
     index, sampler = feed.index, feed.sampler
     remote, memory = is_url(index.root), _system.memory()
     size = facts.read_bytes / max(1, facts.requests)
@@ -332,6 +322,12 @@ def _advice(feed: Feed, facts: Plan) -> list[str]:
         advice.append(
             f"{_bytes(facts.held_bytes)} are open at once, and this process may use "
             f"{_bytes(memory)}: take a smaller window"
+        )
+    if facts.read_bytes > 1.5 * bare:
+        advice.append(
+            f"a cache of {_bytes(facts.cache_bytes)} holds a part of the data, and reads whole "
+            f"pieces: {_bytes(facts.read_bytes)} an epoch, and {_bytes(bare)} without a cache. "
+            f"Take a cache that holds all data, blocks, or no cache"
         )
     return advice
 

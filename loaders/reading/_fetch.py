@@ -11,11 +11,11 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from io import FileIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,14 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
         self.found = found
 
 
+class Followed(NamedTuple):
+    """What is read of which stream, and whether its ranges are told with `ahead`."""
+
+    sampler: BatchStream
+    fields: tuple[str, ...]
+    planned: bool
+
+
 class Fetcher(ABC):
     """Give the bytes of rows."""
 
@@ -89,16 +97,7 @@ class Fetcher(ABC):
         """Whether reading some of these `EXTENT`s would wait for a disk or a network."""
         return True
 
-    def follow(
-        self,
-        sampler: BatchStream,
-        fields: Sequence[str],
-        epoch: int,
-        step: int,
-        /,
-        *,
-        planned: bool = False,
-    ) -> None:
+    def follow(self, stream: Followed, epoch: int, step: int, /) -> None:
         """Note which batch of a stream is read now, without waiting."""
         return
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +15,7 @@ from twinfeed.loaders.reading._fetch import (
     MOST_AT_ONCE,
     Extents,
     Fetcher,
+    Followed,
     Rows,
     WrongBytes,
     extent_of,
@@ -27,7 +27,6 @@ from twinfeed.loaders.remote._chunks import Chunks, chunk_bytes
 from twinfeed.loaders.remote._download import describe
 from twinfeed.loaders.remote._store import Facts, store_of
 from twinfeed.loaders.remote._uses import NOW, NextUses
-from twinfeed.samplers import BatchStream
 
 _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
@@ -45,35 +44,26 @@ class RemoteShards(Fetcher):
         self.gap = _gap(index)
         self.chunks = _chunks(index)
         self._uses: NextUses | None = None
-        self._followed: tuple[BatchStream | None, tuple[str, ...], bool] = None, (), False
+        self._followed: Followed | None = None
         self._known: set[int] = set()
         self._lock = threading.Lock()
         self._ahead = Ahead(self._read)
 
-    def follow(
-        self,
-        sampler: BatchStream,
-        fields: Sequence[str],
-        epoch: int,
-        step: int,
-        /,
-        *,
-        planned: bool = False,
-    ) -> None:
+    def follow(self, stream: Followed, epoch: int, step: int, /) -> None:
         """Note which batch is read, so that the cache knows which chunks are needed last."""
         if self.chunks is None:
             return
-        followed = sampler, tuple(fields), planned
-        if self._uses is None or self._followed != followed:
-            self._followed = followed
+        if self._uses is None or self._followed != stream:
+            self._followed = stream
             chunks = int(self.chunks.starts[-1])
-            self._uses = NextUses(sampler, chunks, self._chunks_of, planned=planned)
+            self._uses = NextUses(stream.sampler, chunks, self._chunks_of, planned=stream.planned)
         self.chunks.follow(self._uses, epoch, step)
 
     def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the first and the last chunk of each field, and the place of its record."""
         assert self.chunks is not None
-        fields = self._followed[1]
+        assert self._followed is not None
+        fields = self._followed.fields
         rows = self.index.rows(fields, records)
         held = rows["length"] > 0
         rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]

@@ -26,7 +26,14 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.reading._fetch import Fetcher, WrongBytes, extents_of, fetcher, many_near
+from twinfeed.loaders.reading._fetch import (
+    Fetcher,
+    Followed,
+    WrongBytes,
+    extents_of,
+    fetcher,
+    many_near,
+)
 from twinfeed.loaders.reading._handles import default_limit
 from twinfeed.samplers import BatchStream
 
@@ -138,7 +145,7 @@ class Reader(Closing):
 
         `planned` says that the ranges of the stream are told with `ahead`.
         """
-        self._fetcher.follow(sampler, fields, epoch, step, planned=planned)
+        self._fetcher.follow(Followed(sampler, tuple(fields), planned), epoch, step)
 
     @property
     def _fetcher(self) -> Fetcher:

@@ -108,17 +108,17 @@ class NextUses:
         again &= np.diff(order) <= max(_LEAST, len(self._sampler) * self._sampler.batch_size // 4)
         enters = np.sort(order[np.concatenate([[True], ~again])[: len(order)]])
         first, stop = first[enters], stop[enters]
-        return _all(first, stop - 1), np.repeat(at[enters], stop - first)
+        return every(first, stop - 1), np.repeat(at[enters], stop - first)
 
     def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""
         low, high, places = self._chunks_of(records)
         steps = np.repeat(at[places], high - low + 1)
-        return np.unique(_all(low, high) * self._span + steps - self._begin)
+        return np.unique(every(low, high) * self._span + steps - self._begin)
 
 
-def _all(low: Int64s, high: Int64s) -> Int64s:
-    """Return the chunks from `low` to `high`, end to end."""
+def every(low: Int64s, high: Int64s, /) -> Int64s:
+    """Return the numbers from each `low` to its `high`, end to end."""
     counts = high - low + 1
     starts = np.cumsum(counts) - counts
     every: Int64s = np.arange(counts.sum()) - np.repeat(starts - low, counts)
