@@ -22,8 +22,8 @@ import numpy as np
 from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
 from twinfeed.samplers import (
     BatchSampler,
-    Order,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     ShardShuffleSampler,
 )
@@ -78,7 +78,7 @@ def compared(index: Index, backend: str, pairs: int, only: str) -> None:
     """Print the ratio of each way to the loader in order."""
     count, seed = len(index), 0
     random = RandomSampler(count, seed=seed)
-    ways: dict[str, tuple[Order, dict[str, Any]]] = {
+    ways: dict[str, tuple[Sampler, dict[str, Any]]] = {
         "shuffled(index)": (shuffled(index, seed=seed), {}),
         "shuffled(index), not told": (shuffled(index, seed=seed), {"readahead": 0}),
         **{
@@ -94,8 +94,8 @@ def compared(index: Index, backend: str, pairs: int, only: str) -> None:
         "random, not told": (random, {"readahead": 0}),
     }
 
-    def made(order: Order, **options: Any) -> Any:
-        return loader(backend, Feed(index, BatchSampler(order, batch_size=BATCH), **options))
+    def made(order: Sampler, **options: Any) -> Any:
+        return loader(backend, Feed(index, BatchSampler(order, batch_size=BATCH)), **options)
 
     in_order = made(SequentialSampler(count))
     seconds(in_order, index, count)

@@ -24,10 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.formats import tar, tfrecord
-from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import encode, locate, parse
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.support.checksum import crc32c
 
 RUNS = 5
 FEATURES = {

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from twinfeed.loaders import DecodeArray, Feed, Index, open_index, pack
-from twinfeed.loaders._prefetch import Prefetcher
+from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.loaders.torch._device import copier_for
+from twinfeed.loaders.torch._copier import copier_for
 from twinfeed.samplers import BatchSampler, RandomSampler
 
 SIDE, RECORDS = 224, 4096

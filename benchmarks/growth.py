@@ -10,12 +10,15 @@ data were there.
 
 from __future__ import annotations
 
+import io
+import json
 import pickle
 import resource
 import statistics
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,8 +28,13 @@ import numpy as np
 from ways import Ways, main, timed
 
 from twinfeed.loaders import Reader, build_index, open_index, verify
+from twinfeed.loaders.building.store import new_store
+from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.arrays import StringColumn, row_type
+from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.options import IndexOptions
 
 Found = dict[str, float]
 
@@ -52,11 +60,13 @@ def one_rank(name: str) -> Found:
         classes = np.arange(10**6) // 10
         stream: Any = s.PKBatchSampler(classes, p=ranks, k=4, seed=0, batches_per_epoch=1000)
     else:
-        orders: dict[str, Callable[[], s.Order]] = {
+        orders: dict[str, Callable[[], s.Sampler]] = {
             "random": lambda: s.RandomSampler(10**9, seed=0),
-            "shard shuffle": lambda: s.ShardShuffleSampler([10**5] * 10_000, seed=0),
+            "shard shuffle": lambda: s.ShardShuffleSampler(
+                [10**5] * 10_000, block=1024, window=64, seed=0
+            ),
             "1,000 sections": lambda: s.ShardShuffleSampler(
-                [10**5] * 10_000, seed=0, window=10_000, sections=1000
+                [10**5] * 10_000, seed=0, block=1024, window=10_000, sections=1000
             ),
             "weighted": lambda: s.WeightedSampler(np.arange(10**6), num_samples=10**9, seed=0),
         }
@@ -99,24 +109,128 @@ def weighted_epochs() -> Found:
     }
 
 
+def private() -> float:
+    """Return what this process holds for itself alone, in MB: not what is mapped from files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+def drawn_there(pickled: bytes, steps: int) -> float:
+    """Draw from a pickled sampler; return what that takes of this process, in MB."""
+    before = private()
+    sampler = pickle.loads(pickled)
+    for step in range(steps):
+        sampler.batch(0, step)
+    return private() - before
+
+
+def mapped(folder: str, **arrays: np.ndarray) -> dict[str, Any]:
+    """Save arrays and map them."""
+    for name, array in arrays.items():
+        np.save(Path(folder) / f"{name}.npy", array)
+    return {name: np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in arrays}
+
+
+def held_for(make: Callable[[], Any], *, steps: int) -> Found:
+    """Measure what a process holds for a sampler over mapped arrays, and another process."""
+    before = private()
+    sampler, construction = timed(make)
+    made = private() - before
+    first = timed(lambda: sampler.batch(0, 0))[1]
+    found = draws(sampler, steps=steps)
+    drawn, pickled = private() - before, pickle.dumps(sampler)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        there = pool.submit(drawn_there, pickled, steps).result()
+    return {
+        "construction s": construction,
+        "first batch ms": first * 1e3,
+        **found,
+        "private MB when made": made,
+        "private MB": drawn,
+        "in another process MB": there,
+        "pickled KB": len(pickled) / 1024,
+        "state KB": len(json.dumps(sampler.state_dict())) / 1024,
+    }
+
+
 def pk_mapped() -> Found:
-    """P x K of 100 million labels from a class order that is mapped."""
+    """P x K of 10^9 records in 10^7 classes, from a class order that is mapped; a sparse file."""
     from twinfeed.samplers import ClassOrder, PKBatchSampler
 
-    classes, size = 1_000_000, 100
+    classes, size = 10**7, 100
     with tempfile.TemporaryDirectory() as folder:
-        arrays: dict[str, Any] = {
-            "records": np.arange(classes * size, dtype=np.int32),
-            "starts": np.arange(classes) * size,
-            "sizes": np.full(classes, size),
-        }
-        for name in arrays:
-            np.save(Path(folder) / f"{name}.npy", arrays[name])
-            arrays[name] = np.load(Path(folder) / f"{name}.npy", mmap_mode="r")
+        sizes = np.full(classes, size)
+        arrays = mapped(folder, starts=np.cumsum(sizes) - sizes, sizes=sizes)
+        path = Path(folder) / "records.npy"
+        np.lib.format.open_memmap(path, "w+", np.int32, (classes * size,)).flush()
+        arrays["records"] = np.load(path, mmap_mode="r")
         order = ClassOrder.from_arrays(**arrays, digest="")
-        sampler, construction = timed(lambda: PKBatchSampler(order, p=32, k=4, seed=0))
-        found = {"construction s": construction, **draws(sampler)}
-        return {**found, "pickled MB": len(pickle.dumps(sampler)) / 2**20}
+        return held_for(partial(PKBatchSampler, order, p=64, k=4, seed=0), steps=10_000)
+
+
+def weights_mapped() -> Found:
+    """Draw from 10^8 mapped weights."""
+    from twinfeed.samplers import BatchSampler, WeightedSampler
+
+    with tempfile.TemporaryDirectory() as folder:
+        weights = mapped(folder, weights=np.tile(np.arange(100, dtype=np.uint8), 10**6))["weights"]
+        return held_for(
+            lambda: BatchSampler(WeightedSampler(weights, seed=0), batch_size=64), steps=10_000
+        )
+
+
+def views_mapped() -> Found:
+    """Draw one of five views of 10^8 records."""
+    from twinfeed.samplers import BatchSampler, RandomSampler, ViewSampler
+
+    with tempfile.TemporaryDirectory() as folder:
+        views = mapped(folder, views=np.full(10**8, 5, np.uint8))["views"]
+        order = RandomSampler(10**8, seed=0)
+        return held_for(
+            lambda: BatchSampler(ViewSampler(order, views, per_epoch="one", seed=0), batch_size=64),
+            steps=10_000,
+        )
+
+
+def subset_mapped() -> Found:
+    """Draw from 10^8 ids of records."""
+    from twinfeed.samplers import BatchSampler, RandomSampler, SubsetSampler
+
+    with tempfile.TemporaryDirectory() as folder:
+        ids = mapped(folder, ids=np.arange(10**8, dtype=np.int32))["ids"]
+        order = RandomSampler(10**8, seed=0)
+        return held_for(
+            lambda: BatchSampler(SubsetSampler(ids, of=len(ids), order=order), batch_size=64),
+            steps=10_000,
+        )
+
+
+def shards_mapped() -> Found:
+    """Draw from 10^6 shards of 1,000 records, a block each."""
+    from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+
+    with tempfile.TemporaryDirectory() as folder:
+        lengths = mapped(folder, lengths=np.full(10**6, 1000))["lengths"]
+        return held_for(
+            lambda: BatchSampler(
+                ShardShuffleSampler(lengths, block=1024, window=64, seed=0), batch_size=64
+            ),
+            steps=10_000,
+        )
+
+
+def mixture_of_ten_thousand() -> Found:
+    """Draw 64 ids of 10,000 orders."""
+    from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+
+    orders = [RandomSampler(100_000, seed=seed) for seed in range(10_000)]
+    return held_for(
+        lambda: BatchSampler(
+            MixtureSampler(orders, weights=[1] * 10_000, num_samples=10**9, seed=0), batch_size=64
+        ),
+        steps=1000,
+    )
 
 
 def states() -> Found:
@@ -201,21 +315,63 @@ def held() -> float:
 
 def opened(path: Path, record: int) -> Found:
     """Open an index, and read one record."""
-    before = held()
+    before, own = held(), private()
     index, seconds = timed(lambda: open_index(path))
-    with Reader(index) as reader:
-        read = timed(lambda: reader.read([record]))[1]
-    return {"open ms": seconds * 1e3, "read ms": read * 1e3, "extra memory MB": held() - before}
+    found = {"open ms": seconds * 1e3, "private MB": private() - own}
+    if record >= 0:
+        with Reader(index) as reader:
+            found["read ms"] = timed(lambda: reader.read([record]))[1] * 1e3
+    return {**found, "extra memory MB": held() - before}
+
+
+def asked(path: Path) -> Found:
+    """Ask of an index what it holds, what an epoch requests, and whether it is whole."""
+    found = {}
+    for name, more in (("info", []), ("plan", ["--batch-size", "64"]), ("verify", [])):
+        before = peak()
+        with redirect_stdout(io.StringIO()):
+            found[f"{name} s"] = timed(partial(command, [name, str(path), *more]))[1]
+        found[f"{name} MB"] = peak() - before
+    return found
 
 
 def many_shards(shards: int) -> Found:
-    """Open an index of very many shards of one record in a new process."""
+    """Open an index of very many shards of one record in a new process, and ask about it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pattern = write_shards(folder, shards, lambda _: [{"x": b"1"}])
         build_index(pattern, folder / "a.index")
+        found = {}
+        for task in (partial(opened, record=shards // 2), asked):
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                found |= pool.submit(task, folder / "a.index").result()
+        return found
+
+
+def many_names(number: int) -> Found:
+    """Open an index of as many classes, shards and tags, in a new process."""
+    stops = np.arange(number + 1)
+    arrays = {
+        "shards": np.zeros(number, SHARD),
+        "shardstops": stops[1:],
+        "shardlengths": np.diff(stops),
+        "field-0": np.zeros(number, row_type(0, 0, whole_files=False)),
+        "column-0": stops[:-1],
+        **StringColumn.of(f"d-{n:07d}.tar" for n in range(number)).arrays("shardpaths"),
+        **StringColumn.of(f"class {n:07d}" for n in range(number)).arrays("classes"),
+        **StringColumn.of(f'"{n:032x}"' for n in range(number)).arrays("tags"),
+    }
+    facts = {"container": "tar", "records": number, "columns": ["label"], "digests": {}}
+    facts |= {"fields": [{"name": "x", "kind": "bytes", "missing": 0}], "class_order": None}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with new_store(folder / "a.index") as store:
+            store.add(arrays)
+            store.finish(facts, vars(IndexOptions(container="tar")))
+        for n in np.linspace(0, number - 1, 16).astype(int):
+            (folder / f"d-{n:07d}.tar").touch()
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(opened, folder / "a.index", shards // 2).result()
+            return pool.submit(opened, folder / "a.index", -1).result()
 
 
 SCALE = ("random", "shard shuffle", "1,000 sections", "P x K", "weighted")
@@ -224,7 +380,12 @@ WAYS: Ways = {
     "mixture of 1,000 orders": (mixture_of_many, None),
     "reuse, 100,000 live": (reuse_of_many, None),
     "weighted, no replacement, 10 million": (weighted_epochs, None),
-    "P x K of 100 million, mapped": (pk_mapped, None),
+    "P x K, 10^9 records in 10^7 classes": (pk_mapped, None),
+    "10^8 weights": (weights_mapped, None),
+    "one view each of 10^8 records": (views_mapped, None),
+    "10^8 records of an index": (subset_mapped, None),
+    "shuffle of 10^6 shards": (shards_mapped, None),
+    "mixture of 10,000 orders": (mixture_of_ten_thousand, None),
     "a state, 4 million weights": (states, None),
     "labels by name, 1,000 shards, 100,000 classes": (labels_by_name, None),
     "build 40,000 shards": (partial(building, 40_000), None),
@@ -233,6 +394,7 @@ WAYS: Ways = {
     "1 field": (partial(fields, 1), None),
     "20 fields": (partial(fields, 20), None),
     "100,000 shards": (partial(many_shards, 100_000), None),
+    "10^6 classes, shards and tags": (partial(many_names, 10**6), None),
 }
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders import merge_parts, open_index
-from twinfeed.loaders.index._arrays import row_type
-from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart, new_part
+from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
 
 BLOCK = 1 << 15
@@ -68,7 +68,7 @@ def opening(path: Path) -> None:
         start = time.perf_counter()
         index = open_index(path)
         middle = time.perf_counter()
-        index.rows(["image"], np.linspace(0, len(index) - 1, 64).astype(np.int64))
+        index._rows(["image"], np.linspace(0, len(index) - 1, 64).astype(np.int64))
         times.append((middle - start, time.perf_counter() - middle))
     opened, found = (statistics.median(column) * 1000 for column in zip(*times, strict=True))
     print(

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
-from twinfeed.loaders._batcher import Batcher
-from twinfeed.loaders._meter import Meter
-from twinfeed.loaders.reading._ahead import Planner
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.reading.planner import Planner
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
 
 BATCH, ROUNDS = 128, 7
@@ -58,7 +59,6 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
     batches = min(len(stream), 200)
     feed = Feed(index, stream)
     drawing = Feed(index, stream, transform=dict)
-    told = Feed(index, stream, readahead=1 << 26)
     reader = Reader(index)
     requests = list(islice(feed.requests(1), batches))
     found = {
@@ -68,7 +68,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
     for name, limit in (("planner, pages warm", None), ("planner, bound of 64 MiB", 1 << 26)):
 
         def plan(limit: int | None = limit) -> None:
-            planner = Planner(reader, told.fields, stream, 1, 0, limit=limit)
+            planner = Planner(reader, feed.fields, Schedule(stream), 1, 0, limit=limit)
             for step in range(batches):
                 planner.reached(step)
 

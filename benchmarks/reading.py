@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders.building.build import build_index
+from twinfeed.loaders.building.store import new_store
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index._arrays import StringColumn, row_type
-from twinfeed.loaders.index._store import new_store
-from twinfeed.loaders.index.build import build_index
+from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.opened import SHARD, Index, open_index
-from twinfeed.loaders.index.options import Reading
+from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.reading.reader import Reader
 
 RUNS = 7
@@ -63,7 +63,7 @@ def build(folder: Path, paths: list[Path]) -> Index:
     size = sum(path.stat().st_size for path in paths)
 
     def work() -> None:
-        build_index(paths, folder / "x.index", label="label", reading=Reading(key="key"))
+        build_index(paths, folder / "x.index", label="label", key="key")
 
     rates = [rate(size, work, time.process_time) for _ in range(3)]
     index = open_index(folder / "x.index")
@@ -78,7 +78,7 @@ def build(folder: Path, paths: list[Path]) -> Index:
 def bare(index: Index, batches: Batches) -> Callable[[], None]:
     """Return the floor: a loop of preads over the same ranges, all looked up beforehand."""
     fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
-    rows = index.rows(["image"], np.concatenate(batches))
+    rows = index._rows(["image"], np.concatenate(batches))
     work = [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
 
     def run() -> None:
@@ -94,7 +94,7 @@ def keeping(index: Index, batches: Batches) -> Callable[[], None]:
     fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
     work = [
         [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
-        for rows in (index.rows(["image"], batch) for batch in batches)
+        for rows in (index._rows(["image"], batch) for batch in batches)
     ]
 
     def run() -> None:
@@ -120,7 +120,7 @@ def warm(index: Index) -> None:
     ids = np.random.default_rng(1).permutation(len(index))[: 100 * BATCH * 2]
     batches = [ids[n : n + BATCH] for n in range(0, len(ids) - BATCH + 1, BATCH)]
     count = len(batches) * BATCH
-    plain, checked = Reader(index, verify=False), Reader(index)
+    plain, checked = Reader(index, checksums=False), Reader(index)
     runs = {
         "bare": bare(index, batches),
         "that keeps each batch": keeping(index, batches),
@@ -149,9 +149,11 @@ def opening(folder: Path, records: int, shards: int) -> None:
     names = [f"{shard:06d}.tar" for shard in range(shards)]
     for name in names:
         (folder / name).touch()
+    stops = np.linspace(0, records, shards + 1).astype(np.int64)
     arrays = {
         "shards": np.zeros(shards, SHARD),
-        "shardstops": np.linspace(0, records, shards + 1).astype(np.int64)[1:],
+        "shardstops": stops[1:],
+        "shardlengths": np.diff(stops),
         "field-0": np.zeros(records, row_type(0, 0, whole_files=False)),
         "column-0": np.arange(records) % 1000,
         **StringColumn.of(names).arrays("shardpaths"),
@@ -159,7 +161,6 @@ def opening(folder: Path, records: int, shards: int) -> None:
     facts = {
         "container": "tar",
         "records": records,
-        "classes": [],
         "columns": ["label"],
         "fields": [{"name": "image", "kind": "bytes", "missing": 0}],
         "digests": {},
@@ -167,7 +168,7 @@ def opening(folder: Path, records: int, shards: int) -> None:
     }
     with new_store(folder / "big.index") as store:
         store.add(arrays)
-        store.finish(facts, {"missing": "error"})
+        store.finish(facts, vars(IndexOptions(container="tar")))
     times = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -30,7 +30,7 @@ from twinfeed.loaders import DecodeImage, Feed, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -47,11 +47,9 @@ FEATURES = {
 Make = Callable[[], Iterable[Any]]
 
 
-def dataset(
-    index: Index, sampler: Any, *, engine: Any = "gather", threads: int | None = None, **feed: Any
-) -> tf.data.Dataset:
+def dataset(index: Index, sampler: Any, *, decode: Any = None, **options: Any) -> tf.data.Dataset:
     """Make the dataset of a loader."""
-    return TensorFlowLoader(Feed(index, sampler, **feed), engine=engine, threads=threads).dataset
+    return TensorFlowLoader(Feed(index, sampler, decode=decode), **options).dataset
 
 
 def shards(index: Index) -> list[str]:
@@ -142,7 +140,7 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
             {
                 "TFRecordDataset, batch, parse_example": lambda index=index: sequential(index),
                 "gather, fully random": make(uniform),
-                "gather, fully random, no checksums": make(uniform, verify=False),
+                "gather, fully random, no checksums": make(uniform, checksums=False),
                 "gather, shard-aware shuffle": make(lambda: lanes("random")),
                 "choose from files, exactly once": make(once, **files),
                 "choose from files, lanes in stored order": make(lambda: lanes("stored"), **files),
@@ -257,8 +255,8 @@ def classes(options: argparse.Namespace, folder: Path) -> None:
     print(f"  faster, and reads {1 / speed:.1f} times as many records a second")
 
 
-def jpeg(options: argparse.Namespace, folder: Path) -> None:
-    """Compare pipelines that decode 256 x 256 JPEG with decoding alone, two threads each."""
+def photos() -> list[bytes]:
+    """Return 64 JPEG files of 256 x 256."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -268,6 +266,12 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
         small = Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8))
         small.resize((256, 256), Image.Resampling.BICUBIC).save(file, "jpeg", quality=90)
         files.append(file.getvalue())
+    return files
+
+
+def jpeg(options: argparse.Namespace, folder: Path) -> None:
+    """Compare pipelines that decode 256 x 256 JPEG with decoding alone, two threads each."""
+    files = photos()
     count = 64 * 64
     samples = [{"image": files[n % 64], "label": n % 100} for n in range(count)]
     index = pack(samples, folder / "jpeg", shards=4)["data"]

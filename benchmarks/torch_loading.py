@@ -107,7 +107,7 @@ def floor_pread(folder: Path) -> Batches:
 
     index = open_index(folder / "bytes.index")
     Reader(index).read([0])
-    rows = index.rows(["data"], np.random.default_rng(0).permutation(RECORDS)).tolist()
+    rows = index._rows(["data"], np.random.default_rng(0).permutation(RECORDS)).tolist()
     files = [os.open(Path(index.root) / name, os.O_RDONLY) for name in index.files.tolist()]
     while True:
         for first in range(0, RECORDS, BATCH):
@@ -117,14 +117,14 @@ def floor_pread(folder: Path) -> Batches:
             ]
 
 
-def loader(folder: Path, verify: bool = True, **options: Any) -> Batches:
+def loader(folder: Path, **options: Any) -> Batches:
     from twinfeed.loaders import Feed, open_index
     from twinfeed.loaders.torch import TorchLoader
     from twinfeed.samplers import BatchSampler, RandomSampler
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
-    loader = TorchLoader(Feed(index, sampler, verify=verify), **options)
+    loader = TorchLoader(Feed(index, sampler), **options)
     while True:
         for batch in loader:
             yield batch["data"]
@@ -139,8 +139,8 @@ def plain_dataloader(folder: Path, workers: int) -> Batches:
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
-    feed = Feed(index, sampler, verify=False)
-    dataset = RecordDataset(feed)
+    feed = Feed(index, sampler)
+    dataset = RecordDataset(feed, checksums=False)
     given: Any = {"batch_sampler": RequestSampler(feed), "collate_fn": as_tensors}
     loader = DataLoader(dataset, **given, num_workers=workers, persistent_workers=workers > 0)
     while True:
@@ -235,14 +235,14 @@ def decode_only(folder: Path, threads: int) -> Batches:
     yield
 
 
-def image_loader(folder: Path, verify: bool = True, **options: Any) -> Batches:
+def image_loader(folder: Path, **options: Any) -> Batches:
     from twinfeed.loaders import DecodeImage, Feed, open_index
     from twinfeed.loaders.torch import TorchLoader
     from twinfeed.samplers import BatchSampler, RandomSampler
 
     index = open_index(folder / "images.index")
     sampler = BatchSampler(RandomSampler(IMAGES, seed=0), batch_size=BATCH)
-    loader = TorchLoader(Feed(index, sampler, decode=DecodeImage(), verify=verify), **options)
+    loader = TorchLoader(Feed(index, sampler, decode=DecodeImage()), **options)
     while True:
         for batch in loader:
             yield batch["image"]
@@ -270,8 +270,8 @@ def pillow(folder: Path, workers: int) -> Batches:
 WAYS: dict[str, dict[str, Callable[[Path], Batches]]] = {
     "bytes": {
         "floor: random pread in a loop": floor_pread,
-        "TorchLoader, CRC off": lambda f: loader(f, verify=False),
-        "TorchLoader, CRC off, prefetch=0": lambda f: loader(f, verify=False, prefetch=0),
+        "TorchLoader, CRC off": lambda f: loader(f, checksums=False),
+        "TorchLoader, CRC off, prefetch=0": lambda f: loader(f, checksums=False, prefetch=0),
         "TorchLoader": loader,
         "TorchLoader, prefetch=0": lambda f: loader(f, prefetch=0),
         "DataLoader + RecordDataset, CRC off, workers=0": lambda f: plain_dataloader(f, 0),
@@ -289,7 +289,7 @@ WAYS: dict[str, dict[str, Callable[[Path], Batches]]] = {
     },
     "images": {
         "limit: decode only, 2 threads": lambda f: decode_only(f, 2),
-        "TorchLoader, 2 threads, CRC off": lambda f: image_loader(f, threads=2, verify=False),
+        "TorchLoader, 2 threads, CRC off": lambda f: image_loader(f, threads=2, checksums=False),
         "TorchLoader, 2 threads": lambda f: image_loader(f, threads=2),
         "TorchLoader, 2 workers": lambda f: image_loader(f, num_workers=2),
         "DataLoader + Pillow, workers=2": lambda f: pillow(f, 2),

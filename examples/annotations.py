@@ -20,7 +20,8 @@ from typing import Any
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from twinfeed.loaders import DecodeImage, Entry, Feed, Index, build_index, open_index
+from twinfeed.loaders import DecodeImage, Feed, Index, build_index, open_index
+from twinfeed.loaders.formats import Entry
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -72,9 +73,9 @@ def open_pairs(folder: Path) -> Index:
 def feeds(folder: Path) -> tuple[Feed, Feed]:
     """Return what is trained on, in random order, and what is validated, each image once."""
     index = open_pairs(folder)
-    training, validation = split(index.keys(range(len(index))), fraction=0.2, seed=0)
+    training, validation = split(index.keys(), fraction=0.2, seed=0)
     order = RandomSampler(len(training), seed=0)
-    some = SubsetSampler(training, order=order, num_records=len(index))
+    some = SubsetSampler(training, of=len(index), order=order)
     once = ExactOnceBatchSampler(len(index), batch_size=64, records=validation)
     gray = DecodeImage(mode="L")
     return (

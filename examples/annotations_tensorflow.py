@@ -41,13 +41,14 @@ def main() -> None:
                 found = loss(batch["label"], scores(model, batch))
             optimizer.apply(tape.gradient(found, model.trainable_variables))
             received += 1
-            if loader.step % SAVED_EVERY == 0:
+            if loader.step and loader.step % SAVED_EVERY == 0:  # step 0: not validated yet
                 manager.save()
             if received == given.kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
         right = [tf.argmax(scores(model, one), axis=1) == one["label"] for one in validator]
         share = tf.reduce_mean(tf.cast(tf.concat(right, 0), tf.float32))
         print(f"epoch {epoch}: {sum(map(len, right))} images validated, {share:.1%} right")
+        manager.save()
 
 
 if __name__ == "__main__":

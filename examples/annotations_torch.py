@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import torch
 from annotations import EPOCHS, SAVED_EVERY, feeds, options
@@ -16,6 +18,13 @@ from twinfeed.loaders.torch import TorchLoader
 def scores(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Give the model its pixels."""
     return model(batch["image"].flatten(1).float() / 255)
+
+
+def save(parts: dict[str, Any], checkpoint: Path) -> None:
+    """Replace the checkpoint as a whole, whenever the process may be killed."""
+    new = checkpoint.with_suffix(".new")
+    torch.save({name: part.state_dict() for name, part in parts.items()}, new)
+    os.replace(new, checkpoint)
 
 
 def main() -> None:
@@ -41,14 +50,13 @@ def main() -> None:
             cross_entropy(scores(model, batch), batch["label"]).backward()
             optimiser.step()
             received += 1
-            if loader.step % SAVED_EVERY == 0:
-                new = checkpoint.with_suffix(".new")
-                torch.save({name: part.state_dict() for name, part in parts.items()}, new)
-                os.replace(new, checkpoint)  # whole, whenever the process may be killed
+            if loader.step and loader.step % SAVED_EVERY == 0:  # step 0: not validated yet
+                save(parts, checkpoint)
             if received == given.kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
         right = torch.cat([scores(model, one).argmax(1) == one["label"] for one in validator])
         print(f"epoch {epoch}: {len(right)} images validated, {right.float().mean():.1%} right")
+        save(parts, checkpoint)
 
 
 if __name__ == "__main__":

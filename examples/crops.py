@@ -66,9 +66,8 @@ def with_sampler(index: Index, sampler: BatchStream) -> tuple[list[int], int]:
     """Run through an epoch; return which image each crop is of, and how many were decoded."""
     decode = Counting()
     feed = Feed(index, sampler, decode=decode, transform=crop)
-    tried = feed.spec and decode.decoded  # a feed tries decode and transform before the first pass
     images = [int(n) for batch in NumpyLoader(feed) for n in sampler.records(batch["id"])]
-    return images, decode.decoded - tried
+    return images, decode.decoded
 
 
 def with_old_filter(index: Index) -> tuple[list[int], int]:

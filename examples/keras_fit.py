@@ -1,7 +1,7 @@
 """Train a Keras model with `fit` on P×K batches of real images, stopped and resumed at any step.
 
-Run it, stop it (Ctrl-C, or `--stop-after 25` batches), and run it again: it goes on with the very
-next batch, and ends with the same weights as a run that was never stopped.
+Run it, stop it (Ctrl-C, or `--stop-after 25` batches), and run it again: it goes on from
+the last save, of every 5 batches, and ends with the same weights as a run that was never stopped.
 
     python keras_fit.py
 """
@@ -18,30 +18,41 @@ from digits import SEED, decode, open_digits
 
 from twinfeed.loaders import Feed
 from twinfeed.loaders.keras import ResumeCallback
-from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
+from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 EPOCHS, STEPS = 3, 20
 
 
-def batches(loader: TensorFlowLoader) -> tf.data.Dataset:
-    """Make pairs of inputs and targets, on the device."""
-    pairs = loader.dataset.map(lambda batch: (batch["pixels"], batch["label"]))
-    return prefetch_to_device(pairs)
+def pairs(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Make inputs and targets of a batch."""
+    return batch["pixels"], batch["label"]
 
 
 class StopAfter(keras.callbacks.Callback):
     """Stop the run after some batches, as Ctrl-C would."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, loader: TensorFlowLoader) -> None:
         super().__init__()
-        self.left = number
+        self.left, self.loader = number or -1, loader
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def get_state(self) -> dict[str, Any]:
+        """Know nothing that a resumed run needs."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Count anew in each run."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Say where the training begins."""
+        if (self.loader.epoch, self.loader.step) > (0, 0):
+            print(f"resuming at epoch {self.loader.epoch}, step {self.loader.step}")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Count down."""
-        self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
+        self.left -= 1
 
 
 def main() -> None:
@@ -68,24 +79,16 @@ def main() -> None:
     sampler = PKBatchSampler(train.labels, p=8, k=4, batches_per_epoch=STEPS, seed=SEED)
     loader = TensorFlowLoader(Feed(train, sampler, decode=decode))
     resume = ResumeCallback(loader, options.out / "saved", every=5)
-    if resume.restore(model):
-        print(f"resuming at epoch {loader.epoch}, step {loader.step}")
+    stop = StopAfter(options.stop_after, loader)
     try:
-        model.fit(
-            batches(loader),
-            initial_epoch=loader.epoch,
-            epochs=EPOCHS,
-            shuffle=False,
-            verbose=0,
-            callbacks=[resume, StopAfter(options.stop_after)],
-        )
+        resume.fit(model, pairs, epochs=EPOCHS, verbose=0, callbacks=[stop])
     except KeyboardInterrupt:
         print(f"stopped at epoch {loader.epoch}, step {loader.step}")
         return
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
     evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
-    accuracy = model.evaluate(batches(evaluator), verbose=0)[1]
+    accuracy = model.evaluate(evaluator.dataset.map(pairs), verbose=0)[1]
     print(f"evaluated {len(evaluation)} images, each once: accuracy {accuracy:.1%}")
 
 

@@ -75,7 +75,8 @@ def main() -> None:
     """Compare both ways, the classic one with as many classes as it bears."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("classes-data"))
-    parser.add_argument("--classes", type=int, default=1100, help="1,100 at least")
+    parser.add_argument("--classes", type=int, default=1100)
+    parser.add_argument("--recipe", type=int, nargs="*", default=[300, 1100], help="its classes")
     options = parser.parse_args()
     folder: Path = options.out / str(options.classes)
     if not (folder / "all.index").exists():
@@ -89,7 +90,7 @@ def main() -> None:
         return TensorFlowLoader(Feed(index, sampler)).dataset
 
     print(f"index and sampler, {options.classes:,} classes: {timed(by_index)}")
-    for classes in (300, 1100):
+    for classes in options.recipe:
         try:
             found = timed(partial(classic, folder, classes))
         except tf.errors.OpError as error:

@@ -38,7 +38,7 @@ def decode(sample: dict[str, Any]) -> dict[str, Any]:
 
 def feeds(index: Index, options: argparse.Namespace) -> tuple[Feed, Feed]:
     """Return what is trained on, and what is embedded to evaluate: images that no training saw."""
-    training, held_out = split(index.keys(range(len(index))), fraction=0.4, seed=SEED)
+    training, held_out = split(index.keys(), fraction=0.4, seed=SEED)
     batches = PKBatchSampler(
         index.labels,
         records=training,

@@ -205,6 +205,39 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
     figure.savefig(path, dpi=90)
 
 
+def packed_as(container: Any, out: Path) -> dict[str, Index]:
+    """Pack the images, and split them into those to train with and those to evaluate with."""
+    return pack(
+        ImageFolder(out / "images"),
+        out / container,
+        container=container,
+        split={"train": 1036, "eval": 761},
+        shards=4,
+        seed=SEED,
+        overwrite=True,
+        progress=True,
+    )
+
+
+def logs_of_tar(train: Index) -> dict[str, Log]:
+    """Receive the same stream from tar files, in both frameworks."""
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed.loaders.torch import TorchLoader
+
+    feed = training_feed(train)
+    torch_log = receive(TorchLoader(feed, device="cpu"))
+    return {"PyTorch, tar": torch_log, "TensorFlow, tar": receive(TensorFlowLoader(feed))}
+
+
+def compared(logs: dict[str, Log]) -> bool:
+    """Compare every log with the first, say what was found, and return whether all are the same."""
+    first = next(iter(logs.values()))
+    for name, log in logs.items():
+        found = "the same" if log == first else "OTHER"
+        print(f"{name}: {found} record ids and bytes in {len(log)} batches")
+    return all(log == first for log in logs.values())
+
+
 def main() -> int:
     """Run the whole quickstart; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -213,20 +246,7 @@ def main() -> int:
     started = time.monotonic()
 
     write_images(out / "images")
-    source, split = ImageFolder(out / "images"), {"train": 1036, "eval": 761}
-    packed = {
-        container: pack(
-            source,
-            out / container,
-            container=container,
-            split=split,
-            shards=4,
-            seed=SEED,
-            overwrite=True,
-            progress=True,
-        )
-        for container in ("tfrecord", "tar")
-    }
+    packed = {container: packed_as(container, out) for container in ("tfrecord", "tar")}
     train, evaluation = packed["tfrecord"]["train"], packed["tfrecord"]["eval"]
     print(f"{train}\n{evaluation}\n{training_feed(train).sampler}")
 
@@ -242,20 +262,7 @@ def main() -> int:
         )
     print("The data were the same; floating point and the initial weights were not.")
     logs = {f"{name}, TFRecord, while training": log for name, (log, _) in results.items()}
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
-    from twinfeed.loaders.torch import TorchLoader
-
-    tar = training_feed(packed["tar"]["train"])
-    logs["PyTorch, tar"] = receive(TorchLoader(tar, device="cpu"))
-    logs["TensorFlow, tar"] = receive(TensorFlowLoader(tar))
-    same = True
-    for name, log in logs.items():
-        equal = log == results["PyTorch"][0]
-        same = same and equal
-        print(
-            f"{name}: {'the same' if equal else 'OTHER'} record ids and bytes in {len(log)} batches"
-        )
-
+    same = compared(logs | logs_of_tar(packed["tar"]["train"]))
     draw(
         out / "quickstart.png",
         train,

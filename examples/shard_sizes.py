@@ -49,8 +49,8 @@ def forget(folder: Path) -> None:
 
 def rate(index: Index, sampler: BatchStream) -> float:
     """Return the records per second of an epoch."""
-    feed = Feed(index, sampler, readahead=4)
-    return len(index) / seconds(lambda: [None for _ in NumpyLoader(feed)])
+    feed = Feed(index, sampler)
+    return len(index) / seconds(lambda: [None for _ in NumpyLoader(feed, readahead=4)])
 
 
 def main() -> None:

@@ -25,19 +25,22 @@ IMPORTABLE = (
 class LoaderError(Exception):
     """Say what went wrong, with the place in the data and one line of advice.
 
-    Each is an attribute too. None stands for "not known" or "does not apply".
+    Each argument is an attribute too. None stands for "not known" or "does not apply".
 
-    - `problem`: what went wrong.
-    - `path`: of the shard.
-    - `offset`: in the shard, in bytes.
-    - `record`: its number in the shard.
-    - `key`: of the record.
-    - `expected`, `found`: what was to be there, and what was there instead.
-    - `advice`: what to do.
+    Args:
+        problem: what went wrong.
+        path: of the shard, the index or the file.
+        offset: where in the shard the record begins, or the part of it that the problem names, in
+            bytes.
+        record: its number in the shard.
+        key: of the record.
+        expected: what was to be there.
+        found: what was there instead.
+        advice: what to do.
 
     >>> print(LoaderError("no such field", path="a.tar", record=3, advice="name one of: jpg, cls"))
     no such field
-      shard: a.tar
+      path: a.tar
       record: 3
       what to do: name one of: jpg, cls
     """
@@ -68,7 +71,7 @@ class LoaderError(Exception):
     def __str__(self) -> str:
         """Return the problem and, a line each, the places and values that are known."""
         facts = {
-            "shard": self.path,
+            "path": self.path,
             "byte offset": self.offset,
             "record": self.record,
             "key": self.key,
@@ -77,7 +80,8 @@ class LoaderError(Exception):
             "what to do": self.advice,
         }
         known = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
-        return "\n".join([self.problem, *known])
+        lines = "\n".join([self.problem, *known]).split("\n")
+        return "\n".join(map(printable, lines))  # a traceback goes to a terminal
 
 
 class DataCorruptionError(LoaderError, ValueError):
@@ -97,7 +101,7 @@ class IndexFormatError(LoaderError, ValueError):
 
 
 class WorkerDiedError(LoaderError, RuntimeError):
-    """Report a worker process that ended without giving its batch."""
+    """Report a worker process that ended, or could not share its batch."""
 
 
 class UnsafeContentError(LoaderError):
@@ -105,11 +109,22 @@ class UnsafeContentError(LoaderError):
 
 
 class DecodeError(LoaderError, ValueError):
-    """Report a record on which the caller's `decode`, `transform` or label function failed."""
+    """Report a record on which the caller's `decode`, `transform` or label function failed, or
+    whose fields do not fit into a batch with those of other records.
+    """
 
 
 class ShardWarning(UserWarning):
     """Warn of a shard that reads whole, but not as its writer should have left it."""
+
+    def __str__(self) -> str:
+        """Return the text as a terminal may show it."""
+        return printable(super().__str__())
+
+
+def printable(text: str, /) -> str:
+    """Return a text with everything escaped that is not printable: a terminal might obey it."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def sendable(error: Exception, /) -> Exception:

@@ -14,20 +14,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders import _checks
-from twinfeed.loaders._checks import Array, Int64s
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
+from twinfeed.samplers.validate import counted
 
-try:
+with needing("twinfeed.loaders.pictures", "report"):
     from matplotlib import colormaps
     from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("pictures need matplotlib: pip install 'twinfeed[report]'") from error
 
 __all__ = ["plot_mixing", "plot_ranks", "show_batch"]
 
 _MOST_POINTS = 20_000
+
+# The width of an image of a batch in inches, the size of its caption in points, and the most of it.
+_CELL, _SMALL, _WIDE, _LINES = 1.3, 7, 24, 6
 
 
 class _Picture(Figure):
@@ -53,13 +58,15 @@ def plot_mixing(
     uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data leaves
     a wedge.
 
-    - `streams`: batch samplers by name, or record ids, int[samples], in the order a pipeline gave
-      them. Such ids are counted in batches of the samplers' size.
-    - `labels`: a label for each record, int or str.
-    - `buffers`: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
-    - `epoch`: the epoch of the samplers.
+    Args:
+        streams: batch samplers by name, or record ids, int[samples], in the order a pipeline gave
+            them. Such ids are counted in batches of the samplers' size.
+        labels: a label for each record, int or str.
+        buffers: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
+        epoch: the epoch of the samplers.
 
-    Raises ValueError where there is nothing to draw, and what `diagnose` raises.
+    Raises:
+        ValueError: there is nothing to draw, and as `diagnose`.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> uniform = BatchSampler(RandomSampler(1000, seed=0), batch_size=20)
@@ -83,14 +90,12 @@ def plot_mixing(
     below: dict[str, list[str]] = {}
     for name, stream in streams.items():
         if isinstance(stream, BatchStream):
-            held = "no record" if stream.live is None else f"{stream.live:,} decoded images"
-            row = _together(drawn[name], records)
-            below[name] = [f"reads about {row:.0f} records in a row", f"holds {held}"]
+            below[name] = _costs(drawn[name], records, stream, epoch)
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
         drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
         found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
-        below[name] = ["reads in stored order", f"holds {buffer:,} records"]
+        below[name] = ["reads in stored order", f"keeps {counted(buffer, 'record')}"]
     classes = _numbered(labels)
     rows = 1 if classes is None else 2
     figure = _Picture(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
@@ -124,6 +129,29 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
     return ids[ids >= 0]
 
 
+def _costs(ids: Int64s, records: int, stream: BatchStream, epoch: int) -> list[str]:
+    """Say how a stream reads its records, and what it keeps of them."""
+    if stream._in_blocks:
+        first, stop = stream._spans(ids, epoch)
+        block = counted(round(float((stop - first).mean())), "record")
+        kept = counted(_most_open(first, stop), "record")
+        return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
+    row = round(_together(ids, records))
+    reads = "single records" if row <= 2 else f"about {row:,} records in a row"  # 2 by chance
+    kept = "no record" if stream._live is None else counted(stream._live, "decoded image")
+    return [f"reads {reads}", f"keeps {kept}"]
+
+
+def _most_open(first: Int64s, stop: Int64s) -> int:
+    """Return the most records of open spans, given the span of each sample in turn."""
+    _, begins = np.unique(first, return_index=True)
+    _, ends = np.unique(first[::-1], return_index=True)
+    changes = np.zeros(len(first) + 1, np.int64)
+    np.add.at(changes, begins, (stop - first)[begins])
+    np.subtract.at(changes, len(first) - ends, (stop - first)[begins])
+    return int(changes.cumsum().max(initial=0))
+
+
 def _together(ids: Int64s, records: int) -> float:
     """Return the length of the stretch of stored records in which the average record is read."""
     # Neighbours count as read together if both come within a quarter of all samples.
@@ -146,8 +174,13 @@ def plot_ranks(
 ) -> Figure:
     """Draw what each rank gets in the first steps: a column for each rank, coloured by class.
 
-    `sampler.explain` gives the same as text. `labels`: a label for each record. Without labels all
-    records have one colour.
+    `sampler.explain` gives the same as text.
+
+    Args:
+        sampler: whose batches are drawn.
+        world_size: the number of ranks.
+        steps: how many steps of the epoch.
+        labels: a label for each record. Without labels all records have one colour.
 
     >>> from twinfeed.samplers import PKBatchSampler
     >>> classes = [n // 10 for n in range(80)]
@@ -155,7 +188,7 @@ def plot_ranks(
     >>> [axes.get_title() for axes in figure.axes]
     ['rank 0', 'rank 1']
     """
-    _checks.count("world_size", world_size)
+    checks.count("world_size", world_size)
     whole = sampler.shard(0, 1) if sampler.world_size == 1 else sampler
     ranks = [whole.shard(rank, world_size) for rank in range(world_size)]
     batches = [rank.batches(0, 0, min(steps, len(rank))) for rank in ranks]
@@ -191,7 +224,14 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     width, 1, 3 or 4]. A row has the samples of one class where a batch is made of classes. Below an
     image stand its class, its record, and other short values: texts and numbers.
 
-    Raises ValueError for a feed without images; the errors of reading and decoding.
+    Args:
+        feed: whose batch is drawn.
+        epoch: of the batch.
+        step: of the batch.
+
+    Raises:
+        TypeError: what is no feed, such as a loader.
+        ValueError: a feed without images. Errors of reading and decoding are raised too.
 
     >>> import numpy as np
     >>> from tempfile import mkdtemp
@@ -204,6 +244,10 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     >>> len(show_batch(feed).axes)
     6
     """
+    if not isinstance(feed, Feed):
+        raise TypeError(
+            f"show_batch draws a batch of the feed, got a {type(feed).__name__}: give loader.feed"
+        )
     batch = next(feed.batches(epoch, step))
     images = next((name for name, value in batch.items() if _is_images(value)), None)
     if images is None:
@@ -213,13 +257,20 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
         )
     sizes = _rows(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
-    figure = _Picture(figsize=(1.3 * widest, 1.6 * len(sizes)), layout="constrained")
+    captions = [_caption(feed, batch, number, images) for number in range(sum(sizes))]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    height = _CELL + (lines + 1) * 1.4 * _SMALL / 72
+    figure = _Picture(figsize=(_CELL * widest, height * len(sizes)), layout="constrained")
     places = [(row, column) for row, size in enumerate(sizes) for column in range(size)]
     for number, (row, column) in enumerate(places):
         axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
-        axes.imshow(_displayed(batch[images][number]), cmap="gray")
-        axes.set_axis_off()
-        axes.set_title(_caption(feed, batch, number, images), fontsize=7, y=-0.02, va="top")
+        image = batch[images][number]
+        if f"{images}_shape" in batch:  # of images that are padded to one shape
+            image = image[tuple(map(slice, batch[f"{images}_shape"][number]))]
+        axes.imshow(_displayed(image), cmap="gray")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(captions[number], fontsize=_SMALL, labelpad=2)
     return figure
 
 
@@ -255,17 +306,18 @@ def _rows(labels: Array | None, count: int) -> list[int]:
 def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
     """Return the text below an image."""
     lines = [f"record {feed.sampler.records(batch['id'][number : number + 1])[0]}"]
+    classes = feed.index.classes if isinstance(feed.index, Index) else ()
     for name, values in batch.items():
-        value = values[number]
-        if name in ("id", "mask", images) or np.ndim(value):
+        if name in ("id", "mask", images) or isinstance(values, Ragged) or np.ndim(values[number]):
             continue
-        if name == "label" and feed.index.classes:
-            lines.insert(0, feed.index.classes[int(value)])
-        elif isinstance(value, bytes):
-            try:
-                lines.append(value.decode()[:40])
-            except UnicodeDecodeError:
-                lines.append(f"{name}: {len(value):,} bytes")
-        else:
-            lines.append(f"{name} {value}")
-    return "\n".join(lines)
+        value = values[number]
+        if name == "label" and classes:
+            lines.insert(0, classes[int(value)])
+            continue
+        try:
+            text = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            text = f"{name}: {len(value):,} bytes"
+        lines.append(text if isinstance(text, str) else f"{name} {text}")
+    shown = [line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…" for line in lines[:_LINES]]
+    return "\n".join(line.replace("\n", " ").replace("$", r"\$") for line in shown)

@@ -16,51 +16,25 @@ crops of large images: decode once, use many times      `BatchSampler(ReuseSampl
 one image, many captions                                `ViewSampler(order, counts, …)`
 rare records more often                                 `WeightedSampler(weights, seed=)`
 several data sets in fixed proportion                   `MixtureSampler(orders, weights=, …)`
-part of the data; a stable train/validation split       `SubsetSampler(records)`, `split(keys)`
+part of the data; a stable train/validation split       `SubsetSampler(ids, of=n)`, `split(keys)`
 stored order                                            `BatchSampler(SequentialSampler(n), …)`
 ======================================================  ==========================================
 
 To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` for numbers.
+
+pk.py, exact_once.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py, weighted.py,
+mixture.py and subset.py are the samplers, and drawing/ is what they draw with. _stream.py and
+_epochs.py have what all of them share, cursor.py the passes, state.py the states, class_order.py
+the records by class, and _mapped.py arrays in files. validate.py and misnamed.py check arguments,
+processes.py asks a framework for its processes, and explain.py and diagnostics.py look at a stream.
 """
 
-from twinfeed.samplers._cursor import Cursor
-from twinfeed.samplers._schedule import PerStep
-from twinfeed.samplers._state import StateMismatchError
-from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.batch import BatchSampler
-from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.diagnostics import Diagnosis, Measure, diagnose, simulate_shuffle_buffer
-from twinfeed.samplers.exact_once import ExactOnceBatchSampler
-from twinfeed.samplers.mixture import MixtureSampler
-from twinfeed.samplers.orders import Order, RandomSampler, SequentialSampler
-from twinfeed.samplers.pk import PKBatchSampler
-from twinfeed.samplers.reuse import ReuseSampler
-from twinfeed.samplers.shard_shuffle import ShardShuffleSampler
-from twinfeed.samplers.subset import SubsetSampler, split
-from twinfeed.samplers.views import ViewSampler
-from twinfeed.samplers.weighted import WeightedSampler
+try:
+    from twinfeed.lazy import attach
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "a folder named twinfeed, beside which Python was started, hides the installed library: "
+        "start Python elsewhere"
+    ) from error
 
-__all__ = [
-    "BatchSampler",
-    "BatchStream",
-    "ClassOrder",
-    "Cursor",
-    "Diagnosis",
-    "ExactOnceBatchSampler",
-    "Measure",
-    "MixtureSampler",
-    "Order",
-    "PKBatchSampler",
-    "PerStep",
-    "RandomSampler",
-    "ReuseSampler",
-    "SequentialSampler",
-    "ShardShuffleSampler",
-    "StateMismatchError",
-    "SubsetSampler",
-    "ViewSampler",
-    "WeightedSampler",
-    "diagnose",
-    "simulate_shuffle_buffer",
-    "split",
-]
+__getattr__, __all__ = attach(__name__, __file__)

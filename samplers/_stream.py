@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, UInt64, derive, root_key, words
-from twinfeed.samplers._cursor import Passes
-from twinfeed.samplers._explain import drawing, html
-from twinfeed.samplers._space import SampleSpace
-from twinfeed.samplers._state import STATE_VERSION, position, told
+from twinfeed.samplers import validate
+from twinfeed.samplers._epochs import Epochs
+from twinfeed.samplers.cursor import Passes
+from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, root_key, words
+from twinfeed.samplers.explain import drawing, html
+from twinfeed.samplers.processes import processes, warn_unsharded
 
-STREAM_VERSION = 1
 _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
 
-class BatchStream(SampleSpace, ABC):
+class BatchStream(Epochs, ABC):
     """Serve batches of sample ids: by (epoch, step), by iteration, whole or one rank's slice.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
@@ -41,6 +40,12 @@ class BatchStream(SampleSpace, ABC):
     an epoch has no more steps than the workers draw, call `set_epoch` before each pass. A loader of
     `twinfeed.loaders` counts what the loop received, and goes on there.
 
+    Args:
+        steps: steps of an epoch.
+        size: the most ids of an epoch.
+        batch_size: ids of the largest global batch.
+        seed: the only source of chance.
+
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
     >>> [ids.tolist() for ids in stream]
@@ -51,28 +56,21 @@ class BatchStream(SampleSpace, ABC):
     [[0, 1], [4, 5], [8]]
     """
 
-    seed: int
-    _parameters: Mapping[str, Any]  # what the stream depends on beside the seed
     #: This rank, 0 when not sharded.
     rank: int = 0
     #: Number of ranks, 1 when not sharded.
     world_size: int = 1
     #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
     sharded: bool = False
-    #: Whether each pass is whole, and has no place to stand.
-    evaluation: bool = False
     #: Whether batches may hold -1, for which loaders give a mask.
-    padded: bool = False
+    _padded: bool = False
     _even: bool  # whether every global batch of every epoch has the same number of ids
 
     def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
-        # size: the most ids of an epoch; batch_size: the ids of the largest global batch
-        size = _validate.integer("samples of an epoch", size, minimum=0)
-        self._epochs = _validate.LIMIT // max(1, size)
-        self._steps, self._largest, self.seed = steps, batch_size, seed
+        super().__init__(steps=steps, size=size, seed=seed)
+        self._largest = batch_size  # the ids of the largest global batch
         self._seed_key = root_key(seed, "augmentation")
         self._passes: Passes | None = None
-        self._known: dict[str, Any] = {}  # the fingerprint, once asked for; copies share the dict
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
@@ -90,9 +88,6 @@ class BatchStream(SampleSpace, ABC):
         """Refuse a world size that cannot divide the global batch. By default none is refused."""
         return
 
-    def __len__(self) -> int:
-        return self._steps
-
     @property
     def batch_size(self) -> int:
         """Ids of the largest batch of this rank."""
@@ -102,9 +97,16 @@ class BatchStream(SampleSpace, ABC):
     def drop_last(self) -> bool:
         """True: every batch is full. Trainers ask before they share batches out to processes.
 
-        Raises TypeError for a stream that a trainer cannot share out without losing or repeating
-        records: one rank's, an evaluation, and batches of several sizes.
+        Raises:
+            TypeError: a stream that a trainer cannot share out without losing or repeating records:
+                one rank's, an evaluation, batches of several sizes, and a number of batches that
+                the processes do not divide.
         """
+        self._check_sharing(processes())
+        return True
+
+    def _check_sharing(self, processes: int, /) -> None:
+        """Raise TypeError where a trainer cannot share whole batches out to processes."""
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}, and sharding it "
@@ -117,10 +119,15 @@ class BatchStream(SampleSpace, ABC):
                 f"process sampler.shard(rank, world_size) in a DataLoader that the trainer has not "
                 f"prepared, or for training take final='drop'"
             )
-        return True
+        if self._steps % processes:
+            raise TypeError(
+                f"{processes} processes cannot share out {validate.counted(self._steps, 'batch')} "
+                f"of an epoch, and the last ones would be lost: set batches_per_epoch to a "
+                f"multiple of {processes}"
+            )
 
     @property
-    def constant_size(self) -> int | None:
+    def _constant_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None where sizes may differ."""
         each, over = divmod(self._largest, self.world_size)
         return each if self._even and self._steps and not over else None
@@ -128,7 +135,8 @@ class BatchStream(SampleSpace, ABC):
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
 
-        Raises IndexError outside `[0, len(self))`.
+        Raises:
+            IndexError: a step outside `[0, len(self))`.
         """
         epoch, step = self._position(epoch, step, self._steps)
         return self._batches(epoch, step, step + 1)[0]
@@ -136,12 +144,28 @@ class BatchStream(SampleSpace, ABC):
     def batches(
         self, epoch: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
     ) -> list[Int64]:
-        """Return `[batch(epoch, s) for s in range(start, stop)]` in one vectorised call."""
+        """Return `[batch(epoch, s) for s in range(start, stop)]` in one vectorised call.
+
+        Raises:
+            IndexError: a step outside `[0, len(self))`, or `start` after `stop`.
+        """
         epoch, start = self._position(epoch, start, self._steps + 1)
         epoch, stop = self._position(epoch, stop, self._steps + 1)
         if start > stop:
             raise IndexError(f"start must be at most stop, got {start} and {stop}")
         return self._batches(epoch, start, stop) if start < stop else []
+
+    def cut(self, epoch: int, start: int, batches: Sequence[Int64], /) -> list[Int64]:
+        """Return this rank's slices of the global batches of the steps from `start` on.
+
+        >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+        >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
+        >>> [ids.tolist() for ids in stream.shard(1, 2).cut(0, 0, stream.batches(0, 0, 3))]
+        [[2, 3], [6, 7], [9]]
+        """
+        lows, highs = self._slices(epoch, start, np.array([len(ids) for ids in batches], np.int64))
+        places = zip(batches, lows.tolist(), highs.tolist(), strict=True)
+        return [ids[low:high] for ids, low, high in places]
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
         """Return the batches of one step or more, of an epoch and steps that are valid."""
@@ -149,14 +173,6 @@ class BatchStream(SampleSpace, ABC):
         ids = self._draw(epoch, start, lows, highs)
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
         return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
-
-    def _chunks(self, epoch: int, step: int, most: int = 0) -> Iterator[list[Int64]]:
-        """Draw chunks that grow: the first batch comes at once, later ones cheaply."""
-        chunk, most = 1, most or max(1, _CHUNK_IDS // self._largest)
-        while step < self._steps:
-            stop = min(step + chunk, self._steps)
-            yield self._batches(epoch, step, stop)
-            step, chunk = stop, min(2 * chunk, most)
 
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
@@ -169,36 +185,19 @@ class BatchStream(SampleSpace, ABC):
         place = np.arange(low[0], high[0])
         return words(derive(self._seed_key, epoch, step), place)
 
-    def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
-        """Return an epoch and a step below `end` as ints, which do not overflow."""
-        epoch, step = _validate.whole("epoch", epoch), _validate.whole("step", step)
-        if not 0 <= epoch < self._epochs:
-            raise IndexError(f"epoch must be in [0, {self._epochs}), got {epoch}")
-        if not 0 <= step < end:
-            steps = _validate.counted(self._steps, "step")
-            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {steps}")
-        return epoch, step
-
-    def _settled(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the place. The end of an epoch becomes the beginning of the next pass."""
-        if step == self._steps > 0:
-            return (epoch if self.evaluation else epoch + 1), 0
-        return epoch, step
-
-    def _place(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
-        """Return a place between two batches, `len(self)` included."""
-        return self._settled(*self._position(epoch, step, self._steps + 1))
-
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
 
         Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most
         one. The longer slices rotate, so that the totals differ by at most one too.
+
+        Raises:
+            ValueError: the stream is one rank's already, or `rank` and `world_size` do not fit.
         """
         if self.world_size != 1:
             raise ValueError(f"this sampler is already rank {self.rank} of {self.world_size}")
-        world_size = _validate.integer("world_size", world_size, minimum=1)
-        rank = _validate.integer("rank", rank, minimum=0, below=world_size)
+        world_size = validate.integer("world_size", world_size, minimum=1)
+        rank = validate.integer("rank", rank, minimum=0, below=world_size)
         self._check_world(world_size)
         other = copy.copy(self)
         other.rank, other.world_size, other.sharded = rank, world_size, True
@@ -216,6 +215,11 @@ class BatchStream(SampleSpace, ABC):
             for rank in (self.rank, self.rank + 1)
         )
         return low, high
+
+    def _own_sizes(self, epoch: int, start: int, stop: int) -> Int64:
+        """Return the sizes of this rank's batches of these steps."""
+        low, high = self._slices(epoch, start, self._sizes(epoch, start, stop))
+        return high - low
 
     def __copy__(self: _Stream) -> _Stream:
         other = object.__new__(type(self))
@@ -249,7 +253,19 @@ class BatchStream(SampleSpace, ABC):
 
     def steps(self) -> Iterator[tuple[int, int, Int64]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
-        return self._own.over(self)
+        warn_unsharded(self)
+        return self._own.over(self._ids_from)
+
+    def _ids_from(self, epoch: int, step: int) -> Iterator[Int64]:
+        """Yield the batches of a pass from a step on.
+
+        They are drawn in chunks that grow: the first batch comes at once, later ones cheaply.
+        """
+        chunk, most = 1, max(1, _CHUNK_IDS // self._largest)
+        while step < self._steps:
+            stop = min(step + chunk, self._steps)
+            yield from self._batches(epoch, step, stop)
+            step, chunk = stop, min(2 * chunk, most)
 
     def __iter__(self) -> Iterator[Int64]:
         """Yield the batches of a pass; nothing is drawn before the first `next`."""
@@ -267,40 +283,11 @@ class BatchStream(SampleSpace, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass at a state, of any rank and world size, in constant time.
 
-        Raises StateMismatchError, with every differing field, for a state of other data,
-        parameters or version.
+        Raises:
+            StateMismatchError: a state of other data, parameters or version; every differing field
+                is named.
         """
         self._own.load_state_dict(state)
-
-    def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
-        """Return the state before this step; `len(self)` is the end of the epoch."""
-        epoch, step = self._place(epoch, step)
-        return {
-            "version": STATE_VERSION,
-            "epoch": epoch,
-            "step": step,
-            "fingerprint": self.fingerprint,
-        }
-
-    def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the (epoch, step) of a state of this stream; raise as `load_state_dict`."""
-        return position(state, self.fingerprint, steps=self._steps, epochs=self._epochs)
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """What the stream is a function of: class, stream version, seed, parameters, digests.
-
-        Data are hashed once for a stream and all its copies.
-        """
-        if not self._known:
-            self._known |= {
-                "sampler": type(self).__name__,
-                "stream_version": STREAM_VERSION,
-                "steps": self._steps,
-                "seed": self.seed,
-                **told(self._parameters),
-            }
-        return dict(self._known)
 
     def explain(self, *, steps: SupportsIndex = 4, world_size: SupportsIndex | None = None) -> str:
         """Return a drawing of the first steps of the current epoch, one column a rank.
@@ -316,8 +303,8 @@ class BatchStream(SampleSpace, ABC):
         1      4 -      - -
         """
         wanted = self.world_size if world_size is None else world_size
-        world = _validate.integer("world_size", wanted, minimum=1)
-        stop = min(_validate.integer("steps", steps, minimum=1), self._steps)
+        world = validate.integer("world_size", wanted, minimum=1)
+        stop = min(validate.integer("steps", steps, minimum=1), self._steps)
         whole = copy.copy(self)
         whole.rank, whole.world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]

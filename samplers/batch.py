@@ -6,20 +6,33 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, ranges
+from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.orders import Order, check_order
+from twinfeed.samplers.drawing.bits import Int64, ranges
+from twinfeed.samplers.drawing.space import Sources
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import Sampler, check_order
 
 
 class BatchSampler(BatchStream):
     """Cut an order into batches of `batch_size` consecutive positions.
 
-    `final` says what happens where `batch_size` does not divide the order's length:
+    Args:
+        order: what is cut.
+        batch_size: ids of a global batch.
+        final: what happens if `batch_size` does not divide the order's length. `"smaller"`: the
+            last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last
+            batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left out,
+            and its records are not visited in that epoch.
+        batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
+            epoch k is batches `k * n` to `(k + 1) * n`. The order begins anew when all of its
+            batches were given, wherever an epoch ends. By default an epoch is one round of the
+            order.
 
-    - `"smaller"`: the last batch is smaller. A rank may get an empty batch, int64[0].
-    - `"pad"`: the last batch is filled with -1, and loaders give a mask.
-    - `"drop"`: the last batch is left out, and its records are not met in that epoch.
+    Raises:
+        ValueError: the order cannot be cut so: `sections` of a shuffle that do not divide
+            `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`,
+            and `batches_per_epoch` of an order without a batch.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -27,9 +40,6 @@ class BatchSampler(BatchStream):
         global    0 1 2      3 4 5      6
         rank 0    0 1        3          6
         rank 1        2        4 5      (empty)
-
-    Raises ValueError where the order cannot be cut so: `sections` of a shuffle that do not divide
-    `batch_size`, and for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`.
 
     >>> from twinfeed.samplers import SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3)
@@ -39,45 +49,63 @@ class BatchSampler(BatchStream):
     [[0, 1, 2], [3, -1, -1]]
     >>> len(BatchSampler(SequentialSampler(7), batch_size=3, final="drop"))
     2
+    >>> stream = BatchSampler(SequentialSampler(7), batch_size=3, batches_per_epoch=2)
+    >>> [[ids.tolist() for ids in stream.batches(epoch, 0, 2)] for epoch in range(2)]
+    [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
     """
 
+    @counterparts(
+        drop_last="final='drop' leaves out a last batch that is not full",
+        drop_remainder="final='drop' leaves out a last batch that is not full",
+        shuffle="the order shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=…)",
+    )
     def __init__(
         self,
-        order: Order,
+        order: Sampler,
         /,
         *,
         batch_size: SupportsIndex,
         final: Literal["smaller", "pad", "drop"] = "smaller",
+        batches_per_epoch: SupportsIndex | None = None,
     ) -> None:
-        batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        self._final = _validate.choice("final", final, ("smaller", "pad", "drop"))
-        self._order = check_order(order).for_batches(batch_size)
-        if order.live is not None and final == "drop":
+        batch_size = validate.integer("batch_size", batch_size, minimum=1)
+        self._final = validate.choice("final", final, ("smaller", "pad", "drop"))
+        self._order = check_order(order)._for_batches(batch_size)
+        if order._live is not None and final == "drop":
             raise ValueError(
                 "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
         self.num_records, self._num_ids = order.num_records, order.num_ids
-        self.repeats, self.live, self.reuse = order.repeats, order.live, order.reuse
-        self.in_blocks, self.padded = order.in_blocks, final == "pad"
+        self._repeats, self._live, self._reuse = order._repeats, order._live, order._reuse
+        self._in_blocks, self._padded = order._in_blocks, final == "pad"
+        self._part = order._part
         more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
         self._size = len(order) + more[final]
         largest = min(batch_size, self._size) or batch_size
-        steps = -(-self._size // largest)
+        steps, size = -(-self._size // largest), self._size
+        self._round = steps
         self._even = self._size % largest == 0
         self._parameters = {"batch_size": largest, "final": final, "order": order}
-        super().__init__(steps=steps, size=self._size, batch_size=largest, seed=order.seed)
+        if batches_per_epoch is not None:
+            steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
+            if not self._round:
+                raise ValueError(f"batches_per_epoch needs an order with a batch, got {order!r}")
+            self._parameters["batches_per_epoch"] = steps
+            size = steps * largest
+        super().__init__(steps=steps, size=size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
         final = "" if self._final == "smaller" else f", final={self._final!r}"
-        return f"{type(self).__name__}({self._order!r}, {self._told_size}{final})"
+        return f"{type(self).__name__}({self._order!r}, {self._counts}{final})"
 
     @property
-    def _told_size(self) -> str:
-        return f"{_validate.counted(self._steps, 'batch')} of {self._largest:,}"
+    def _counts(self) -> str:
+        return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
-    def spans(self, records: Int64) -> tuple[Int64, Int64]:
-        return self._order.spans(records)
+    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+        # An epoch that is no round of the order may have parts of several rounds.
+        return self._order._spans(records, epoch if self._round == self._steps else None)
 
     def records(self, ids: Int64) -> Int64:
         ids = np.asarray(ids, dtype=np.int64)
@@ -87,16 +115,37 @@ class BatchSampler(BatchStream):
         ids = np.asarray(ids, dtype=np.int64)
         return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
 
+    @property
+    def _by_record(self) -> str:
+        return "padding" if self._padded else super()._by_record
+
+    @property
+    def _sources(self) -> Sources | None:
+        return self._order._sources
+
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        return np.minimum(self._size - np.arange(start, stop) * self._largest, self._largest)
+        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round)
+        return np.minimum(self._size - steps * self._largest, self._largest)
 
     def _given(self, epoch: int, step: int) -> int:
-        return epoch * self._size + step * self._largest
+        lap, step = divmod(epoch * self._steps + step, max(1, self._round))
+        return lap * self._size + step * self._largest
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        """Draw round by round of the order: an epoch may end within a round."""
+        lap, start = divmod(epoch * self._steps + start, max(1, self._round))
+        parts = []
+        while len(lows):
+            left = self._round - start
+            parts.append(self._of_round(lap, start, lows[:left], highs[:left]))
+            lap, start, lows, highs = lap + 1, 0, lows[left:], highs[left:]
+        return np.concatenate(parts)
+
+    def _of_round(self, lap: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        """Return ids as `_draw` does, of steps of one round of the order."""
         begins = (start + np.arange(len(lows))) * self._largest
         positions = ranges(begins + lows, begins + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = self._order._ids(epoch, real)
+        ids[: len(real)] = self._order._ids(lap, real)
         return ids

@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
-import mmap
+from bisect import bisect_right
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, spread
-from twinfeed.samplers._state import digest
+from twinfeed.samplers import validate
+from twinfeed.samplers._mapped import held, pieces
+from twinfeed.samplers.drawing.bits import Int64, spread
+from twinfeed.samplers.state import digest
 
 Ids = NDArray[np.integer[Any]]
-_PIECE = 1 << 20
-_Mapping: TypeAlias = partial[NDArray[Any]]
 
 
 class ClassOrder:
     """Hold the ids of the records of each class side by side; immutable.
 
     `PKBatchSampler` takes a class order in place of labels. Sorting 10^8 labels takes many seconds
-    and gigabytes. Sort once, save the arrays, and map them wherever a sampler is made:
+    and gigabytes. Sort once, save the arrays `records`, `starts` and `sizes`, and map them wherever
+    a sampler is made.
 
-    - `records`: the ids sorted by class, and within a class in stored order, int[records];
-    - `starts`, `sizes`: where each class begins in `records`, and its length, int64[classes];
-    - `digest`: a hash of the labels, which states of samplers are compared by.
-
-    Classes are numbered by their first record. So a stream does not depend on how labels are
-    written: 3, "3" and "cat" are the same class if the same records carry them.
+    Classes are numbered by size, the largest first, and classes of one size by their first record.
+    So the classes of a minimal size are the first ones. And a stream does not depend on how labels
+    are written: 3, "3" and "cat" are the same class if the same records carry them.
 
     Arrays that are mapped from a file (`np.load(path, mmap_mode="r")`) are pickled as the path:
-    each process maps the file itself, and the memory is shared.
+    each process maps the file itself, and the memory is shared. So the file must stay as it is.
+    Other arrays are copied into each pickle.
 
-    >>> order = ClassOrder(["b", "a", "b", "c", "a"])
+    Args:
+        labels: one a record, int or str.
+
+    >>> order = ClassOrder(["b", "a", "a", "c", "a"])
     >>> order.records.tolist(), order.starts.tolist(), order.sizes.tolist()
-    ([1, 4, 0, 2, 3], [2, 0, 4], [2, 2, 1])
+    ([1, 2, 4, 0, 3], [0, 3, 4], [3, 1, 1])
     >>> arrays = {"records": order.records, "starts": order.starts, "sizes": order.sizes}
     >>> len(ClassOrder.from_arrays(**arrays, digest=order.digest))
     3
     """
 
     def __init__(self, labels: ArrayLike, /) -> None:
-        array = _validate.labels(labels)
+        array = validate.labels(labels)
         records, bounds = _grouped(_compact(array))
         starts = bounds[:-1]
-        by_first = np.argsort(records[starts])
-        self._hold(records, starts[by_first], np.diff(bounds)[by_first], digest=digest(array))
+        sizes = np.diff(bounds)
+        rank = by_size(sizes, records[starts])
+        self._hold(records, starts[rank], sizes[rank], digest=digest(array))
 
     @classmethod
     def from_arrays(cls, *, records: Ids, starts: Int64, sizes: Int64, digest: str) -> ClassOrder:
         """Return the class order that has these arrays, which are neither copied nor read through.
 
-        Raises TypeError and ValueError for arrays that no class order has.
+        Args:
+            records: the ids sorted by class, and within a class in stored order, int[records].
+            starts: where each class begins in `records`, int64[classes].
+            sizes: the length of each class, int64[classes].
+            digest: a hash of the labels, which states of samplers are compared by.
+
+        Raises:
+            TypeError: an array is not one-dimensional, or not of ints.
+            ValueError: no class order has these arrays.
         """
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
@@ -64,29 +74,37 @@ class ClassOrder:
                 f"{len(sizes)} sizes of {int(sizes.sum())} records, {len(starts)} starts and "
                 f"{len(records)} records"
             )
+        for some in pieces(len(sizes) - 1):
+            rising = np.flatnonzero(sizes[some.start + 1 : some.stop + 1] > sizes[some])
+            if rising.size:
+                place = some.start + int(rising[0])
+                raise ValueError(
+                    f"sizes must fall, as the largest class comes first, got {sizes[place]} and "
+                    f"then {sizes[place + 1]} at {place + 1}: order starts and sizes by "
+                    f"np.argsort(-sizes, kind='stable')"
+                )
         return cls._of(records, starts, sizes, digest=digest)
 
     @classmethod
-    def _of(cls, *arrays: NDArray[Any] | _Mapping, digest: str) -> ClassOrder:
-        """Return the class order of arrays, or of what maps them."""
+    def _of(cls, *arrays: NDArray[Any], digest: str) -> ClassOrder:
         made = object.__new__(cls)
-        made._hold(*(a() if isinstance(a, partial) else a for a in arrays), digest=digest)
+        made._hold(*arrays, digest=digest)
         return made
 
     def _hold(self, *arrays: NDArray[Any], digest: str) -> None:
-        self._records, self._starts, self._sizes = map(_locked, arrays)
+        self._records, self._starts, self._sizes = map(held, arrays)
         self._digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = (self._records, self._starts, self._sizes)
-        return partial(self._of, digest=self._digest), tuple(map(_reference, arrays))
+        return partial(self._of, digest=self._digest), arrays
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __repr__(self) -> str:
-        records = _validate.counted(len(self._records), "record")
-        return f"ClassOrder({records}, {_validate.counted(len(self), 'class')})"
+        records = validate.counted(len(self._records), "record")
+        return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
     @property
     def records(self) -> Ids:
@@ -110,7 +128,8 @@ class ClassOrder:
 
     def _ids(self, number: Int64, member: Int64) -> Int64:
         """Return the record ids of members (0 … size - 1) of classes, broadcast."""
-        ids: Int64 = self._records[self._starts[number] + member].astype(np.int64)
+        starts, records = np.asarray(self._starts), np.asarray(self._records)
+        ids: Int64 = records[starts[number] + member].astype(np.int64)
         return ids
 
     def _by_class(self) -> tuple[Int64, Int64]:
@@ -118,11 +137,16 @@ class ClassOrder:
         owner, place = spread(self._sizes)
         return owner, self._ids(owner, place)
 
-    def _classes(self, kept: NDArray[np.bool_]) -> ClassOrder:
-        """Return the class order of some classes, of the same records."""
-        if kept.all():
+    def _count(self, size: int) -> int:
+        """Return how many classes have so many records."""
+        return bisect_right(range(len(self)), -size, key=lambda number: -int(self._sizes[number]))
+
+    def _first(self, count: int) -> ClassOrder:
+        """Return the class order of the first classes, of the same records."""
+        if count == len(self):
             return self
-        return self._of(self._records, self._starts[kept], self._sizes[kept], digest=self._digest)
+        first = self._starts[:count], self._sizes[:count]
+        return self._of(self._records, *first, digest=self._digest)
 
     def _some(self, chosen: Int64) -> ClassOrder:
         """Return the class order of some records, with the digest of all labels."""
@@ -132,11 +156,13 @@ class ClassOrder:
         some = ClassOrder(number[chosen])
         return self._of(chosen[some.records], some.starts, some.sizes, digest=self._digest)
 
-    def _supers(self, super_labels: ArrayLike | None, num_records: int) -> Int64:
-        """Return a number for the super-class of each class, all the same where none are given."""
+    def _by_super(
+        self, super_labels: ArrayLike | None, num_records: int, classes: int
+    ) -> ClassOrder | None:
+        """Return the first so many classes sorted by super-class; None without super-labels."""
         if super_labels is None:
-            return np.zeros(len(self), np.int64)
-        parents = _compact(_validate.labels(super_labels, name="super_labels"))
+            return None
+        parents = _compact(validate.labels(super_labels, name="super_labels"))
         if len(parents) != num_records:
             raise ValueError(
                 f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
@@ -151,22 +177,12 @@ class ClassOrder:
                 f"super_labels must agree within a class: records {there} and {here} have one "
                 f"label and two super-labels"
             )
-        return found
+        return ClassOrder(found[:classes])
 
 
-def _locked(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view, so that the owner may still change the array."""
-    view = array.view() if array.flags.writeable else array
-    view.flags.writeable = False
-    return view
-
-
-def _reference(array: NDArray[Any]) -> NDArray[Any] | _Mapping:
-    """Return what maps a mapped array again; any other array as it is."""
-    # A slice of a mapped array is one too, but has the offset of the whole: its base tells.
-    if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.filename:
-        return partial(np.memmap, array.filename, array.dtype, "r", array.offset, array.shape)
-    return array
+def by_size(sizes: Int64, first: Ids) -> Int64:
+    """Return the places of classes in their order: the largest first, then by the first record."""
+    return np.lexsort((first, -sizes))
 
 
 def _compact(labels: NDArray[Any]) -> Int64:
@@ -185,8 +201,8 @@ def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
     """Return record ids sorted by (label, id) and the bounds of the labels that occur."""
     shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
     packed = labels << shift
-    for begin in range(0, labels.size, _PIECE):  # no second array of n
-        packed[begin : begin + _PIECE] |= np.arange(begin, min(begin + _PIECE, labels.size))
+    for some in pieces(labels.size):  # no second array of n
+        packed[some] |= np.arange(some.start, some.stop)
     packed.sort()
     narrow = np.int32 if labels.size < 1 << 31 else np.int64
     records: NDArray[np.integer[Any]] = np.empty(labels.size, narrow)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, lgamma, sqrt
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, below, root_key, words
+from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.drawing.bits import Int64, below, root_key, words
 
 _ENOUGH = 0.5  # share of the uniform value below which a measure is flagged
 _CHANCE = 6.0  # standard deviations that a uniform shuffle keeps within
@@ -45,22 +45,39 @@ class Measure:
         return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
 
 
+class Stretch(NamedTuple):
+    """As many samples in a row as a batch has: their distinct groups, and where they begin.
+
+    >>> Stretch(Measure(3.0, 10.0, 1.0), 640).place
+    640
+    """
+
+    #: Distinct classes, shards or blocks of the samples.
+    distinct: Measure
+    #: Place of the first sample in the stream.
+    place: int
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Hold what `diagnose` found about one epoch of a stream.
 
-    - `displacement`: the mean distance between a record's place in the stream and its place in
-      storage, in records; `most_early`: the farthest that any record moved ahead.
-    - `rank_correlation`: Spearman's, of place and record id. Stored order has 1, a uniform shuffle
-      near 0.
-    - `distinct`: the mean number of distinct classes, shards or blocks in a full batch; `fewest`:
-      the number in the worst batch.
-    - `head_reach`: the highest record id in the first tenth of the stream, as a share of all ids;
-      `head_distinct`: the classes, shards or blocks in the first tenth.
-
     `flags` names each value below half of the uniform value, and a correlation above one half, if
     chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
     shuffles have a flag. With few records even stored order may have no flag.
+
+    Attributes:
+        displacement: the mean distance between a record's place in the stream and its place in
+            storage, in records.
+        most_early: the farthest that any record moved ahead.
+        rank_correlation: Spearman's, of place and record id. Stored order has 1, a uniform shuffle
+            near 0.
+        head_reach: the highest record id in the first tenth of the stream, as a share of all ids.
+        head_distinct: the classes, shards or blocks in the first tenth.
+        distinct: the mean number of distinct classes, shards or blocks in a full batch.
+        fewest: the number in the worst batch.
+        worst: the stretch of as many samples, anywhere in the stream, that holds the fewest
+            classes, shards or blocks: how many, and the place of its first sample. It finds a tail.
 
     >>> import numpy as np
     >>> diagnose(np.arange(100), batch_size=10).flags[0]
@@ -79,13 +96,14 @@ class Diagnosis:
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     fewest: Mapping[str, int]
+    worst: Mapping[str, Stretch]
 
     @property
     def flags(self) -> list[str]:
         """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
         far, correlation, reach = self.displacement, self.rank_correlation, self.head_reach
         least = min(_ENOUGH, 1 - _CHANCE / (1 + self.samples / 10))
-        missing = _validate.counted(self.records - self.covered, "record")
+        missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
         found = {
             f"records move {far.ratio:.0%} as far as {uniform}": far.low,
@@ -98,20 +116,25 @@ class Diagnosis:
             found[f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
         for name, m in self.distinct.items():
             found[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
+        for name, (m, place) in self.worst.items():
+            where = f"{self.batch_size:,} samples from place {place:,} on"
+            found[f"{where} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"] = m.low
         found[f"not in the stream: {missing}"] = self.covered < self.records
         return [flag for flag, holds in found.items() if holds]
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the flags."""
         lines = [
-            f"{_validate.counted(self.samples, 'sample')} of "
-            f"{_validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
+            f"{validate.counted(self.samples, 'sample')} of "
+            f"{validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
             f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
             f"mean displacement           {self.displacement}",
             f"farthest ahead              {self.most_early:,} places",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
-                f"{f'{name} per batch':27} {m}, fewest {self.fewest[name]:,}"
+                f"{f'{name} per batch':27} {m}, fewest {self.fewest[name]:,}, "
+                f"in a row {self.worst[name].distinct.value:,.0f} from place "
+                f"{self.worst[name].place:,} on"
                 for name, m in self.distinct.items()
             ),
             *(f"! {flag}" for flag in self.flags),
@@ -132,15 +155,17 @@ def diagnose(
 ) -> Diagnosis:
     """Measure one epoch of a sampler, or any stream of record ids, int [samples].
 
-    - `stream`: a batch sampler, or ids. Padding (-1) is left out.
-    - `epoch`: the epoch of a sampler.
-    - `batch_size`: needed with ids.
-    - `num_records`: of ids; by default the highest id plus one.
-    - `labels`: one for each record, to count the distinct classes of a batch.
-    - `shard_lengths`: the records of each shard, to count the distinct shards of a batch.
-    - `block`: records in a block, to count the distinct blocks of a batch.
+    Args:
+        stream: a batch sampler, or ids. Padding (-1) is left out.
+        epoch: the epoch of a sampler.
+        batch_size: needed with ids.
+        num_records: of ids; by default the highest id plus one.
+        labels: one for each record, to count the distinct classes of a batch.
+        shard_lengths: the records of each shard, to count the distinct shards of a batch.
+        block: records in a block, to count the distinct blocks of a batch.
 
-    Raises ValueError for a stream without a record, and for sizes that do not agree.
+    Raises:
+        ValueError: a stream without a record, and sizes that do not agree.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> import numpy as np
@@ -149,19 +174,19 @@ def diagnose(
     (333.333, [])
     """
     if isinstance(stream, BatchStream):
-        batches = stream.batches(_validate.integer("epoch", epoch, minimum=0), 0, len(stream))
+        batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         ends = np.cumsum([len(b) for b in batches])
         records = stream.num_records
     else:
-        ids = _validate.integers("stream", stream, minimum=-1)
+        ids = validate.integers("stream", stream, minimum=-1)
         if batch_size is None:
             raise ValueError("batch_size must be given with a stream of ids, got None")
-        size = _validate.integer("batch_size", batch_size, minimum=1)
+        size = validate.integer("batch_size", batch_size, minimum=1)
         ends = np.minimum(np.arange(size, len(ids) + size, size), len(ids))
         highest = int(ids.max(initial=-1)) + 1
         given = highest if num_records is None else num_records
-        records = _validate.integer("num_records", given, minimum=0)
+        records = validate.integer("num_records", given, minimum=0)
     real = ids >= 0
     batch = np.searchsorted(ends, np.flatnonzero(real), side="right")
     ids = ids[real]
@@ -173,12 +198,12 @@ def diagnose(
         )
     groups = {}  # what each record belongs to
     if labels is not None:
-        groups["classes"] = np.unique(_validate.labels(labels), return_inverse=True)[1]
+        groups["classes"] = np.unique(validate.labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:
-        lengths = _validate.integers("shard_lengths", shard_lengths, minimum=0)
+        lengths = validate.integers("shard_lengths", shard_lengths, minimum=0)
         groups["shards"] = np.repeat(np.arange(len(lengths)), lengths)
     if block is not None:
-        groups["blocks"] = np.arange(records) // _validate.integer("block", block, minimum=1)
+        groups["blocks"] = np.arange(records) // validate.integer("block", block, minimum=1)
     for name, group in groups.items():
         if len(group) != records:
             raise ValueError(f"{name} must be given for {records} records, got {len(group)}")
@@ -193,13 +218,16 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())
-    head_distinct, distinct, fewest = {}, {}, {}
+    head_distinct, distinct, fewest, worst = {}, {}, {}, {}
     for name, group in groups.items():
         met = len(np.unique(group[ids[:head]]))
         head_distinct[name] = Measure(met, *_uniform_distinct(group, head))
         each = _distinct(batch, group[ids])[sizes == size]
         uniform = _uniform_distinct(group, size, batches=len(each))
         distinct[name], fewest[name] = Measure(float(each.mean()), *uniform), int(each.min())
+        in_a_row = _in_a_row(group[ids], size)
+        measure = Measure(float(in_a_row.min()), *_uniform_distinct(group, size))
+        worst[name] = Stretch(measure, int(in_a_row.argmin()))
     return Diagnosis(
         records=records,
         samples=samples,
@@ -217,6 +245,7 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
         head_distinct=head_distinct,
         distinct=distinct,
         fewest=fewest,
+        worst=worst,
     )
 
 
@@ -225,6 +254,21 @@ def _distinct(batch: Int64, group: Int64) -> Int64:
     width = int(group.max()) + 1
     pairs = np.sort(batch * width + group)  # np.unique takes many times as long
     return np.bincount(pairs[np.append(True, pairs[1:] != pairs[:-1])] // width)
+
+
+def _in_a_row(group: Int64, size: int) -> Int64:
+    """Count the distinct groups of each `size` consecutive samples, from every place on."""
+    samples = np.arange(len(group))
+    order = np.argsort(group, kind="stable")
+    before = np.full(len(group), -1)  # the place at which the group of a sample came before
+    again = np.flatnonzero(np.diff(group[order]) == 0)
+    before[order[again + 1]] = order[again]
+    # A sample is the first of its group in the stretches that begin after that place.
+    since = np.maximum(before, samples - size) + 1
+    begun, ended = (
+        np.bincount(places, minlength=len(group) + 1) for places in (since, samples + 1)
+    )
+    return np.cumsum(begun - ended)[: len(group) - size + 1]
 
 
 def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[float, float]:
@@ -262,15 +306,20 @@ def simulate_shuffle_buffer(
     stored record in its place. At the end the buffer is drained at random. tf.data and webdataset
     shuffle so.
 
+    Args:
+        n: number of stored records.
+        buffer_size: records that the buffer holds.
+        seed: the only source of chance.
+
     No record leaves more than `buffer_size - 1` places early:
 
     >>> simulate_shuffle_buffer(10, buffer_size=3, seed=0).tolist()
     [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]
     """
-    total = _validate.integer("n", n, minimum=0)
-    held = list(range(min(total, _validate.integer("buffer_size", buffer_size, minimum=1))))
+    total = validate.integer("n", n, minimum=0)
+    held = list(range(min(total, validate.integer("buffer_size", buffer_size, minimum=1))))
     left = np.minimum(len(held), total - np.arange(total))
-    key = root_key(_validate.seed(seed), "shuffle buffer")
+    key = root_key(validate.seed(seed), "shuffle buffer")
     out = np.empty(total, np.int64)
     for place, pick in enumerate(below(words(key, np.arange(total)), left).tolist()):
         out[place] = held[pick]

@@ -6,10 +6,14 @@ from typing import Literal, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
+from twinfeed.samplers import validate
 from twinfeed.samplers.batch import BatchSampler
-from twinfeed.samplers.orders import Order, SequentialSampler
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import Sampler, SequentialSampler
 from twinfeed.samplers.subset import SubsetSampler
+
+_SOME = "ExactOnceBatchSampler(len(index), records=ids, …)"
+_RANKS = "shard(rank, world_size) of the sampler, or of the feed, gives the part of a rank"
 
 
 class ExactOnceBatchSampler(BatchSampler):
@@ -18,19 +22,21 @@ class ExactOnceBatchSampler(BatchSampler):
     Nothing is repeated and nothing is dropped. Every rank has the same number of steps, so that
     no collective waits for ever. Zero records are zero steps.
 
-    `final` says what happens where `batch_size` does not divide n:
-
-    - `"smaller"`: the last batch is smaller. A rank may get an empty batch, int64[0].
-    - `"pad"`: the last batch is filled with -1, and loaders give a mask.
-
     Over ranks sum the losses, count the records, and divide once. The mean over an empty batch is
     NaN, and the mean of the ranks' means is wrong.
 
     Each pass is whole, on every route, except the first pass after a state was loaded. Each pass is
     epoch 0, unless `set_epoch` says otherwise.
 
-    `records` are the ids of some of the n records (int64, in any order), such as one side of
-    `split`: then only these come. `seed` is for augmentation seeds alone.
+    Args:
+        n: number of records.
+        batch_size: ids of a global batch.
+        final: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
+            smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last batch is filled
+            with -1, and loaders give a mask.
+        records: the ids of some of the n records (int64, in any order), such as one side of
+            `split`: then only these come.
+        seed: for augmentation seeds alone.
 
     Five records, batches of four, two ranks::
 
@@ -49,6 +55,12 @@ class ExactOnceBatchSampler(BatchSampler):
 
     evaluation = True
 
+    @counterparts(
+        drop_last="an evaluation leaves out no record; final='pad' makes every batch full",
+        num_replicas=_RANKS,
+        rank=_RANKS,
+        shuffle="an evaluation has the stored order",
+    )
     def __init__(
         self,
         n: SupportsIndex,
@@ -59,14 +71,14 @@ class ExactOnceBatchSampler(BatchSampler):
         records: ArrayLike | None = None,
         seed: SupportsIndex = 0,
     ) -> None:
-        _validate.choice("final", final, ("smaller", "pad"))
-        order: Order = SequentialSampler(n)
+        validate.choice("final", final, ("smaller", "pad"))
+        order: Sampler = SequentialSampler(validate.size(n, ids=_SOME))
         if records is not None:
-            order = SubsetSampler(_validate.records(records, len(order)), num_records=n)
-        order.seed = _validate.seed(seed)
+            order = SubsetSampler(validate.records(records, len(order)), of=n)
+        order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)
 
     def __repr__(self) -> str:
         some = "" if len(self._order) == self.num_records else f"{len(self._order):,} of "
-        records = some + _validate.counted(self.num_records, "record")
-        return f"ExactOnceBatchSampler({records} once, {self._told_size}, final={self._final!r})"
+        records = some + validate.counted(self.num_records, "record")
+        return f"ExactOnceBatchSampler({records} once, {self._counts}, final={self._final!r})"

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, distinct_pairs, root_key
-from twinfeed.samplers._fair import Pattern
-from twinfeed.samplers._memo import Recent
-from twinfeed.samplers.orders import Order, check_order
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
+from twinfeed.samplers.drawing.fair import Pattern
+from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.space import Sources
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import Sampler, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
+_SHOWN = 8  # orders that are written out
 _PIECE = 64  # consecutive samples of one order, drawn at once: a call for each is too slow
 
 
-class MixtureSampler(Order):
-    """Mix orders by integer weights, exactly so in every `sum(weights)` consecutive samples.
+class MixtureSampler(Sampler):
+    """Mix orders by integer weights, exactly so in every period of `sum(weights)` samples.
 
-    Weights are divided by their common divisor: 50 and 50 are 1 and 1. The divided weights sum to
-    at most 2^24, as the mixture keeps a table with so many entries of some bytes each.
+    Weights are divided by their common divisor: 50 and 50 are 1 and 1. The periods follow each
+    other through all epochs of the mixture. So after k periods the proportion is exact. Each period
+    has the orders at other places: no rank gets one order for ever. The divided weights sum to at
+    most 2^24, as the mixture keeps a table with so many entries of some bytes each.
 
     Each order goes through epochs of its own, one after the other. An epoch of the mixture has
     `num_samples`, and the next epoch goes on after them. Ids are numbered order by order, like the
     records of a joined index: the ids of the second order begin after the ids of the first order.
 
+    An order may begin again in the middle of a batch. No record comes twice in the batch then, if
+    the order has twice as many samples as a batch may take from it. The records that were in the
+    batch before move behind the next ones.
+
+    Args:
+        orders: what is mixed, one after the other in the numbers of ids.
+        weights: one an order, int.
+        num_samples: samples of an epoch of the mixture.
+        seed: the only source of chance.
+
+    Raises:
+        ValueError: an empty order, and an order that reuses records.
+
     Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
     three samples are of the first order, which begins again after three of its own::
 
-        stream    0 3 2  1 4 1  2 4 0
-
-    Raises ValueError for an empty order, and for an order that reuses records.
+        stream    3 0 2  4 1 1  4 2 0
 
     >>> import numpy as np
     >>> from twinfeed.samplers import RandomSampler
     >>> first, second = RandomSampler(3, seed=0), RandomSampler(2, seed=1)
     >>> order = MixtureSampler([first, second], weights=[2, 1], num_samples=9, seed=0)
     >>> order.ids(0, np.arange(9)).tolist()
-    [0, 3, 2, 1, 4, 1, 2, 4, 0]
+    [3, 0, 2, 4, 1, 1, 4, 2, 0]
     """
 
     repeats = True
+    stream_version = 2
 
+    @counterparts()
     def __init__(
         self,
-        orders: Sequence[Order],
+        orders: Sequence[Sampler],
         /,
         *,
         weights: ArrayLike,
@@ -58,26 +77,29 @@ class MixtureSampler(Order):
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        reusing = [order for order in self._orders if order.live is not None]
+        reusing = [order for order in self._orders if order._live is not None]
         if reusing:
             raise ValueError(
                 f"orders must not reuse records, as other samples come between the uses, "
                 f"got {reusing[0]!r}"
             )
-        self._weights = _reduced(_validate.counts("weights", weights, minimum=1))
+        self._weights = _reduced(validate.counts("weights", weights, minimum=1))
         if len(self._weights) != len(self._orders):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._orders)}, got {len(self._weights)}"
             )
-        self._samples = _validate.integer("num_samples", num_samples, minimum=1)
-        self.seed = _validate.seed(seed)
+        self._samples = validate.integer("num_samples", num_samples, minimum=1)
+        self.seed = validate.seed(seed)
         self._parameters = {
             "num_samples": self._samples,
             "weights": self._weights.tolist(),
             "orders": self._orders,
         }
-        self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"))
-        self.in_blocks = any(order.in_blocks for order in self._orders)
+        self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"), renew=True)
+        self._lengths = np.array([len(order) for order in self._orders])
+        self._most = np.zeros_like(self._lengths)  # see `for_batches`
+        self._batch_size = 1
+        self._in_blocks = any(order._in_blocks for order in self._orders)
         self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._orders]  # a piece of each
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
@@ -87,11 +109,11 @@ class MixtureSampler(Order):
         return self._samples
 
     def __repr__(self) -> str:
-        mixed = ", ".join(
-            f"{weight} x {order!r}"
-            for weight, order in zip(self._weights.tolist(), self._orders, strict=True)
-        )
-        return f"MixtureSampler({mixed}, {_validate.counted(self._samples, 'sample')})"
+        pairs = zip(self._weights[:_SHOWN].tolist(), self._orders, strict=False)
+        mixed = ", ".join(f"{weight} x {order!r}" for weight, order in pairs)
+        if len(self._orders) > _SHOWN:
+            mixed += f", … {validate.counted(len(self._orders), 'order')}"
+        return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
@@ -101,21 +123,46 @@ class MixtureSampler(Order):
         offsets = np.zeros_like(self._record_bounds)
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
 
-    def spans(self, records: Int64) -> tuple[Int64, Int64]:
-        """Return the range of records around each record, as its order says."""
+    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+        """Return the range of records around each record, as its order says of all its epochs."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
         for number in np.unique(stream).tolist():
             mine, offset = stream == number, self._record_bounds[number]
-            begin, end = self._orders[number].spans(records[mine] - offset)
+            begin, end = self._orders[number]._spans(records[mine] - offset)
             first[mine], stop[mine] = begin + offset, end + offset
         return first, stop
 
-    def _by_order(self, ids: Int64, ask: Callable[[Order, Int64], Int64], offsets: Int64) -> Int64:
+    @property
+    def _sources(self) -> Sources:
+        return Sources(len(self._orders), self._order_of)
+
+    def _order_of(self, ids: Int64) -> Int64:
+        """Return the number of the order that each sample id is of."""
+        return np.searchsorted(self._id_bounds, ids, side="right") - 1
+
+    def _for_batches(self, batch_size: int) -> MixtureSampler:
+        """Return this mixture without a record twice in a batch of this size, where it can be."""
+        other = copy.copy(self)
+        other._batch_size = batch_size
+        weights, period = self._weights, int(self._weights.sum())
+        # As much as a batch may take: of whole periods, and of a part of one at either end.
+        whole = max(0, batch_size // period - 1)
+        most = np.maximum(
+            whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
+            batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
+        )
+        level = [not order._repeats for order in self._orders]
+        other._most = np.where(level & (self._lengths >= 2 * most - 1), most, 0)
+        return other
+
+    def _by_order(
+        self, ids: Int64, ask: Callable[[Sampler, Int64], Int64], offsets: Int64
+    ) -> Int64:
         """Ask each order about its own ids."""
         ids = np.asarray(ids, dtype=np.int64)
-        stream = np.searchsorted(self._id_bounds, ids, side="right") - 1
+        stream = self._order_of(ids)
         out = np.empty(ids.shape, np.int64)
         for number in np.unique(stream).tolist():
             mine = stream == number
@@ -127,6 +174,7 @@ class MixtureSampler(Order):
         if not len(positions):
             return positions
         stream, count = self._pattern.turns(epoch * self._samples + positions)
+        self._part_laps(stream, count)
         piece, place = np.divmod(count, _PIECE)
         first, row = distinct_pairs(stream, piece)
         pieces = [
@@ -136,8 +184,40 @@ class MixtureSampler(Order):
         own: Int64 = np.stack(pieces)[row, place]
         return self._id_bounds[stream] + own
 
+    def _part_laps(self, stream: Int64, count: Int64) -> None:
+        """Change the first samples of laps, where a lap begins in the middle of a batch."""
+        lap, place = np.divmod(count, self._lengths[stream])
+        begun = np.flatnonzero((lap > 0) & (place < self._most[stream]))
+        if not len(begun):
+            return
+        first, row = distinct_pairs(stream[begun], lap[begun])
+        for number, one in enumerate(begun[first].tolist()):
+            mine = begun[row == number]
+            head = self._head(int(stream[one]), int(lap[one]))
+            mine = mine[place[mine] < len(head)]
+            count[mine] += head[place[mine]] - place[mine]
 
-def _drawn(order: Order, piece: int) -> Int64:
+    def _head(self, stream: int, lap: int) -> Int64:
+        """Return the places from which a lap's first samples come.
+
+        The samples of records that the lap before gave to the same batch come after the next ones.
+        As each lap is longer than two batches, its end never changes.
+        """
+        order, length = self._orders[stream], int(self._lengths[stream])
+        turn = self._pattern.turn(stream, lap * length)
+        begin = turn - turn % self._samples % self._batch_size
+        end = min(begin + self._batch_size, turn - turn % self._samples + self._samples)
+        before, after = (int(self._pattern.given(at)[stream]) for at in (begin, end))
+        taken, drawn = lap * length - before, after - before
+        if not taken:
+            return np.empty(0, np.int64)
+        last = order.records(order._ids(lap - 1, np.arange(length - taken, length)))
+        free = ~np.isin(order.records(order._ids(lap, np.arange(drawn))), last)
+        chosen = free & (np.cumsum(free) <= drawn - taken)
+        return np.argsort(~chosen, kind="stable")
+
+
+def _drawn(order: Sampler, piece: int) -> Int64:
     """Draw consecutive samples of an order, epoch by epoch."""
     lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
     cuts = np.flatnonzero(np.diff(lap)) + 1
@@ -160,4 +240,4 @@ def _reduced(weights: Int64) -> Int64:
 
 def _bounds(sizes: list[int]) -> Int64:
     """Return where the ids of each order begin, and where the ids of the last order end."""
-    return np.cumsum([0, *_validate.counts("sizes of orders", sizes, minimum=0)])
+    return np.cumsum([0, *validate.counts("sizes of orders", sizes, minimum=0)])

@@ -10,18 +10,19 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, derive, root_key
-from twinfeed.samplers._explain import html
-from twinfeed.samplers._memo import Recent
-from twinfeed.samplers._permutation import SMALL, Table, permute, small_table
-from twinfeed.samplers._space import SampleSpace
-from twinfeed.samplers._state import told
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import Int64, derive, root_key
+from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
+from twinfeed.samplers.drawing.space import SampleSpace
+from twinfeed.samplers.explain import html
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.state import recorded
 
-_Inner = TypeVar("_Inner", bound="InnerOrder")
+_Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
-class Order(SampleSpace, ABC):
+class Sampler(SampleSpace, ABC):
     """Map positions of an epoch to sample ids; a batch sampler cuts an order into batches.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
@@ -51,10 +52,12 @@ class Order(SampleSpace, ABC):
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.
 
-        Raises IndexError outside `[0, len(self))`.
+        Raises:
+            TypeError: positions that are not integers.
+            IndexError: a position outside `[0, len(self))`.
         """
-        limit = _validate.LIMIT // max(1, len(self))
-        epoch = _validate.integer("epoch", epoch, minimum=0, below=limit)
+        limit = validate.LIMIT // max(1, len(self))
+        epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         places = np.asarray(positions)
         if places.size and places.dtype.kind not in "iu":
             raise TypeError(f"positions must be integers, got dtype {places.dtype}")
@@ -69,20 +72,25 @@ class Order(SampleSpace, ABC):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the order is a function of: class, seed, parameters, digests of data."""
-        return {"name": type(self).__name__, "seed": self.seed, **told(self._parameters)}
+        """What the order is a function of: class, stream version, seed, parameters, digests."""
+        return {
+            "name": type(self).__name__,
+            "stream_version": self.stream_version,
+            "seed": self.seed,
+            **recorded(self._parameters),
+        }
 
-    def for_batches(self, batch_size: int) -> Order:
+    def _for_batches(self, batch_size: int) -> Sampler:
         """Return the order to use for batches of this size; ValueError where there is none."""
         return self
 
 
-class InnerOrder(Order):
+class InnerSampler(Sampler):
     """An order over the places that another order, of record ids, gives."""
 
-    _order: Order
+    _order: Sampler
 
-    def _take(self, order: Order, places: int, what: str) -> None:
+    def _take(self, order: Sampler, places: int, what: str) -> None:
         """Take the inner order, which must be over so many places."""
         if check_order(order).num_ids != order.num_records:
             raise ValueError(
@@ -91,29 +99,29 @@ class InnerOrder(Order):
             )
         if order.num_records != places:
             raise ValueError(f"order must be over {what}, got {order!r}")
-        self._order, self.repeats, self.in_blocks = order, order.repeats, order.in_blocks
+        self._order, self._repeats, self._in_blocks = order, order._repeats, order._in_blocks
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def for_batches(self: _Inner, batch_size: int) -> _Inner:
+    def _for_batches(self: _Inner, batch_size: int) -> _Inner:
         """Return this order over what the inner order returns for such batches."""
         other = copy.copy(self)
-        other._order = self._order.for_batches(batch_size)
+        other._order = self._order._for_batches(batch_size)
         return other
 
 
-def check_order(order: Order, *, name: str = "order") -> Order:
+def check_order(order: Sampler, *, name: str = "order") -> Sampler:
     """Return an order; TypeError for anything else."""
-    if not isinstance(order, Order):
+    if not isinstance(order, Sampler):
         raise TypeError(
-            f"{name} must be an Order such as RandomSampler, got a {type(order).__name__}: "
-            f"SubsetSampler(records) makes one of ids; batches and mixtures are made of orders"
+            f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
+            f"SubsetSampler(ids, of=len(index)) makes one of ids"
         )
     return order
 
 
-class SequentialSampler(Order):
+class SequentialSampler(Sampler):
     """Give the ids `0 … n - 1` in stored order, in every epoch.
 
     >>> import numpy as np
@@ -122,17 +130,17 @@ class SequentialSampler(Order):
     """
 
     def __init__(self, n: SupportsIndex, /) -> None:
-        self.num_records = _validate.integer("n", n, minimum=0)
+        self.num_records = validate.size(n, ids="SubsetSampler(ids, of=len(index))")
         self._parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
-        return f"SequentialSampler({_validate.counted(len(self), 'record')})"
+        return f"SequentialSampler({validate.counted(len(self), 'record')})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         return positions.copy()
 
 
-class RandomSampler(Order):
+class RandomSampler(Sampler):
     """Give the ids `0 … n - 1` in a new keyed random order every epoch.
 
     Access is random, in constant time and memory for any n below 2^62. Above 2^15 records nothing
@@ -146,15 +154,21 @@ class RandomSampler(Order):
     [240864868365]
     """
 
+    @counterparts(
+        generator="seed= says the order, whatever else draws",
+        num_samples="BatchSampler(order, batch_size=…) makes batches of the order",
+        replacement="WeightedSampler(weights, seed=…) draws with replacement",
+    )
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        self.num_records = _validate.integer("n", n, minimum=0)
+        ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
+        self.num_records = validate.size(n, ids=ids)
         self._parameters = {"n": self.num_records}
-        self.seed = _validate.seed(seed)
+        self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
 
     def __repr__(self) -> str:
-        return f"RandomSampler({_validate.counted(len(self), 'record')}, seed={self.seed})"
+        return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)

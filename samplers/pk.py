@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64
-from twinfeed.samplers._coverage import CoverageDraw
-from twinfeed.samplers._fair_draw import FairDraw
-from twinfeed.samplers._schedule import PerStep, Schedule
+from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
+from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule
+from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.coverage import CoverageDraw
+from twinfeed.samplers.drawing.fair_draw import FairDraw
+from twinfeed.samplers.drawing.space import Sources
+from twinfeed.samplers.misnamed import counterparts
+
+_NAMED = 1 << 20  # labels below are looked through for the error
 
 
 class PKBatchSampler(BatchStream):
@@ -23,52 +28,62 @@ class PKBatchSampler(BatchStream):
     differ by at most one, and so do the counts of the records of a class. No record comes twice in
     a batch while its class has K records. Ranks take whole classes: world_size must divide P.
 
-    - `labels`: one a record (int or str), or a `ClassOrder`.
-    - `p`, `k`: numbers, or schedules by training step (`epoch * len + step`) such as
-      `k={0: 2, 1000: 3}`. A change of k restarts the walks over records. A change of p restarts the
-      walks over classes too. Counts are fair between two changes. `k=(2, 5)` draws K anew for each
-      batch. Then the counts of records are not fair.
-    - `seed`: the only source of chance.
-    - `batches_per_epoch`: by default `max(1, records // (P * K))`. It must be given with schedules.
-      `ceil(classes / P)` meets every class in any two epochs in a row, and in every epoch where P
-      divides the number of classes (with one P throughout, and no super-classes).
-    - `small`: what to do with classes of fewer than K records. `"raise"` refuses the classes,
-      `"repeat"` gives all their records and then again, `"drop"` leaves the classes out.
-    - `min_class_size`: classes of fewer records are left out before `small` is applied.
-    - `coverage`: `"once"` makes epochs in which no record comes twice, in as many batches as chunks
-      of K records can fill. The records that are left out rotate over epochs. `"all"` makes epochs
-      with every record at least once, in the fewest batches. The last chunk of a class is filled up
-      from the class. Both set the number of batches, and do not keep the counts of classes fair.
-    - `super_labels`: one a record. The P classes of a batch are of one super-class. Super-classes
-      take turns in proportion to their classes, and classes are fair within each.
-    - `order_within`: `"stored"` walks the records of a class in a circle in stored order, for
-      sources that are read from front to back.
-    - `records`: ids of the records to draw from (int64, in any order), such as one side of `split`.
-      Labels are given for all records. The other records are never drawn.
+    Args:
+        labels: one a record (int or str), or a `ClassOrder`.
+        p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
+            change of p restarts the walks over classes and records.
+        k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
+            restarts the walks over records. Counts are fair between two changes. Over many changes
+            they part. `k=(2, 5)` draws K anew for each batch. Then the counts of records are not
+            fair.
+        seed: the only source of chance.
+        batches_per_epoch: by default `max(1, records // (P * K))`. It must be given with schedules.
+            `ceil(classes / P)` visits every class in any two epochs in a row, and in every epoch if
+            P divides the number of classes (with one P throughout, and no super-classes).
+        small: what to do with classes of fewer than K records. `"raise"` refuses the classes,
+            `"repeat"` gives all their records and then again, `"drop"` leaves the classes out.
+        min_class_size: classes of fewer records are left out before `small` is applied.
+        coverage: `"once"` makes epochs in which no record comes twice, in as many batches as chunks
+            of K records can fill. The records that are left out rotate over epochs. `"all"` makes
+            epochs with every record at least once, in the fewest batches. The last chunk of a class
+            is filled up from the class. Both set the number of batches, and do not keep the counts
+            of classes fair.
+        super_labels: one a record. The P classes of a batch are of one super-class. Super-classes
+            take turns in proportion to their classes, and classes are fair within each.
+        order_within: `"stored"` walks the records of a class in a circle in stored order, for
+            sources that are read from front to back.
+        records: ids of the records to draw from (int64, in any order), such as one side of `split`.
+            Labels are given for all records. The other records are never drawn.
 
-    Raises ValueError, with the numbers, for what does not fit: too few classes or records, options
-    that contradict each other.
+    Raises:
+        ValueError: what does not fit, with the numbers: too few classes or records, options that
+            contradict each other.
 
     Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
-    steps, and record 4 comes again once 2 was used::
+    steps, and record 4 comes again once 3 was used::
 
         step      0            1            2
-        classes   b    a       c    b       c    a
-        global    3 4  0 1     5 6  2 4     5 6  1 0
-        rank 0    3 4          5 6          5 6
-        rank 1         0 1          2 4          1 0
+        classes   a    b       c    a       c    b
+        global    1 0  2 4     5 6  0 1     5 6  3 4
+        rank 0    1 0          5 6          5 6
+        rank 1         2 4          0 1          3 4
 
     >>> stream = PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, batches_per_epoch=3)
     >>> [ids.tolist() for ids in stream]
-    [[3, 4, 0, 1], [5, 6, 2, 4], [5, 6, 1, 0]]
+    [[1, 0, 2, 4], [5, 6, 0, 1], [5, 6, 3, 4]]
     >>> stream.shard(1, 2).batch(0, 1).tolist()
-    [2, 4]
+    [0, 1]
     >>> PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, records=[0, 1, 3, 4])
     PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
     """
 
+    stream_version = 2
     _draws: FairDraw | CoverageDraw
 
+    @counterparts(
+        batch_size="a batch has p= classes of k= records each",
+        m="k= is the number of records of each class in a batch",
+    )
     def __init__(
         self,
         labels: ArrayLike | ClassOrder,
@@ -85,25 +100,22 @@ class PKBatchSampler(BatchStream):
         order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
     ) -> None:
-        self._small = _validate.choice("small", small, ("raise", "repeat", "drop"))
-        self._min_size = _validate.integer("min_class_size", min_class_size, minimum=1)
-        seed = _validate.seed(seed)
+        self._small = validate.choice("small", small, ("raise", "repeat", "drop"))
+        self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
+        seed = validate.seed(seed)
         schedule = self._schedule = Schedule(p, k, seed)
-        self.repeats, self._even = small == "repeat", schedule.fixed
-        self._coverage = coverage
-        self._within = _validate.choice("order_within", order_within, ("random", "stored"))
+        self._repeats, self._even, self._coverage = small == "repeat", schedule.fixed, coverage
+        self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self.num_records, chosen = len(order.records), None
-        if records is not None:
-            chosen = _validate.records(records, self.num_records)
-            order = order._some(chosen)
-        self._drawn = len(order.records)
-        parents = order._supers(super_labels, self.num_records)
-        kept = self._kept_classes(order.sizes)
-        self._classes, supers = order._classes(kept), ClassOrder(parents[kept])
+        self.num_records = len(order.records)
+        chosen = None if records is None else validate.records(records, self.num_records)
+        order = order if chosen is None else order._some(chosen)
+        self._part, self._drawn = chosen, len(order.records)
+        self._classes = classes = order._first(self._kept(order))
+        supers = order._by_super(super_labels, self.num_records, len(classes))
         self._parameters = {
             "labels": order.digest,
-            "super_labels": None if super_labels is None else supers.digest,
+            "super_labels": None if supers is None else supers.digest,
             "p": schedule.p_text,
             "k": schedule.k_text,
             "small": small,
@@ -112,7 +124,7 @@ class PKBatchSampler(BatchStream):
             "order_within": order_within,
             "records": chosen,
         }
-        self._check_enough(supers.sizes)
+        self._check_enough(int(supers.sizes[-1]) if supers else len(classes), labels)
         if coverage is None:
             self._draws = FairDraw(self._classes, supers, schedule, seed, order_within == "stored")
             steps = self._batches_per_epoch(batches_per_epoch)
@@ -123,33 +135,78 @@ class PKBatchSampler(BatchStream):
         largest = schedule.largest_batch
         super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
-    def _kept_classes(self, sizes: Int64) -> NDArray[np.bool_]:
-        """Apply the rules for small classes."""
+    @classmethod
+    def of_classes(
+        cls,
+        classes: SupportsIndex,
+        /,
+        *,
+        p: PerStep,
+        k: PerStep | tuple[SupportsIndex, SupportsIndex],
+        seed: SupportsIndex,
+        batches_per_epoch: SupportsIndex | None = None,
+        super_labels: ArrayLike | None = None,
+    ) -> PKBatchSampler:
+        """Draw classes alone, where nothing is known of their records but the next one.
+
+        Ids are the numbers of classes, in `[0, classes)`, each K times in a row. This is what
+        `twinfeed.loaders.Selector` and `twinfeed.loaders.tensorflow.choose` need. There is no
+        option about records.
+
+        Args:
+            classes: their number.
+            p: as in the class.
+            k: as in the class.
+            seed: as in the class.
+            batches_per_epoch: by default `ceil(classes / P)`, which visits every class in any two
+                epochs in a row. It must be given if P changes.
+            super_labels: one a class.
+
+        >>> stream = PKBatchSampler.of_classes(5, p=2, k={0: 2, 2: 3}, seed=0)
+        >>> [ids.tolist() for ids in stream]
+        [[1, 1, 0, 0], [4, 4, 3, 3], [2, 2, 2, 1, 1, 1]]
+        """
+        classes = validate.integer("classes", classes, minimum=1)
+        if batches_per_epoch is None and not isinstance(p, Mapping):
+            batches_per_epoch = -(-classes // validate.integer("p", p, minimum=1))
+        return cls(
+            np.arange(classes),
+            p=p,
+            k=k,
+            seed=seed,
+            batches_per_epoch=batches_per_epoch,
+            small="repeat",
+            super_labels=super_labels,
+        )
+
+    def _kept(self, order: ClassOrder) -> int:
+        """Apply the rules for small classes: return how many of the classes are kept."""
         k = self._schedule.largest_k
-        kept, short = sizes >= self._min_size, sizes < k
+        kept, large = order._count(self._min_size), order._count(k)
         if self._small == "drop":
-            return kept & ~short
-        if self._small == "raise" and (kept & short).any():
+            return min(kept, large)
+        if self._small == "raise" and kept > large:
             once = self._coverage == "once"
             repeat = "" if once else "small='repeat' to use their records again, "
             raise ValueError(
-                f"{int((kept & short).sum())} of {int(kept.sum())} classes have fewer than k={k} "
-                f"records (the smallest has {int(sizes[kept].min())}): pass {repeat}"
+                f"{kept - large} of {kept} classes have fewer than k={k} "
+                f"records (the smallest has {order.sizes[kept - 1]}): pass {repeat}"
                 f"small='drop' or min_class_size={k} to leave them out"
             )
         return kept
 
-    def _check_enough(self, super_sizes: Int64) -> None:
-        p, fewest = self._schedule.largest_p, int(super_sizes.min(initial=len(self._classes)))
+    def _check_enough(self, fewest: int, labels: ArrayLike | ClassOrder) -> None:
+        p = self._schedule.largest_p
         if fewest < p:
             where = "every super-class" if self._parameters["super_labels"] else "the data"
             raise ValueError(
                 f"p must be at most the number of classes in {where}, {fewest} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
+                f"{_without_records(labels)}"
             )
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
-        coverage = _validate.choice("coverage", self._coverage, ("once", "all"))
+        coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._schedule.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
@@ -166,7 +223,7 @@ class PKBatchSampler(BatchStream):
         """Return the number given, or as many batches as the records fill."""
         schedule = self._schedule
         if given is not None:
-            return _validate.integer("batches_per_epoch", given, minimum=1)
+            return validate.integer("batches_per_epoch", given, minimum=1)
         if not schedule.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
         return max(1, int(self._classes.sizes.sum()) // schedule.largest_batch)
@@ -176,18 +233,35 @@ class PKBatchSampler(BatchStream):
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
         some = "" if self._parameters["records"] is None else f"{self._drawn:,} of "
-        told = _validate.counted
+        counted = validate.counted
         return (
-            f"PKBatchSampler({some}{told(self.num_records, 'record')}, "
-            f"{told(self.num_classes, 'class')}, {told(len(self), 'batch')} of "
+            f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
+            f"{counted(self.num_classes, 'class')}, {counted(len(self), 'batch')} of "
             f"p={schedule.p_text} x k={schedule.k_text}, "
-            f"{most}{told(self._largest, 'id')}{coverage})"
+            f"{most}{counted(self._largest, 'id')}{coverage})"
         )
 
     @property
     def num_classes(self) -> int:
         """Number of classes that batches are drawn from."""
         return len(self._classes)
+
+    @property
+    def _by_record(self) -> str:
+        options = {
+            f"coverage={self._coverage!r}": self._coverage is not None,
+            "small='drop'": self._small == "drop",
+            f"min_class_size={self._min_size}": self._min_size > 1,
+            "records=": self._parameters["records"] is not None,
+            f"{self.world_size} ranks": self.world_size > 1,
+        }
+        return next((option for option, given in options.items() if given), super()._by_record)
+
+    @property
+    def _sources(self) -> Sources | None:
+        if self.num_classes < self.num_records:
+            return None
+        return Sources(self.num_classes, np.asarray)  # each class is one id
 
     def _check_world(self, world_size: int) -> None:
         for p in sorted({stretch.p for stretch in self._schedule.stretches}):
@@ -203,3 +277,12 @@ class PKBatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         steps = epoch * self._steps + start + np.arange(len(lows))
         return self._draws.ids(steps, self.rank, self.world_size)
+
+
+def _without_records(labels: ArrayLike | ClassOrder) -> str:
+    """Say which numbers below the largest label are the label of no record."""
+    array = np.asarray(() if isinstance(labels, ClassOrder) else labels)
+    if array.dtype.kind not in "iu" or not array.size or not 0 <= array.max() < _NAMED:
+        return ""
+    absent = np.setdiff1d(np.arange(array.max()), array)[:5].tolist()
+    return f"; no record has the label {', '.join(map(str, absent))}" if absent else ""

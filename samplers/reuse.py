@@ -6,27 +6,36 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, derive, root_key
-from twinfeed.samplers._lanes import MAX_LANES, Lanes, equal_bounds
-from twinfeed.samplers._memo import Recent
-from twinfeed.samplers._permutation import permute
-from twinfeed.samplers.orders import Order
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import Int64, derive, root_key
+from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
+from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import Sampler
 
 
-class ReuseSampler(Order):
+class ReuseSampler(Sampler):
     """Use every record `reuse` times an epoch while it is live, never twice in a batch.
 
     A cache that drops a record after its use number `reuse - 1` keeps at most `live` records. The
-    cache decodes at most `n + live - 1` records in an epoch: up to `live - 1` are met at both ends
+    cache decodes at most `n + live - 1` records in an epoch: up to `live - 1` are used at both ends
     of the epoch, and dropped in between. After the first `live`, new records come steadily, about
     one in `reuse` samples.
 
-    A sample id is `record * reuse + use`. `records` and `views` take a sample id apart, and the
-    use number makes a crop reproducible. `live` is at most n, and a multiple of the size of the
-    batches that the order is cut into.
+    A sample id is `record * reuse + use`. `records` and `views` take a sample id apart, and the use
+    number makes a crop reproducible.
 
-    Four records used twice, two live, as record.use; record 2 is met at both ends::
+    Args:
+        n: number of records.
+        reuse: uses of a record in an epoch.
+        live: at most n, and a multiple of the size of the batches that the order is cut into.
+        seed: the only source of chance.
+
+    Raises:
+        ValueError: `live` is above n.
+
+    Four records used twice, two live, as record.use; record 2 is used at both ends::
 
         stream   2.1 3.0 1.0 3.1 0.0 1.1 0.1 2.0
 
@@ -38,53 +47,54 @@ class ReuseSampler(Order):
     [1, 0]
     """
 
-    live: int
+    _live: int
 
+    @counterparts()
     def __init__(
         self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
     ) -> None:
-        n = self.num_records = _validate.integer("n", n, minimum=1)
-        reuse = self.reuse = _validate.integer("reuse", reuse, minimum=1)
-        live = self.live = _validate.integer("live", live, minimum=1, below=MAX_LANES)
+        n = self.num_records = validate.integer("n", n, minimum=1)
+        reuse = self._reuse = validate.integer("reuse", reuse, minimum=1)
+        live = self._live = validate.integer("live", live, minimum=1, below=MAX_LANES)
         if live > n:
             raise ValueError(f"live must be at most n, got live={live}, n={n}")
-        self._num_ids = _validate.integer("samples of an epoch", n * reuse, minimum=1)
-        self.seed = _validate.seed(seed)
+        self._num_ids = validate.integer("samples of an epoch", n * reuse, minimum=1)
+        self.seed = validate.seed(seed)
         self._parameters = {"n": n, "reuse": reuse, "live": live}
         self._bounds, self._starts = _staggered(n, reuse, live)
         self._key = root_key(self.seed, "reuse")
-        self._recent: Recent[Lanes] = Recent(2)
+        self._recent: Recent[StaggeredLanes] = Recent(2)
 
     def __repr__(self) -> str:
         return (
-            f"ReuseSampler({_validate.counted(self.num_records, 'record')} x "
-            f"{_validate.counted(self.reuse, 'use')}, {self.live:,} live, seed={self.seed})"
+            f"ReuseSampler({validate.counted(self.num_records, 'record')} x "
+            f"{validate.counted(self._reuse, 'use')}, {self._live:,} live, seed={self.seed})"
         )
 
-    def for_batches(self, batch_size: int) -> Order:
+    def _for_batches(self, batch_size: int) -> Sampler:
         """Return itself; ValueError where a batch could hold a record twice."""
-        if self.live % batch_size:
+        if self._live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "
-                f"got live={self.live}, batch_size={batch_size}"
+                f"got live={self._live}, batch_size={batch_size}"
             )
         return self
 
     def records(self, ids: Int64) -> Int64:
         """Return `ids // reuse`."""
-        return np.asarray(ids, dtype=np.int64) // self.reuse
+        return np.asarray(ids, dtype=np.int64) // self._reuse
 
     def views(self, ids: Int64) -> Int64:
         """Return the use numbers, `ids % reuse`."""
-        return np.asarray(ids, dtype=np.int64) % self.reuse
+        return np.asarray(ids, dtype=np.int64) % self._reuse
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
         lanes = self._recent.get(
-            epoch, lambda: Lanes(self._bounds, self._starts, key=derive(key, 0), renew=True)
+            epoch, lambda: StaggeredLanes(self._bounds, self._starts, key=derive(key, 0))
         )
-        turn, use = np.divmod(lanes.places(positions), self.reuse)
-        return permute(self.num_records, derive(key, 1), turn) * self.reuse + use
+        turn, use = np.divmod(lanes.places(positions), self._reuse)
+        return permute(self.num_records, derive(key, 1), turn) * self._reuse + use
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:

@@ -10,17 +10,25 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, UInt64, root_key, words
-from twinfeed.samplers.orders import InnerOrder, Order, SequentialSampler
+from twinfeed.samplers import validate
+from twinfeed.samplers._mapped import ascends
+from twinfeed.samplers.class_order import ClassOrder
+from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, ranges, root_key, spread, words
+from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
 
 
-class SubsetSampler(InnerOrder):
+class SubsetSampler(InnerSampler):
     """Give some records, in the order that another order gives the places of a table.
 
-    `records` are distinct ids, int[n], and are kept as the table. By default they come as given.
-    `order` is an order over `len(records)` places. `num_records` is the number of records in the
-    index, which loaders compare. By default the index ends with the last record of the table.
+    Records that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
+    as the path. Other records are copied.
+
+    Args:
+        records: distinct ids, int[n], which are kept as the table. By default they come as given.
+        of: the number of records of the index, `len(index)`.
+        order: an order over `len(records)` places, such as `RandomSampler(len(records), seed=0)`.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -30,66 +38,98 @@ class SubsetSampler(InnerOrder):
 
     >>> import numpy as np
     >>> from twinfeed.samplers import RandomSampler
-    >>> SubsetSampler([2, 3, 5, 7]).ids(0, np.arange(4)).tolist()
+    >>> SubsetSampler([2, 3, 5, 7], of=10).ids(0, np.arange(4)).tolist()
     [2, 3, 5, 7]
-    >>> SubsetSampler([2, 3, 5, 7], order=RandomSampler(4, seed=1)).ids(0, np.arange(4)).tolist()
+    >>> order = RandomSampler(4, seed=1)
+    >>> SubsetSampler([2, 3, 5, 7], of=10, order=order).ids(0, np.arange(4)).tolist()
     [2, 5, 3, 7]
     """
 
+    @counterparts()
     def __init__(
         self,
         records: ArrayLike,
         /,
         *,
-        order: Order | None = None,
-        num_records: SupportsIndex | None = None,
+        of: SupportsIndex,
+        order: Sampler | None = None,
     ) -> None:
-        self._table = _validate.integers("records", records, minimum=0)
-        values = _validate.distinct("records", self._table)
+        self._table = validate.integers("records", records, minimum=0)
+        values = validate.distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
-        given = least if num_records is None else num_records
-        self.num_records = _validate.integer("num_records", given, minimum=least)
+        self.num_records = validate.integer("of", of, minimum=least)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._take(inner, size, f"len(records)={size} places")
+        self._part = self._table
         # The records of a block of places are a range where the table ascends.
-        self.in_blocks = inner.in_blocks and bool((self._table[1:] > self._table[:-1]).all())
+        self._in_blocks = inner._in_blocks and ascends(self._table)
         self.seed = inner.seed
         self._parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
-        of = f"{len(self._table):,} of {_validate.counted(self.num_records, 'record')}"
+        of = f"{len(self._table):,} of {validate.counted(self.num_records, 'record')}"
         return f"SubsetSampler({of}, {self._order!r})"
 
-    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the records from the first to the last of the inner order's range of places.
 
         Where less than half of these records are in the table, a range is the record alone.
         """
-        alone, after = super().spans(records)
-        if not self.in_blocks:
+        alone, after = super()._spans(records)
+        if not self._in_blocks:
             return alone, after
-        begin, end = self._order.spans(np.searchsorted(self._table, alone))
-        first, stop = self._table[begin], self._table[end - 1] + 1
+        # Keys of another type would have numpy copy the table.
+        place = np.searchsorted(self._table, alone.astype(self._table.dtype))
+        begin, end = self._order._spans(place, epoch)
+        first, stop = self._at(begin), self._at(end - 1) + 1
         dense = stop - first <= 2 * (end - begin)
         return np.where(dense, first, alone), np.where(dense, stop, after)
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
-        return self._table[self._order._ids(epoch, positions)]
+        return self._at(self._order._ids(epoch, positions))
+
+    def _at(self, places: Int64) -> Int64:
+        """Return the records at places of the table."""
+        return np.asarray(self._table)[places].astype(np.int64)
 
 
+@counterparts(
+    random_state="seed= is the only source of chance",
+    stratify="by= divides each class by the fraction: by=labels",
+    test_size="fraction= is that of the second side",
+)
 def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_],
     /,
     *,
     fraction: float,
     seed: SupportsIndex,
+    by: ArrayLike | ClassOrder | None = None,
+    groups: ArrayLike | None = None,
 ) -> tuple[Int64, Int64]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
-    `records` is their number, or one key each. With keys a record stays on its side wherever it is
-    stored. Each record falls into validation with probability `fraction`, so the sizes are near the
-    fraction, not equal to it. Returns two sorted int64 arrays of ids.
+    A record given by number stays on its side if others are added after the last. A record given by
+    key stays wherever others are added. Each record falls into validation with probability
+    `fraction`, so the sizes are near the fraction, not equal to it.
+
+    Args:
+        records: their number, or one key each, such as `index.keys()`.
+        fraction: of the records for validation, in [0, 1].
+        seed: the only source of chance.
+        by: the label of each record, or a `ClassOrder`. Validation then has the fraction of each
+            class, and of all records, to within one record: the records of the lowest hashes. So a
+            record may change its side when its class grows.
+        groups: the group of each record, int or str, such as its video or its patient. The hash is
+            of the group, so a group is on one side, and stays there. Each group is drawn by itself,
+            whatever its size: of few groups, the sides are far from the fraction.
+
+    Returns:
+        (training, validation), two sorted int64 arrays of ids.
+
+    Raises:
+        ValueError: `by` and `groups` are given together, or all groups fall on one side.
 
     Records that are added move none of the first ones:
 
@@ -98,15 +138,77 @@ def split(
     [1, 6, 7]
     >>> split(20, fraction=0.3, seed=0)[1].tolist()
     [1, 6, 7, 10, 11, 12, 17]
+
+    Half of each class, and one video of three:
+
+    >>> split(6, fraction=0.5, seed=0, by=["cat", "cat", "cat", "cat", "dog", "dog"])[1].tolist()
+    [1, 2, 5]
+    >>> split(6, fraction=0.5, seed=0, groups=["a", "a", "b", "b", "c", "c"])[1].tolist()
+    [2, 3]
     """
     if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
         raise TypeError(f"fraction must be a number, got {fraction!r}")
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-    key = root_key(_validate.seed(seed), "split")
-    hashes = words(key, _identities(records)) >> np.uint64(11)
-    chosen = hashes < np.uint64(int(fraction * 2.0**53))
+    seed, parts = validate.seed(seed), int(fraction * 2.0**53)
+    identities = _identities(records)
+    if groups is not None:
+        if by is not None:
+            raise ValueError("by= and groups= exclude each other: a group may have several labels")
+        identities = _identities_of_groups(groups, len(identities))
+    hashes = words(root_key(seed, "split"), identities) >> np.uint64(11)
+    if by is None:
+        chosen = hashes < np.uint64(parts)
+    else:
+        order = by if isinstance(by, ClassOrder) else ClassOrder(by)
+        chosen = _of_each_class(order, hashes, parts, root_key(seed, "split by"))
+    if groups is not None and 0 < fraction < 1 and len(chosen) and chosen.all() == chosen.any():
+        number = validate.counted(len(np.unique(identities)), "group")
+        raise ValueError(f"all of {number} fell on one side: take another seed= or fraction=")
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> NDArray[np.bool_]:
+    """Return which records are the fraction `parts / 2^53` of each class with the lowest hashes."""
+    if len(order.records) != len(hashes):
+        raise ValueError(
+            f"by must have one label a record, got {len(order.records):,} for "
+            f"{validate.counted(len(hashes), 'record')}"
+        )
+    if not len(hashes):
+        return np.zeros(0, np.bool_)
+    turn = permute(len(order), derive(key, 0), np.arange(len(order)))
+    # Rounding the sums, not the sizes, keeps the number of all records within one too.
+    begin = derive(key, 1) >> 11
+    sums = [(end * parts + begin) >> 53 for end in np.cumsum(order.sizes[turn]).tolist()]
+    counts = np.empty(len(order), np.int64)
+    counts[turn] = np.diff(np.array(sums, np.int64), prepend=0)
+    records = order.records[ranges(order.starts, order.starts + order.sizes)]
+    owner, place = spread(order.sizes)
+    # Within each class, the records in the order of their hashes.
+    records = records[np.lexsort((hashes[records], owner))]
+    chosen = np.zeros(len(hashes), np.bool_)
+    chosen[records[place < counts[owner]]] = True
+    return chosen
+
+
+def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
+    """Return one number for each record, the same for all records of a group."""
+    if None in np.asarray(groups):
+        raise TypeError(
+            "groups must have no None: give each record of an unknown group one of its own, such "
+            "as its key"
+        )
+    array = validate.labels(groups, name="groups")
+    if len(array) != count:
+        raise ValueError(
+            f"groups must have one group a record, got {len(array):,} for "
+            f"{validate.counted(count, 'record')}"
+        )
+    if array.dtype.kind != "U":
+        return array.astype(np.int64, copy=False)
+    names, places = np.unique(array, return_inverse=True)
+    return _hashed(names.tolist())[places]
 
 
 def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64 | UInt64:
@@ -114,11 +216,21 @@ def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> In
     if isinstance(records, (np.ndarray, np.generic)):
         records = records.tolist()
     if isinstance(records, SupportsIndex):
-        return np.arange(_validate.integer("records", records, minimum=0))
+        return np.arange(validate.integer("records", records, minimum=0))
     if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     keys = list(records)
-    _validate.each("records", "their number, or a sequence of keys (str)", keys, str)
+    if np.asarray(keys[:1]).dtype.kind in "iu":
+        raise TypeError(
+            "records must be their number, or a sequence of keys (str), got integers: divide the "
+            "places of ids, as in [ids[part] for part in split(len(ids), …)]"
+        )
+    validate.each("records", "their number, or a sequence of keys (str)", keys, str)
+    return _hashed(keys)
+
+
+def _hashed(keys: Sequence[str]) -> UInt64:
+    """Return one number for each key."""
     encoded = (key.encode("utf-8", "surrogatepass") for key in keys)
     digests = b"".join(hashlib.blake2b(key, digest_size=8).digest() for key in encoded)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -7,22 +7,29 @@ from typing import Literal, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, root_key, words
-from twinfeed.samplers._permutation import permute_rows
-from twinfeed.samplers.orders import InnerOrder, Order
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import Int64, root_key, words
+from twinfeed.samplers.drawing.permutation import permute_rows
+from twinfeed.samplers.drawing.sums import RunningSums
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import InnerSampler, Sampler
 
 
-class ViewSampler(InnerOrder):
+class ViewSampler(InnerSampler):
     """Give samples that are (record, view) pairs, numbered record by record.
 
-    `views` is the number of views of each record, int[records]. `per_epoch` says what an epoch has:
-
-    - `"one"`: each record with one of its views. The inner order is over records. After V epochs a
-      record of V views has shown each of them.
-    - `"all"`: every pair. The inner order is over pairs.
+    Numbers that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
+    as the path. Others are copied.
 
     `records` and `views` take a sample id apart. A side table (captions) is joined by sample id.
+
+    Args:
+        order: over records or pairs, as `per_epoch` says.
+        views: the number of views of each record, int[records].
+        per_epoch: what an epoch has. `"one"`: each record with one of its views. The inner order is
+            over records. After V epochs a record of V views has shown each of them. `"all"`: every
+            pair. The inner order is over pairs.
+        seed: the only source of chance.
 
     Two captions of record 0, none of record 1 (only with "all"), three of record 2::
 
@@ -40,55 +47,61 @@ class ViewSampler(InnerOrder):
     [[1, 2], [0, 3], [0, 4]]
     """
 
+    stream_version = 2
+
+    @counterparts()
     def __init__(
         self,
-        order: Order,
+        order: Sampler,
         views: ArrayLike,
         /,
         *,
         per_epoch: Literal["one", "all"],
         seed: SupportsIndex,
     ) -> None:
-        self._per_epoch = _validate.choice("per_epoch", per_epoch, ("one", "all"))
+        self._per_epoch = validate.choice("per_epoch", per_epoch, ("one", "all"))
         one = self._per_epoch == "one"
-        self._counts = _validate.counts("views", views, minimum=1 if one else 0)
-        self._bounds = np.concatenate([[0], np.cumsum(self._counts)])
-        self.num_records, self._num_ids = len(self._counts), int(self._bounds[-1])
+        self._counts = validate.counts("views", views, minimum=1 if one else 0)
+        self._sums = RunningSums(self._counts)
+        self.num_records, self._num_ids = len(self._counts), self._sums.total
         places = self.num_records if one else self._num_ids
         units = "records" if one else "(record, view) pairs"
         self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
-        self.seed = _validate.seed(seed)
+        self._part = order._part if one else None  # else of the pairs
+        self._repeats = order._repeats or (not one and int(self._counts.max(initial=0)) > 1)
+        self.seed = validate.seed(seed)
         self._parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}
         self._key = root_key(self.seed, "views")
 
     def __repr__(self) -> str:
         return (
-            f"ViewSampler({_validate.counted(self.num_records, 'record')}, "
-            f"{_validate.counted(self.num_ids, 'view')}, "
+            f"ViewSampler({validate.counted(self.num_records, 'record')}, "
+            f"{validate.counted(self.num_ids, 'view')}, "
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
 
-    def spans(self, records: Int64) -> tuple[Int64, Int64]:
+    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the records in the range, of records or pairs, that the inner order returns."""
         if self._per_epoch == "one":
-            return self._order.spans(records)
-        begin, end = self._order.spans(self._bounds[records])
+            return self._order._spans(records, epoch)
+        begin, end = self._order._spans(self._sums.before(records), epoch)
         return self.records(begin), self.records(end - 1) + 1
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
         inner = self._order._ids(epoch, positions)
         if self._per_epoch == "all":
             return inner
-        lap, turn = np.divmod(epoch, self._counts[inner])
+        counts = np.asarray(self._counts)[inner].astype(np.int64)
+        lap, turn = np.divmod(epoch, counts)
         keys = words(words(self._key, inner), lap)
-        view = permute_rows(self._counts[inner], keys, turn[:, None])[:, 0]
-        first: Int64 = self._bounds[inner]
-        return first + view
+        view = permute_rows(counts, keys, turn[:, None])[:, 0]
+        return self._sums.before(inner) + view
 
     def records(self, ids: Int64) -> Int64:
-        return np.searchsorted(self._bounds, ids, side="right") - 1
+        ids = np.asarray(ids, dtype=np.int64)
+        return self._sums.find(ids.reshape(-1)).reshape(ids.shape)
 
     def views(self, ids: Int64) -> Int64:
         """Return the view number of each sample id within its record."""
-        first: Int64 = self._bounds[self.records(ids)]
-        return ids - first
+        first = self._sums.before(self.records(ids).reshape(-1))
+        return ids - first.reshape(np.shape(ids))

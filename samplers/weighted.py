@@ -7,16 +7,20 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import Int64, below, derive, root_key, words
-from twinfeed.samplers._memo import Recent
-from twinfeed.samplers._waits import Waiting
-from twinfeed.samplers.orders import Order
+from twinfeed.samplers import validate
+from twinfeed.samplers._mapped import held, is_mapped, pieces
+from twinfeed.samplers.drawing.bits import Int64, below, derive, root_key, words
+from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.sums import RunningSums
+from twinfeed.samplers.drawing.waits import Waiting
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.state import digest
 
 _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
 
 
-class WeightedSampler(Order):
+class WeightedSampler(Sampler):
     """Draw `num_samples` records an epoch, each in proportion to its weight.
 
     Weights that are integers are used as they are. Other weights are scaled so that the largest
@@ -25,10 +29,22 @@ class WeightedSampler(Order):
     - With replacement, draws are independent and take constant time. By default there are as many
       draws as weights.
     - Without replacement, all records of an epoch differ, and heavy records are likelier to come
-      first. By default every record with a weight above zero comes.
+      first. By default every record with a weight above zero comes. Such an epoch cannot be level:
+      its end has the light records that are left. Fewer `num_samples` end the epoch before.
 
-    Raises ValueError for weights that are not finite, below zero or all zero, and for more
-    `num_samples` without replacement than weights above zero.
+    Weights that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
+    as the path. Other weights are copied. A process holds 8 MB for draws with replacement. Without
+    replacement it holds 2 bytes a record for each of three epochs.
+
+    Args:
+        weights: one a record, int or float.
+        seed: the only source of chance.
+        num_samples: samples of an epoch.
+        replacement: whether a record may come twice in an epoch.
+
+    Raises:
+        ValueError: weights that are not finite, below zero or all zero, and more `num_samples`
+            without replacement than weights above zero.
 
     Weights 0, 1 and 3 over 4,000 draws: never, about 1,000 times, about 3,000 times.
 
@@ -40,6 +56,7 @@ class WeightedSampler(Order):
     array([2, 1])
     """
 
+    @counterparts()
     def __init__(
         self,
         weights: ArrayLike,
@@ -49,25 +66,28 @@ class WeightedSampler(Order):
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        self._weights = _quantised(weights)
-        self.num_records = len(self._weights)
-        self.seed = _validate.seed(seed)
-        self.repeats = _validate.flag("replacement", replacement)
-        drawable = int(np.count_nonzero(self._weights))
-        most = len(self._weights) if self.repeats else drawable
+        self._weights = whole = _quantised(weights)
+        self.num_records = len(whole)
+        self.seed = validate.seed(seed)
+        self._repeats = validate.flag("replacement", replacement)
+        drawable = sum(np.count_nonzero(whole[some]) for some in pieces(len(whole)))
+        if not drawable:
+            raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
+        most = len(whole) if self._repeats else drawable
         wanted = most if num_samples is None else num_samples
-        self._samples = _validate.integer("num_samples", wanted, minimum=0)
-        if self._samples > drawable and not self.repeats:
+        self._samples = validate.integer("num_samples", wanted, minimum=0)
+        if self._samples > drawable and not self._repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
         self._parameters = {
-            "weights": self._weights,
+            "weights": whole,
             "num_samples": self._samples,
-            "replacement": self.repeats,
+            "replacement": self._repeats,
         }
-        self._bounds = np.cumsum(self._weights if self.repeats else [])
+        self._sums = RunningSums(whole)
+        self._total = self._sums.total if self._repeats else 0
         self._key = root_key(self.seed, "weighted")
         self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
 
@@ -75,50 +95,66 @@ class WeightedSampler(Order):
         return self._samples
 
     def __repr__(self) -> str:
-        of = _validate.counted(self.num_records, "record")
+        of = validate.counted(self.num_records, "record")
         return (
             f"WeightedSampler({self._samples:,} of {of}, "
-            f"replacement={self.repeats}, seed={self.seed})"
+            f"replacement={self._repeats}, seed={self.seed})"
         )
 
     def _ids(self, epoch: int, positions: Int64) -> Int64:
-        if not self.repeats:
+        if not self._repeats:
             drawn = self._waiting(epoch).records(positions)
             done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._waiting(epoch + 1).prepare(done)
             return drawn
-        draw = below(words(derive(self._key, epoch), positions), int(self._bounds[-1]))
-        return np.searchsorted(self._bounds, draw, side="right")
+        draw = below(words(derive(self._key, epoch), positions), self._total)
+        return self._sums.find(draw)
 
     def _waiting(self, epoch: int) -> Waiting:
         """Return the order of an epoch, kept while this epoch and the next are drawn."""
         return self._recent.get(epoch, lambda: Waiting(self._weights, derive(self._key, epoch)))
 
 
-def _quantised(weights: ArrayLike) -> Int64:
+class _Scaled:
+    """Weights that are mapped from a file, as integers of which the largest is 2^32."""
+
+    def __init__(self, numbers: NDArray[Any], largest: float) -> None:
+        self._numbers, self._largest = held(numbers), largest
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, places: Any) -> Int64:
+        return _scaled(np.asarray(self._numbers)[places], self._largest)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the integers."""
+        return digest(self)
+
+
+def _quantised(weights: ArrayLike) -> Int64 | _Scaled:
     """Return weights as integers whose sum fits int64."""
     array = np.asarray(weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number a record, got shape {array.shape}")
     if array.dtype.kind in "iu":
-        whole = _validate.counts("weights", array, minimum=0)
-    else:
-        whole = _scaled(array)
-    if not whole.any():
-        raise ValueError(f"weights must not all be 0, got {array.size} zeros")
-    return whole
+        return validate.counts("weights", array, minimum=0)
+    if array.dtype.kind != "f":
+        raise TypeError(f"weights must be numbers, got dtype {array.dtype}")
+    for some in pieces(len(array)):
+        bad = np.flatnonzero(~np.isfinite(array[some]) | (array[some] < 0)) + some.start
+        if bad.size:
+            raise ValueError(
+                f"weights must be finite and at least 0, got {array[bad[0]]} at {bad[0]}"
+            )
+    largest = float(array.max()) or 1.0
+    return _Scaled(array, largest) if is_mapped(array) else _scaled(array, largest)
 
 
-def _scaled(weights: NDArray[Any]) -> Int64:
-    """Scale numbers so that the largest becomes 2^32."""
-    if weights.dtype.kind != "f":
-        raise TypeError(f"weights must be numbers, got dtype {weights.dtype}")
+def _scaled(weights: NDArray[Any], largest: float) -> Int64:
+    """Scale numbers so that the largest becomes 2^32; none above 0 becomes 0."""
     numbers = weights.astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(numbers) | (numbers < 0))
-    if bad.size:
-        raise ValueError(
-            f"weights must be finite and at least 0, got {numbers[bad[0]]} at {bad[0]}"
-        )
-    whole: Int64 = np.rint(numbers / (numbers.max() or 1) * _SCALE).astype(np.int64)
+    whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)
     whole[(whole == 0) & (numbers > 0)] = 1
     return whole

@@ -4,11 +4,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from inside import Batcher, Plans
 
 from twinfeed.loaders import Feed, Index, Ragged
 from twinfeed.samplers import BatchStream
 
 Noted = dict[str, Any]
+
+readahead: int | None = None
+"""What is given to the loaders that the helpers make; see the fixture of this name."""
 
 
 def noted(batch: dict[str, Any]) -> Noted:
@@ -19,9 +23,18 @@ def noted(batch: dict[str, Any]) -> Noted:
 def expected(
     index: Index, sampler: BatchStream, epochs: Iterable[int] = (0,), **options: Any
 ) -> list[Noted]:
-    """The batches of whole epochs by the feed's plain loop."""
+    """The batches of whole epochs by their plain definition."""
     feed = Feed(index, sampler, **options)
     return [noted(batch) for epoch in epochs for batch in feed.batches(epoch)]
+
+
+def made(
+    feed: Feed, epoch: int = 0, start: int = 0, *, ahead: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The batches of an epoch, made as all loaders make them."""
+    with Batcher(feed) as batcher:
+        batcher.look_ahead(feed, epoch, start, plans=Plans(readahead if ahead is None else ahead))
+        yield from map(batcher, feed.requests(epoch, start))
 
 
 def received(batches: Iterable[dict[str, Any]]) -> list[Noted]:

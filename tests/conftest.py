@@ -1,9 +1,12 @@
 """What holds for all tests, and which of them need no framework."""
 
 import ast
+import gc
+import os
 import signal
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,10 +14,18 @@ from typing import Any
 
 import pytest
 import running
+from hypothesis import HealthCheck, settings
 
 FRAMEWORKS = {"accelerate", "keras", "lightning", "matplotlib", "tensorflow", "torch", "torchdata"}
 BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow", "twinfeed.loaders.pictures")
 HERE = Path(__file__).parent
+
+
+# No test asserts a time, and a machine may be as slow as it likes.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,8 +37,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it."""
+    """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it.
+
+    Collect no garbage while the frameworks are imported, which make a million objects that stay,
+    and little in the processes that tests start (start/sitecustomize.py).
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
+    paths = [str(HERE / "start"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later collection of garbage."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(100_000)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -47,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_header(config: pytest.Config) -> list[str]:
     if not config.getoption("without_frameworks"):
         return []
-    names = [path.name for path in sorted(HERE.glob("test_*.py")) if needs_framework(path)]
+    names = [path.name for path in sorted(HERE.rglob("test_*.py")) if needs_framework(path)]
     return [f"files of tests left out, as they need a framework: {' '.join(names)}"]
 
 
@@ -87,12 +112,12 @@ def _threads_before() -> None:
 def readahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test twice: with the planner off, and with the planner on.
 
-    By default the planner sleeps, as the pages of small local shards are warm. A feed keeps its
-    `readahead`, so that worker processes have it too.
+    By default the planner sleeps, as the pages of small local shards are warm. The helpers that
+    make batches and loaders take this number.
     """
-    from twinfeed.loaders import Feed
+    import batches
 
-    monkeypatch.setitem(Feed.__init__.__kwdefaults__, "readahead", request.param)
+    monkeypatch.setattr(batches, "readahead", request.param)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,7 +125,7 @@ def _trace_tensorflow() -> Iterator[None]:
     """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands
     its trace function to no other.
     """
-    calls = sys.modules.get("twinfeed.loaders.tensorflow._calls")
+    calls = sys.modules.get("twinfeed.loaders.tensorflow._callbacks")
     trace = threading.gettrace()
     if calls is None or trace is None:
         yield
@@ -114,3 +139,27 @@ def _trace_tensorflow() -> Iterator[None]:
     calls._call = traced  # type: ignore[attr-defined]
     yield
     calls._call = untraced  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A store that speaks S3, and its URL; made-up credentials lead there."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    told = {
+        "AWS_ACCESS_KEY_ID": "made-up",
+        "AWS_SECRET_ACCESS_KEY": "made-up",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        create = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+        urllib.request.urlopen(create).close()
+        yield "s3://bucket"
+    server.stop()

@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from inside import Record, TFRecordWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
-
-from twinfeed.loaders.formats._records import Record
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
 Parts = dict[str, bytes]
 OWN = ("__key__", "__url__", "__local_path__")

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import io
 import itertools
 import json
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -31,26 +29,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from fuzz_help import Corpus, change, change_index, mutated, read_some
+from fuzz_stores import TARGETS as STORES
+from inside import MANIFEST, tar, tfrecord
+from inside import main as command_line
 
-from twinfeed.loaders.command_line import main as command_line
-from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.formats import tar, tfrecord
-from twinfeed.loaders.formats._sniff import MANIFEST
-from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index._store import digest_of
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.verify import verify
+from twinfeed.loaders import LoaderError, Reader, build_index, open_index, verify
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
 
-FOUND = [f"index:{number}" for number in (4, 21, 31, 46, 58, 79, 351, 401, 433)]
+FOUND = ["location:41", "url:5058", "url:9077"]
+FOUND += [f"index:{number}" for number in (4, 21, 31, 46, 58, 79, 351, 401, 433)]
 
 DOCUMENTED = (LoaderError, OSError)
 SECONDS = 20
 MEMORY = 4 << 30
-NUMBERS = (0, 1, -1, 127, 128, 255, 256, 511, 512, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)
 TEXT = """
     pack index verify info cat images a.tar a.tfrecord x.index y.index out bad.jsonl
     --out --label --label-json --label-folder --label-table --classes --background
@@ -60,65 +52,6 @@ TEXT = """
     labels.csv classes.txt a{0..9}.tar {a,b}.tar *.tar ** [ json:a.b x=a;b . \u202e \x1b[2J
 """
 WORDS = (*TEXT.split(), "")
-
-
-class Corpus:
-    """What is mutated, made in a folder of its own that is the current one."""
-
-    def __init__(self) -> None:
-        samples = [
-            {"__key__": f"k{n}", "image": bytes([n] * 9), "label": f"c{n % 3}", "n": [n, 0.5]}
-            for n in range(6)
-        ]
-        for container in ("tfrecord", "tar"):
-            index = pack(samples, container, container=container, shards=2)["data"]  # type: ignore[arg-type]
-            shutil.copy(f"{container}/{index.shard_paths[0]}", f"a.{container}")
-        build_index("a.tar", "x.index", label="cls")
-        Path("images/c").mkdir(parents=True)
-        Path("images/c/1.png").write_bytes(b"...")
-        Path("labels.csv").write_text("k0,a\nk1,b\n")
-        Path("classes.txt").write_text("c0\nc1\n")
-        self.shards = {name: Path(f"a.{name}").read_bytes() for name in ("tfrecord", "tar")}
-        self.files = {
-            path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()
-        }
-
-    def restore(self) -> None:
-        """Put everything back as it was."""
-        for path in sorted(Path().rglob("*"), reverse=True):
-            if path.is_dir() and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-            elif path not in self.files or path.is_symlink():
-                path.unlink()
-        for path, data in self.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """Return bytes with a few changes of the kinds that break parsers."""
-    out = bytearray(data)
-    for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
-        place = draw.randrange(len(out) + 1)
-        kind = draw.randrange(7)
-        if kind == 0 and place < len(out):
-            out[place] ^= 1 << draw.randrange(8)
-        elif kind == 1 and place < len(out):
-            out[place] = draw.randrange(256)
-        elif kind == 2:
-            number = draw.choice(NUMBERS) & (1 << 64) - 1
-            out[place : place + 8] = number.to_bytes(8, draw.choice(("little", "big")))
-        elif kind == 3:
-            del out[place : place + draw.choice((1, 7, 512, 1024))]
-        elif kind == 4:
-            out[place:place] = draw.randbytes(draw.choice((1, 7, 512)))
-        elif kind == 5:
-            start = draw.randrange(len(out) + 1)
-            out[place:place] = out[start : start + draw.choice((4, 512, 1024))]
-        else:
-            del out[place:]
-    return bytes(out)
 
 
 def shard(corpus: Corpus, name: str, draw: random.Random) -> None:
@@ -183,45 +116,8 @@ def index(corpus: Corpus, draw: random.Random) -> None:
     """Open and read an index of which a file is mutated, with the right checksums most times."""
     corpus.restore()
     folder = Path(draw.choice(("x.index", "tar/data.index", "tfrecord/data.index")))
-    manifest = json.loads((folder / MANIFEST).read_text())
-    arrays = sorted(folder.rglob("*.npy"))
-    if draw.random() < 0.5:
-        file = draw.choice(arrays)
-        head = draw.choice((0, 128))
-        data = file.read_bytes()
-        file.write_bytes(data[:head] + mutated(data[head:], draw))
-        facts = manifest["arrays"][file.stem]
-        facts["bytes"] = file.stat().st_size
-        facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    else:
-        change(manifest, draw)
-    if isinstance(manifest, dict):
-        manifest.pop("checksum", None)
-        manifest["checksum"] = digest_of(manifest)
-    text = json.dumps(manifest).encode()
-    (folder / MANIFEST).write_bytes(mutated(text, draw) if draw.random() < 0.1 else text)
-    opened = open_index(folder)
-    with Reader(opened) as reader:
-        ids = range(min(len(opened), 8))
-        _ = opened.labels, [np.asarray(column).sum() for column in opened.columns.values()]
-        opened.keys(ids)
-        for record in ids:
-            opened.describe(record)
-        reader.read(ids)
-
-
-def change(value: Any, draw: random.Random) -> None:
-    """Change something within a JSON value."""
-    while isinstance(value, (dict, list)) and value:
-        place = draw.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
-        inner = value[place]
-        if not isinstance(inner, (dict, list)) or not inner or draw.random() < 0.2:
-            choices = (None, True, "", "../x", -1, 1.5, 1 << 62, [], {}, [[]], "a" * 99, "\udcff")
-            value[place] = draw.choice((*choices, inner))
-            if draw.random() < 0.2 and isinstance(value, dict):
-                del value[place]
-            return
-        value = inner
+    change_index(folder, draw)
+    read_some(open_index(folder))
 
 
 def state(_: Corpus, draw: random.Random) -> None:
@@ -283,6 +179,7 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "index": index,
     "state": state,
     "command": command,
+    **STORES,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 from torch_help import RECORDS, lengths, pack_words
 
-from twinfeed.loaders import Feed, Index
+from twinfeed.loaders import Feed, Index, pack
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
@@ -79,6 +80,66 @@ def resumes(index: Index, folder: Path, expected: list[list[int]]) -> None:
     assert (one.epoch, one.step) == (EPOCHS, 0)
 
 
+def looks(index: Index, expected: list[list[int]]) -> None:
+    """Validate and predict on what is trained on: a whole epoch each, which moves nothing."""
+    network, noting = model(built=True)
+    one = loader(index, random())
+    dataloader = one.dataloader(pairs)
+    one.load_state_dict({**one.state_dict(), "step": 2})
+    assert len(network.predict(dataloader, verbose=0)) == RECORDS
+    assert (one.epoch, one.step) == (0, 2)
+    one = loader(index, random())
+    dataloader = one.dataloader(pairs)
+    network.fit(dataloader, validation_data=dataloader, epochs=EPOCHS, verbose=0)
+    assert noting.noted[True] == expected
+    assert sorted(np.concatenate(noting.noted[False])) == sorted([*range(RECORDS)] * (1 + EPOCHS))
+    assert (one.epoch, one.step) == (EPOCHS, 0)
+
+
+def door(index: Index, folder: Path, expected: list[list[int]]) -> None:
+    """Train by `fit` of the callback: whole, and broken off and started again."""
+
+    class Break(keras.callbacks.Callback):  # type: ignore[misc]
+        get_state, set_state = dict, print
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (one.epoch, one.step) == (1, 3):
+                raise KeyboardInterrupt
+
+    def weights(network: keras.Model) -> list[Any]:
+        return [each.tolist() for each in network.get_weights()]
+
+    ended = []
+    for name, callbacks in (("whole", []), ("cut", [Break()]), ("cut", []), ("cut", [])):
+        keras.utils.set_random_seed(1)
+        one, (network, noting) = loader(index, random()), model(built=False)
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        resume = ResumeCallback(one, folder / name, every=2)
+        with suppress(KeyboardInterrupt):
+            history = resume.fit(
+                network, pairs, epochs=EPOCHS, verbose=0, callbacks=[scheduler, *callbacks]
+            )
+            ended.append((history.history, weights(network), noting.noted[True]))
+    whole, resumed, again = ended
+    assert whole[:2] == resumed[:2] == again[:2]
+    assert (whole[2], resumed[2], again[2]) == (expected, expected[7:], [])
+
+
+def tells(folder: Path) -> None:
+    """Warn of classes that have other numbers in the validation."""
+
+    def of(names: list[str]) -> TorchLoader:
+        samples = [{"word": b"x", "label": name} for name in names]
+        index = pack(samples, folder / names[1])["data"]
+        return loader(index, BatchSampler(RandomSampler(2, seed=0), batch_size=2))
+
+    resume = ResumeCallback(of(["cat", "dog"]), folder / "saved")
+    validation = of(["cat", "owl"]).dataloader(pairs)
+    with warnings.catch_warnings(record=True) as told:
+        resume.fit(model(built=True)[0], pairs, validation_data=validation, verbose=0)
+    assert any("class 1 is 'dog' in the training and 'owl'" in str(one.message) for one in told)
+
+
 def plain(index: Index, workers: int, batch_size: int) -> list[int]:
     """Return the epochs that `fit` trains from a plain DataLoader."""
     sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=batch_size)
@@ -119,6 +180,9 @@ def main(folder: Path) -> None:
         said[f"built={built}, workers={workers}"] = [training.epoch, training.step]
         training.close()
     resumes(index, folder / "saved", expected)
+    looks(index, expected)
+    door(index, folder / "door", expected)
+    tells(folder / "classes")
     assert plain(index, workers=0, batch_size=5) == [0, 1, 2]
     # As docs/trainers.md says: the workers draw the whole of a short epoch in a pass not used.
     assert plain(index, workers=2, batch_size=12) == [1, 3, 5]

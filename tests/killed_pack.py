@@ -12,9 +12,10 @@ import shutil
 import sys
 from typing import Any
 
-from twinfeed.loaders.packing import pack
+from twinfeed.loaders import pack
 
-CHANGES = {"os.rename", "os.remove"}
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+WRITES = os.O_WRONLY | os.O_RDWR
 KILLED = 9
 
 
@@ -29,8 +30,9 @@ def packed(out: str, shards: int, last: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     changes = itertools.count(1)
 
-    def count(event: str, _: object) -> None:
-        if event in CHANGES and next(changes) == last:
+    def count(event: str, args: tuple[Any, ...]) -> None:
+        opened = event == "open" and isinstance(args[2], int) and args[2] & WRITES
+        if (opened or event in CHANGES) and next(changes) == last:
             os._exit(KILLED)
 
     sys.addaudithook(count)

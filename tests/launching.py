@@ -17,7 +17,8 @@ def run(script: Path, *options: str, ranks: int | None = None) -> str:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     launcher += ["--local-addr", ADDRESS, "--master-addr", ADDRESS, "--master-port", free_port()]
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
-    environment["PYTHONPATH"] = str(EXAMPLES)  # for the data of the stories
+    # For the data of the stories.
+    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, *(launcher if ranks else []), str(script), *options],
         capture_output=True,

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tar import TarWriter
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.reading.reader import Reader
+from inside import TarWriter, TFRecordWriter, encode
+
+from twinfeed.loaders import Reader
 
 Sample = Mapping[str, Any]
 

@@ -20,25 +20,44 @@ class RangeServer(http.server.ThreadingHTTPServer):
 
     `fail(path, start)` says what happens to a request for a range: None, or a status, or one of
     "reset", "short", "hang", "whole", "endless". `tags` has tags that are not made of the files.
+    `headers` replaces headers of answers to GET; None leaves a header out. `moved` says by
+    path where a request is sent on to, and `pages` which page of links it gets.
     """
 
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, folder: Path, *, delay: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, folder: Path, *, delay: float = 0.0, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
         self.folder = folder
         self.delay = delay
         self.fail: Callable[[str, int], int | str | None] = lambda _path, _start: None
         self.tags: dict[str, str] = {}
+        self.headers: dict[str, str | None] = {}
+        self.moved: dict[str, str] = {}
+        self.pages: dict[str, str] = {}
         self.lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Count from nothing."""
         self.asked: Counter[str] = Counter()
+        self.paths: list[str] = []
+        self.carried: set[str] = set()
         self.ranges: list[tuple[str, int, int]] = []
         self.sent = self.now = self.most = self.bytes_now = self.most_bytes = 0
+
+    def hold(self, count: int, *, after: int = 0) -> None:
+        """Answer nothing until so many requests are in flight (a minute, and not more), `after` so
+        many requests that are answered at once.
+        """
+        there, first = threading.Event(), iter(range(after))
+
+        def held(_path: str, _start: int) -> None:
+            if next(first, None) is None and (self.now >= count or not there.wait(60)):
+                there.set()
+
+        self.fail = held
 
     @property
     def url(self) -> str:
@@ -101,11 +120,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _note(self, what: str) -> None:
         with self.server.lock:
+            self.server.paths.append(self.path)
+            self.server.carried |= {name.lower() for name in self.headers}
             self.server.asked[what] += 1
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
 
     def _send(self, file: Path, start: int, stop: int, size: int, *, whole: bool) -> None:
+        if self.path in self.server.moved:
+            self.send_response(307)
+            self.send_header("Location", self.server.moved[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.path in self.server.pages:
+            page = self.server.pages[self.path].encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+            return
         if not file.exists():
             self._head(404, None)
             return
@@ -118,9 +153,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
             return
+        size = file.stat().st_size  # `fail` may have changed the file
+        stop = size if whole else min(size, int(self.headers["Range"].rpartition("-")[2]) + 1)
         if fate == "whole":
             whole, start, stop = True, 0, size
-        if start >= size > 0:
+        if start >= size and not whole:
             self._head(416, None)
             return
         with file.open("rb") as data:
@@ -146,18 +183,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if file is not None and not file.exists():
             status, file = 404, None
         size = 0 if file is None else file.stat().st_size
-        self.send_response(status)
-        self.send_header("Content-Length", str(size if stop < 0 else stop - start))
+        headers: dict[str, str | None] = {"Content-Length": str(size if stop < 0 else stop - start)}
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         if file is not None:
-            self.send_header(
-                "ETag", self.server.tags.get(file.name, f'"{file.stat().st_mtime_ns}"')
-            )
+            headers["ETag"] = self.server.tags.get(file.name, f'"{file.stat().st_mtime_ns}"')
+        headers |= self.server.headers
+        self.close_connection |= headers["Content-Length"] is None
+        self.send_response(status)
+        for name, value in headers.items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
 
     def _file(self) -> Path:
-        return self.server.folder / unquote(self.path).lstrip("/")
+        return self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""

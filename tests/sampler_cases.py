@@ -16,10 +16,10 @@ from twinfeed.samplers import (
     BatchStream,
     ExactOnceBatchSampler,
     MixtureSampler,
-    Order,
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
+    Sampler,
     SequentialSampler,
     ShardShuffleSampler,
     SubsetSampler,
@@ -43,23 +43,23 @@ def _pk(**options: Any) -> Callable[[], BatchStream]:
     return lambda: PKBatchSampler(labels, **{**defaults, **options})
 
 
-def _plain(order: Callable[[], Order], **options: Any) -> Callable[[], BatchStream]:
+def _plain(order: Callable[[], Sampler], **options: Any) -> Callable[[], BatchStream]:
     """Return a factory of batches of an order."""
     defaults: dict[str, Any] = {"batch_size": 8}
     return lambda: BatchSampler(order(), **{**defaults, **options})
 
 
-def _shards(**options: Any) -> Callable[[], Order]:
+def _shards(**options: Any) -> Callable[[], Sampler]:
     """Return a factory of shard-aware shuffles."""
     defaults: dict[str, Any] = {"seed": 3, "block": 7, "window": 8}
     return lambda: ShardShuffleSampler(SHARDS, **{**defaults, **options})
 
 
-def _mixture() -> Order:
+def _mixture() -> Sampler:
     """Return a mixture of an order, a subset and views."""
     orders = [
         RandomSampler(11, seed=0),
-        SubsetSampler([1, 5, 8], order=RandomSampler(3, seed=1)),
+        SubsetSampler([1, 5, 8], of=9, order=RandomSampler(3, seed=1)),
         ViewSampler(RandomSampler(4, seed=2), [1, 2, 1, 3], per_epoch="one", seed=3),
     ]
     return MixtureSampler(orders, weights=[3, 1, 2], num_samples=63, seed=4)
@@ -71,17 +71,23 @@ CASES: list[Case] = [
     ("random", _plain(lambda: RandomSampler(83, seed=1))),
     ("random-pad", _plain(lambda: RandomSampler(83, seed=1), final="pad")),
     ("sequential-none", _plain(lambda: SequentialSampler(0))),
+    ("random-short-epochs", _plain(lambda: RandomSampler(83, seed=1), batches_per_epoch=4)),
+    (
+        "random-pad-long-epochs",
+        _plain(lambda: RandomSampler(21, seed=1), final="pad", batches_per_epoch=8),
+    ),
     ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
     ("weighted", _plain(lambda: WeightedSampler([0.5, 0, 2.25, 1] * 9, num_samples=50, seed=2))),
     (
         "weighted-no-replacement",
         _plain(lambda: WeightedSampler(np.arange(40), num_samples=30, replacement=False, seed=2)),
     ),
-    ("subset", _plain(lambda: SubsetSampler(np.arange(0, 90, 3), num_records=100))),
+    ("subset", _plain(lambda: SubsetSampler(np.arange(0, 90, 3), of=100))),
     (
         "subset-random",
         _plain(
-            lambda: SubsetSampler([9, 2, 40, 7, 5], order=RandomSampler(5, seed=6)), batch_size=2
+            lambda: SubsetSampler([9, 2, 40, 7, 5], of=41, order=RandomSampler(5, seed=6)),
+            batch_size=2,
         ),
     ),
     ("shards", _plain(_shards())),
@@ -134,6 +140,7 @@ CASES: list[Case] = [
     ("pk-all-repeat", _pk(k=6, coverage="all", small="repeat")),
     ("pk-stored", _pk(order_within="stored")),
     ("pk-records", _pk(records=np.flatnonzero(LABELS % 3 < 2))),
+    ("pk-classes", lambda: PKBatchSampler.of_classes(10, p=4, k={0: 2, 2: 3}, seed=5)),
     ("pk-super", _pk(p=2, super_labels=SUPER)),
     (
         "pk-super-schedule",

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import ceil, erfc, gcd, sqrt
 
+import numpy as np
+
 MASK = (1 << 64) - 1
 
 
@@ -20,6 +22,28 @@ def word(key: int, counter: int) -> int:
 def permutation(n: int, key: int) -> list[int]:
     """Return a permutation of up to 2^15 items: sorted by the upper 48 bits of their words."""
     return sorted(range(n), key=lambda i: (word(key, i) >> 16, i))
+
+
+def row(n: int, key: int) -> list[int]:
+    """Return a permutation of up to 2^15 items, as one of many."""
+    return permutation(n, key) if n <= 64 else [narrow_feistel(n, key, i) for i in range(n)]
+
+
+def narrow_feistel(n: int, key: int, position: int) -> int:
+    """Return one entry of a permutation of 65 to 2^15 items: twelve rounds in 32 bits."""
+    a = ceil(sqrt(n))
+    b = -(-n // a)
+    keys = [word(key, pair) >> shift & 0xFFFFFFFF for pair in range(6) for shift in (0, 32)]
+    while True:
+        left, right, sizes = position % a, position // a, (a, b)
+        for round_key in keys:
+            h = (right + round_key) * 0x7FEB352D & 0xFFFFFFFF
+            h = (h ^ h >> 15) * 0x846CA68B & 0xFFFFFFFF
+            left = (left + ((h >> 16) * sizes[0] >> 16)) % sizes[0]
+            left, right, sizes = right, left, sizes[::-1]
+        position = left + right * a
+        if position < n:
+            return position
 
 
 def feistel(n: int, key: int, position: int) -> int:
@@ -41,11 +65,11 @@ def feistel(n: int, key: int, position: int) -> int:
 def fair_groups(n: int, m: int, key: int, count: int) -> list[list[int]]:
     """Return the first groups of m out of n, lap after lap; ``key`` is the population's own."""
     if n < 2 * m - 1:
-        laps = [permutation(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]
+        laps = [row(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]
         return [[laps[t][(t * m + i) % n] for i in range(m)] for t in range(count)]
     entries: list[int] = []
     for lap in range(ceil(count * m / n)):
-        new = permutation(n, word(key, lap))
+        new = row(n, word(key, lap))
         begun = entries[len(entries) - len(entries) % m :]
         for taken in range(len(begun), m if begun else 0):
             fits = next(i for i in range(taken - len(begun), n) if new[i] not in begun)
@@ -70,6 +94,12 @@ def decodes(stream: Sequence[int], capacity: int) -> list[int]:
         if len(held) > capacity:
             held.remove(max(held, key=lambda i: uses[i][-1]))
     return loads
+
+
+def distinct_in_a_row(items: Sequence[int], width: int) -> np.ndarray:
+    """Return how many distinct items each `width` consecutive ones hold."""
+    rows = np.lib.stride_tricks.sliding_window_view(items, width)
+    return 1 + (np.diff(np.sort(rows, axis=1), axis=1) > 0).sum(axis=1)
 
 
 def decodes_by_use(

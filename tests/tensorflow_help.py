@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import batches
 import numpy as np
 import tensorflow as tf
 
@@ -39,8 +40,11 @@ def loader(
     index: Index, sampler: BatchStream, /, *, engine: Any = "gather", prefetch: int = 2, **feed: Any
 ) -> TensorFlowLoader:
     """A loader of a feed on the first CPU, where TensorFlow keeps what it need not copy."""
+    readahead = feed.pop("readahead", batches.readahead)
     made = Feed(index, sampler, **feed)
-    return TensorFlowLoader(made, engine=engine, prefetch=prefetch, device="/CPU:0")
+    return TensorFlowLoader(
+        made, engine=engine, prefetch=prefetch, device="/CPU:0", readahead=readahead
+    )
 
 
 def engine_of(loader: TensorFlowLoader) -> str:

@@ -16,28 +16,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import (
+    MANIFEST,
+    BadRecord,
+    Entry,
+    IndexOptions,
+    Reading,
+    ReadingOptions,
+    TFRecordWriter,
+    _merge,
+    build,
+    encode,
+    folder,
+    mark,
+    parse,
+    read_bad_records,
+    tar,
+    tfrecord,
+)
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
-from twinfeed.loaders.errors import (
+from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
+    FromFolder,
+    FromJson,
+    FromTable,
     IndexFormatError,
     LoaderError,
+    Reader,
     ShardWarning,
+    build_index,
+    build_parts,
+    merge_parts,
+    open_index,
+    pack,
+    verify,
 )
-from twinfeed.loaders.formats import tar, tfrecord
-from twinfeed.loaders.formats._sniff import MANIFEST
-from twinfeed.loaders.formats.example import encode, parse
-from twinfeed.loaders.formats.files import Entry, folder
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import _merge, build, open_index
-from twinfeed.loaders.index.bad_records import BadRecord, read_bad_records
-from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
-from twinfeed.loaders.index.labels import FromFolder, FromJson, FromTable
-from twinfeed.loaders.index.options import IndexOptions, Reading
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.verify import verify
 
 
 def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) -> None:
@@ -46,7 +61,6 @@ def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) 
     want = numbered(0, 30)
     assert len(index) == 30
     assert index.shard_lengths.tolist() == [10, 10, 10]
-    assert index.labels is not None
     assert index.labels.tolist() == [sample["label"] for sample in want]
     with Reader(index) as reader:
         got = reader.read(range(30))
@@ -57,7 +71,6 @@ def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) 
 def test_every_record_of_a_tar_set_reads_as_it_was_written(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     assert index.keys(range(30)) == [f"k{n}" for n in range(30)]
-    assert index.labels is not None
     assert index.labels.tolist() == [n % 7 for n in range(30)]
     assert index.classes == ()
     with Reader(index) as reader:
@@ -73,7 +86,6 @@ def test_a_folder_of_images_is_indexed_as_it_is(tmp_path: Path) -> None:
     index = build_index(tmp_path / "images", tmp_path / "x.index")
     assert index.container == "files"
     assert index.classes == ("cat", "dog")
-    assert index.labels is not None
     assert index.labels.tolist() == [0, 0, 1]
     assert index.keys([0, 1, 2]) == ["cat/1", "cat/2", "dog/1"]
     with Reader(index) as reader:
@@ -105,20 +117,20 @@ def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_pat
     assert build_index(plain, tmp_path / "x.index").container == "tar"
 
 
-def test_what_is_no_reading_is_refused(tmp_path: Path) -> None:
+def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
     for read in (
-        lambda: build_index("*.tar", tmp_path / "x.index", reading=3),  # type: ignore[arg-type]
-        lambda: build_parts("*.tar", tmp_path / "parts", root=tmp_path, reading=3),  # type: ignore[arg-type]
-        lambda: verify("*.tar", reading=3),  # type: ignore[arg-type]
+        lambda: build_index("*.tar", tmp_path / "x.index", reading=3),  # type: ignore[call-arg]
+        lambda: build_parts("*.tar", tmp_path / "parts", root=tmp_path, reading=3),  # type: ignore[call-arg]
+        lambda: verify("*.tar", reading=3),  # type: ignore[call-arg]
     ):
-        with pytest.raises(TypeError, match=r"reading must be Reading\(…\), got 3"):
+        with pytest.raises(TypeError, match="takes no reading=: its options are "):
             read()
     assert not list(tmp_path.iterdir())
 
 
 def test_raw_records_have_one_field(tmp_path: Path) -> None:
     (shard,) = tfrecords(tmp_path, shards=1)
-    index = build_index(shard, tmp_path / "x.index", reading=Reading(example=False))
+    index = build_index(shard, tmp_path / "x.index", example=False)
     with Reader(index) as reader:
         (data,) = reader.read([3])["data"]
     assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
@@ -140,7 +152,7 @@ def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) 
         build_index(shard, tmp_path / "x.index")
     assert (caught.value.path, caught.value.record) == (str(shard), 1)
     assert "as raw bytes with example=False" in str(caught.value)
-    with Reader(build_index(shard, tmp_path / "x.index", reading=Reading(example=False))) as reader:
+    with Reader(build_index(shard, tmp_path / "x.index", example=False)) as reader:
         assert reader.read([1])["data"] == [message.SerializeToString()]
 
 
@@ -172,7 +184,11 @@ def test_small_numeric_features_are_columns_and_ragged_ones_are_fields(tmp_path:
     write_tfrecord(tmp_path / "0.tfrecord", samples)
     index = build_index(tmp_path / "0.tfrecord", tmp_path / "x.index")
     assert list(index.columns) == ["box", "id"]
-    assert index.labels is None
+    assert not index.has_labels
+    with pytest.raises(LoaderError, match="the index has no labels") as caught:
+        _ = index.labels
+    assert "build it with label=, of the fields" in str(caught.value)
+    assert "images get their labels from a folder for each class" in str(caught.value)
     assert index.columns["box"].dtype == np.float32
     assert index.columns["box"][:, 2].tolist() == [0, 1, 2, 3]
     with Reader(index) as reader:
@@ -198,7 +214,6 @@ def test_labels_come_from_anywhere(
 ) -> None:
     index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index", label=label)
     assert index.classes == classes
-    assert index.labels is not None
     assert index.labels.tolist() == numbers
 
 
@@ -214,24 +229,23 @@ def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background
         build_index(shards, out, label=table)
     assert "give such records a background=, or skip them with missing='skip'" in str(no.value)
     with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
-        index = build_index(shards, out, label=table, reading=Reading(missing="skip"))
+        index = build_index(shards, out, label=table, missing="skip")
     assert (index.keys(range(3)), index.shard_lengths.tolist()) == (["k1", "k3", "k4"], [3, 0])
     assert (index.columns["label"].tolist(), index.classes) == ([1, 0, 1], ("a", "b"))
     assert index.options.left_out == 7
     with Reader(index) as reader:
         assert reader.read([2, 1], ["png"])["png"] == [b"000004" * 4, b"000003" * 3]
     assert verify(index).ok
-    parts = build_parts(
-        shards, tmp_path / "p", root=tmp_path, reading=Reading(background="none", missing="skip")
-    )
+    parts = build_parts(shards, tmp_path / "p", root=tmp_path, background="none", missing="skip")
     index = merge_parts(parts, out, label=table)
     assert index.classes == ("a", "b", "none")
     assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
-    for reading in (Reading(missing="skip"), Reading(background="none")):
+    ways: list[ReadingOptions] = [{"missing": "skip"}, {"background": "none"}]
+    for way in ways:
         with pytest.raises(ValueError, match="1 rows of the table have no record"):
-            build_index(shards, out, label=FromTable({"k1": 1, "k7": 2, "x": 3}), reading=reading)
+            build_index(shards, out, label=FromTable({"k1": 1, "k7": 2, "x": 3}), **way)
     with pytest.raises(ValueError, match=r"no records: .* or every record is left out"):
-        build_index(shards, out, label=FromTable({}), reading=Reading(missing="skip"))
+        build_index(shards, out, label=FromTable({}), missing="skip")
 
 
 def test_a_label_table_for_records_without_keys_is_refused(tmp_path: Path) -> None:
@@ -241,7 +255,7 @@ def test_a_label_table_for_records_without_keys_is_refused(tmp_path: Path) -> No
                 tfrecords(tmp_path),
                 tmp_path / "x.index",
                 label=FromTable({"k0": 1}),
-                reading=Reading(missing=missing),  # type: ignore[arg-type]
+                missing=missing,  # type: ignore[arg-type]
             )
 
 
@@ -250,7 +264,7 @@ def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> No
         (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
     entries = [Entry(str(n), {"image": f"{n}.png"}) for n in range(4)]
     table = FromTable({"1": 7, "3": 5})
-    index = build_index(entries, tmp_path / "x.index", label=table, reading=Reading(missing="skip"))
+    index = build_index(entries, tmp_path / "x.index", label=table, missing="skip")
     with Reader(index) as reader:
         assert reader.read([0, 1]) == {"image": [b"image 1", b"image 3"]}
     assert index.columns["label"].tolist() == [7, 5]
@@ -263,6 +277,15 @@ def test_labels_come_from_the_folders_in_tar_keys(tmp_path: Path) -> None:
     assert index.classes == ("cat", "dog")
 
 
+def test_an_image_beside_the_class_folders_is_to_be_put_into_one(tmp_path: Path) -> None:
+    for name in ("a.png", "cat/b.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(b"...")
+    with pytest.raises(DataCorruptionError, match="lacks a label") as caught:
+        build_index(tmp_path / "photos", tmp_path / "photos.index")
+    assert "to do: put it into a folder for its class, or leave" in str(caught.value)
+
+
 def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: Path) -> None:
     samples = [("a", {"xml": b"<name>dog</name>"}), ("b", {"xml": b""})]
     write_tar(tmp_path / "a.tar", samples)
@@ -271,15 +294,12 @@ def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: 
         return "dog" if b"dog" in sample["xml"] else None
 
     path = tmp_path / "x.index"
-    with pytest.raises(DataCorruptionError, match="a record lacks a label"):
+    with pytest.raises(DataCorruptionError, match="a record lacks a label") as caught:
         build_index(tmp_path / "a.tar", path, label=named)
-    index = build_index(
-        tmp_path / "a.tar", path, label=named, reading=Reading(background="background")
-    )
+    assert "to do: have the function return one, or leave" in str(caught.value)
+    index = build_index(tmp_path / "a.tar", path, label=named, background="background")
     assert index.classes == ("background", "dog")
-    assert build_index(tmp_path / "a.tar", path, label=named, reading=Reading(missing="skip")).keys(
-        [0]
-    ) == ["a"]
+    assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
 
 
 def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
@@ -288,7 +308,6 @@ def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
     shard = tmp_path / "0.tfrecord"
     index = build_index(shard, path, label="name", classes=["dog", "emu", "cat"])
     assert index.classes == ("dog", "emu", "cat")
-    assert index.labels is not None
     assert index.labels.tolist() == [0, 2]
     with pytest.raises(ValueError, match=r"labels are not among classes= \(1: \['cat'\]"):
         build_index(shard, path, label="name", classes=["dog"])
@@ -315,12 +334,44 @@ def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Pat
         build_index(shard, path, fields=fields)
     assert (caught.value.record, caught.value.key) == (1, "b")
     assert "let such fields be empty with missing='empty', or leave" in str(caught.value)
-    index = build_index(shard, path, fields=fields, reading=Reading(missing="skip"))
+    index = build_index(shard, path, fields=fields, missing="skip")
     assert index.keys(range(len(index))) == ["a"]
     assert index.options.left_out == 1
-    index = build_index(shard, path, fields=fields, reading=Reading(missing="empty"))
+    index = build_index(shard, path, fields=fields, missing="empty")
     with Reader(index) as reader:
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
+
+
+def test_a_field_that_no_record_has_is_an_error_that_lists_what_is_there(tmp_path: Path) -> None:
+    samples = [("a", {"jpg": b"1"}), ("b", {"jpg": b"2", "txt": b"x"})]
+    shards = [write_tar(tmp_path / "a.tar", samples), write_tar(tmp_path / "b.tar", samples[:1])]
+    path, there = tmp_path / "x.index", r"there are the fields \['jpg', 'txt'\]: name another"
+    fields = {"image": "jpg", "caption": "text;cap"}
+    lacks = r"the field 'caption' \(text or cap\); "
+    with pytest.raises(KeyError, match=rf"no record has {lacks}{there}"):
+        build_index(shards, path, fields=fields, missing="empty")
+    with pytest.raises(ValueError, match=rf"no records: each lacks {lacks}{there} or let such"):
+        build_index(shards, path, fields=fields, missing="skip")
+    with pytest.raises(ValueError, match=rf"no records: each lacks what label='cls' .*{there}$"):
+        build_index(shards, path, label="cls", missing="skip")
+    with pytest.raises(KeyError, match=rf"no record of a.tar has {lacks}{there}"):
+        build_index(shards, path, fields=fields)
+    assert len(build_index(shards, path, fields=["jpg", "txt"], missing="empty")) == 3
+
+
+@pytest.mark.parametrize(
+    "label", ["label", "json.label", FromJson("label"), FromJson("json.label")]
+)
+def test_a_label_that_is_the_key_of_a_json_field_is_named(tmp_path: Path, label: Any) -> None:
+    samples = [("a", {"jpg": b"{1", "json": b'{"label": "cat"}'})]
+    shard, path = write_tar(tmp_path / "a.tar", samples), tmp_path / "x.index"
+    meant = r"name another, such as label=FromJson\(field='json', key='label'\)"
+    with pytest.raises(KeyError, match=meant):
+        build_index(shard, path, label=label)
+    with pytest.raises(ValueError, match=meant):
+        build_index(shard, path, label=label, missing="skip")
+    with pytest.raises(TypeError, match=r"takes no label_json=: label=FromJson\('json', 'label'\)"):
+        build_index(shard, path, label_json="label")  # type: ignore[call-arg]
 
 
 def test_a_loose_file_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -350,7 +401,7 @@ def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
         ({"label": "clas"}, "what label='clas' names"),
         ({"label": FromJson("jsn", "a")}, r"what label=FromJson\(field='jsn', key='a'\) names"),
         ({"fields": {"image": "jpg;jpeg"}}, r"the field 'image' \(jpg or jpeg\)"),
-        ({"reading": Reading(key="name")}, "the bytes feature 'name' of key="),
+        ({"key": "name"}, "the bytes feature 'name' of key="),
     ],
 )
 def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
@@ -360,7 +411,7 @@ def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
     plain = {"cls": b"1", "png": b"..."}
     write_tfrecord(shard, [plain] * 3)
     with pytest.raises(
-        KeyError, match=rf"no record of a.tfrecord has {lacked}, .*\['cls', 'png'\]: name another"
+        KeyError, match=rf"of a.tfrecord has {lacked}; there are .*\['cls', 'png'\]: name another"
     ):
         build_index(shard, path, **options)
     assert not path.exists()
@@ -372,17 +423,21 @@ def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
         assert (caught.value.path, caught.value.record) == (str(shard), bad)
 
 
+def test_a_wrong_key_of_json_is_told_with_the_keys_that_there_are(tmp_path: Path) -> None:
+    shard = write_tfrecord(tmp_path / "a.tfrecord", [{"json": b'{"w": 1, "label": "ant"}'}])
+    with pytest.raises(KeyError, match="name another, from the keys 'w', 'label' of its JSON, or"):
+        build_index(shard, tmp_path / "x.index", label=FromJson("json", "lable"))
+
+
 def test_records_that_lack_different_fields_are_bad_records(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1"}), ("b", {"txt": b"2"})])
-    with pytest.raises(DataCorruptionError, match="lacks the field 'txt'") as caught:
+    with pytest.raises(DataCorruptionError, match="lacks the field 'txt'\n") as caught:
         build_index(shard, tmp_path / "x.index", fields=["jpg", "txt"])
     assert caught.value.record == 0
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:
-    index = build_index(
-        tfrecords(tmp_path, shards=1), tmp_path / "x.index", reading=Reading(key="key")
-    )
+    index = build_index(tfrecords(tmp_path, shards=1), tmp_path / "x.index", key="key")
     assert index.keys([3, 0]) == ["k3", "k0"]
     assert "key" not in index.fields
 
@@ -498,7 +553,7 @@ def _first_byte(name: str, sample: dict[str, Any]) -> int:
 def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     clean = build_index(shards, tmp_path / "clean.index")
-    where = int(clean.table("image")["offset"][13])
+    where = int(clean._table("image")["offset"][13])
     flip(shards[1], where)
     with pytest.raises(DataCorruptionError, match="corrupted data"):
         build_index(shards, tmp_path / "x.index")
@@ -554,16 +609,30 @@ def test_excluding_what_is_not_there_is_refused(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1)
     with pytest.raises(ValueError, match="names shards that are not indexed"):
         build_index(shards, tmp_path / "x.index", exclude=[("nowhere", 0)])
-    flip(shards[0], 30)
-    verify(shards, root=tmp_path.parent, bad_list=tmp_path / "bad.jsonl")
-    with pytest.raises(ValueError, match="verify with root= ") as told:
-        build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")
-    root = str(told.value).rpartition("root= ")[2]
-    verify(shards, root=root, bad_list=tmp_path / "bad.jsonl")
-    assert len(build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")) == 9
-    flip(shards[0], 30)
     with pytest.raises(ValueError, match=r"names 1 record of .*, of which 0 are there"):
         build_index(shards, tmp_path / "x.index", exclude=[(shards[0].name, 10)])
+
+
+def test_a_list_of_another_root_is_followed(tmp_path: Path) -> None:
+    """The shards are named by the last parts of their paths, unless several end alike."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        tfrecords(tmp_path / name, shards=1)
+    shards = sorted(tmp_path.glob("?/*"))
+    flip(shards[1], 30)
+    for root in (tmp_path, tmp_path.parent):
+        verify(shards, root=root, bad_list=tmp_path / "bad")
+        index = build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad")
+        assert [int(length) for length in index.shard_lengths] == [10, 9]
+    verify(shards[1:], root=tmp_path / "b", bad_list=tmp_path / "bad")
+    with pytest.raises(ValueError, match="verify with root='") as told:
+        build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad")
+    verify(
+        shards, root=str(told.value).rpartition("root=")[2].strip("'"), bad_list=tmp_path / "bad"
+    )
+    assert len(build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad")) == 19
+    verify(shards[1:], root=tmp_path / "b", bad_list=tmp_path / "bad")
+    assert len(build_index(shards[1:], tmp_path / "x.index", exclude=tmp_path / "bad")) == 9
 
 
 @pytest.mark.parametrize(
@@ -632,9 +701,9 @@ def test_a_reading_that_means_nothing_is_refused(options: dict[str, Any], messag
 
 
 def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
-    reading = Reading(key="key", lists=["image"], missing="skip")
+    reading: ReadingOptions = {"key": "key", "lists": ["image"], "missing": "skip"}
     built = build_index(
-        tfrecords(tmp_path), tmp_path / "x.index", label="label", fields=["image"], reading=reading
+        tfrecords(tmp_path), tmp_path / "x.index", label="label", fields=["image"], **reading
     )
     told = open_index(built.path).options
     assert told == IndexOptions(
@@ -777,7 +846,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     shards = tars(tmp_path, shards=1)
     path = tmp_path / "x.index"
     bad: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"reading": Reading(key="name")}, ValueError, "are for tfrecord, got tar"),
+        ({"key": "name"}, ValueError, "are for tfrecord, got tar"),
         ({"fields": "jpg"}, TypeError, "got 'jpg'"),
         ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* got 'x' to \['png'\]"),
         ({"fields": [1]}, TypeError, "got 1 to 1"),
@@ -801,7 +870,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"lists= names \['nope'\], which no record has: .*'image'"
     ):
-        build_index(examples, path, reading=Reading(lists=["nope"]))
+        build_index(examples, path, lists=["nope"])
 
 
 def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:
@@ -888,6 +957,51 @@ def test_a_feature_that_is_no_label_is_named_with_its_record(tmp_path: Path, val
     assert str(values[0]).rstrip("0") in str(caught.value.found)
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_a_list_of_labels_is_refused_with_a_way_to_choose_one(tmp_path: Path, text: bool) -> None:
+    """The advice is followed word by word."""
+    rows = [{"labels": [b"abc"[n % 3 :][:1], b"z"] if text else [n % 3, 7]} for n in range(6)]
+    shard = write_tfrecord(tmp_path / "0.tfrecord", rows)
+    with pytest.raises(DataCorruptionError, match="must hold one integer or one name") as caught:
+        build_index(shard, tmp_path / "x.index", label="labels")
+    advice = str(caught.value.advice)
+    assert "choose one by a function" in advice
+    index = build_index(shard, tmp_path / "x.index", label=eval(advice.rpartition("label=")[2]))
+    assert index.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert list(index.classes) == (["a", "b", "c"] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("label", "text", "way", "keys"),
+    [
+        ("json", '{"w": 0.5, "label": "ant"}', FromJson("json", "label"), "'w', 'label'"),
+        (FromJson("json"), '{"w": 1, "label": "ant"}', FromJson("json", "label"), "'w', 'label'"),
+        (FromJson("json", "a"), '{"a": {"b": "ant"}}', FromJson("json", "a.b"), "'b'"),
+        ("json", '{"w": 0.5}', None, "'w'"),
+    ],
+)
+def test_a_json_object_is_no_label_but_leads_to_one(
+    tmp_path: Path, label: Any, text: str, way: FromJson | None, keys: str
+) -> None:
+    """The error names the object's keys, and the first way to a label, in Python and in a shell."""
+    shard = write_tar(tmp_path / "a.tar", [("a", {"json": text.encode()})])
+    with pytest.raises(DataCorruptionError, match="must ") as caught:
+        build_index(shard, tmp_path / "x.index", label=label)
+    advice = str(caught.value.advice)
+    assert f"JSON object with the keys {keys}: " in advice
+    if way is None:
+        assert "name one with label=FromJson('json', …)" in advice
+        return
+    assert f"label={way!r}" in advice
+    assert build_index(shard, tmp_path / "x.index", label=way).classes == ("ant",)
+
+
+@pytest.mark.parametrize("text", ["{", "{ant}", "[1]", '"ant"'])
+def test_a_name_that_looks_like_json_stays_a_name(tmp_path: Path, text: str) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("a", {"cls": text.encode()})])
+    assert build_index(shard, tmp_path / "x.index", label="cls").classes == (text,)
+
+
 def cls_tar(path: Path, *texts: str | None) -> Path:
     """A tar of a sample for each text, those of None without a label."""
     samples = []
@@ -915,7 +1029,7 @@ def test_the_background_is_of_the_labels_kind(
     tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
 ) -> None:
     shards = [cls_tar(tmp_path / "a.tar", *texts)]
-    options: dict[str, Any] = {"label": "cls", "reading": Reading(background=background)}
+    options: dict[str, Any] = {"label": "cls", "background": background}
     if way in ("two shards", "merge"):
         shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
     if way == "table":
@@ -942,9 +1056,7 @@ def test_the_background_is_of_the_labels_kind(
 
 def test_a_background_from_the_command_line_is_a_number_among_numbers(tmp_path: Path) -> None:
     shard = cls_tar(tmp_path / "a.tar", "3", None, "5")
-    index = build_index(
-        shard, tmp_path / "x.index", label=FromJson("cls"), reading=Reading(background="-1")
-    )
+    index = build_index(shard, tmp_path / "x.index", label=FromJson("cls"), background="-1")
     assert index.columns["label"].tolist() == [3, -1, 5]
 
 
@@ -952,7 +1064,7 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
     shard = cls_tar(tmp_path / "a.tar", "3", None, "cat")
     path = tmp_path / "x.index"
     with pytest.raises(ValueError, match=r"background=-1 is an integer, .* names \('cat'\)"):
-        build_index(shard, path, label="cls", reading=Reading(background=-1))
+        build_index(shard, path, label="cls", background=-1)
     with pytest.raises(
         ValueError, match=r"integer \(a\.tar, record 0, key 'a0': 0\) and .*2, key 'a2': 'cat'"
     ):
@@ -960,12 +1072,10 @@ def test_kinds_that_are_mixed_are_named_with_a_record_of_each(tmp_path: Path) ->
             shard,
             path,
             label=lambda s: [0, None, "cat"][s["__number__"]],
-            reading=Reading(background=1),
+            background=1,
         )
     with pytest.raises(ValueError, match="background='none' is a name, and labels are integers"):
-        build_index(
-            shard, path, label=lambda s: s["__number__"] or None, reading=Reading(background="none")
-        )
+        build_index(shard, path, label=lambda s: s["__number__"] or None, background="none")
     shards = [shard, cls_tar(tmp_path / "b.tar", "x")]
     with pytest.raises(
         ValueError, match=r"integer \(a\.tar, .*: 1\) and a name \(b\.tar, .*: 'x'\)"
@@ -981,7 +1091,7 @@ def test_a_background_that_is_no_label_is_refused(tmp_path: Path, background: An
         build_index(
             cls_tar(tmp_path / "a.tar", "3"),
             tmp_path / "x.index",
-            reading=Reading(background=background),
+            background=background,
         )
 
 
@@ -1043,9 +1153,7 @@ def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Pat
     files += build_parts([two], tmp_path / "p", root=tmp_path)
     with pytest.raises(ValueError, match=r"build all parts with lists=\['caption'\]"):
         merge_parts(files, tmp_path / "x.index")
-    files = build_parts(
-        [one, two], tmp_path / "p", root=tmp_path, reading=Reading(lists=["caption"])
-    )
+    files = build_parts([one, two], tmp_path / "p", root=tmp_path, lists=["caption"])
     with Reader(merge_parts(files, tmp_path / "x.index")) as reader:
         assert reader.read([0, 1]) == {"caption": [[b"a"], [b"b", b"c"]]}
     write_tfrecord(two, [{"caption": [7]}])
@@ -1112,6 +1220,8 @@ def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> Non
     for name in ("parts", ".hidden", "columns-0123456789abcdef"):
         out = tmp_path / f"{name}.index"
         (out / name).mkdir(parents=True)
+        if name.startswith("columns"):
+            mark(out / name)  # as an interrupted build does
         build_index(shards, out)
     (out / "notes.txt").write_text("mine")
     assert len(build_index(shards, out)) == 30
@@ -1134,7 +1244,7 @@ def test_a_build_takes_and_deletes_no_folder_of_anybody_else(tmp_path: Path, nam
     mine.write_text("mine")
     assert len(build_index(shards, index.path)) == 30
     assert mine.read_text() == "mine"
-    assert open_index(index.path).labels is None
+    assert not open_index(index.path).has_labels
 
 
 def test_nothing_is_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1148,6 +1258,8 @@ def test_nothing_is_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyP
             lambda url=url: merge_parts([], url),
             lambda url=url: verify(shards, bad_list=url, root=tmp_path),
         ):
-            with pytest.raises(ValueError, match="is a URL: write to a local folder and upload"):
+            with pytest.raises(ValueError, match="is a URL: write to a local folder, and upload"):
                 write()
+    with pytest.raises(ValueError, match="s3://bucket/run#1/x is a URL"):
+        pack([{"a": 1}], "s3://bucket/run#1/x")
     assert sorted(path.name for path in tmp_path.iterdir()) == [Path(each).name for each in shards]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +18,11 @@ from typing import Any
 
 import pytest
 from format_help import archive, member
+from inside import FILES_PER_PART, _parser, main, tfrecord
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
+from range_server import RangeServer
 
-from twinfeed.loaders.command_line._parser import _parser, main
-from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.formats import tfrecord
-from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index._sources import FILES_PER_PART
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.packing import pack
+from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 
 
 def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,11 +64,22 @@ def test_a_plan_compares_blocks_with_a_uniform_shuffle(
     index = pack([{"x": bytes(1000)} for _ in range(600)], tmp_path)["data"]
     assert main(["plan", str(index.path), "--cache-bytes", "100k", "--batch-size", "10"]) == 0
     said = capsys.readouterr().out
-    assert "blocks of 4, 128 at once: an epoch of 60 batches, 600 samples\n" in said
-    assert "\nuniform: an epoch of 60 batches" in said
+    assert said.startswith("uniform: an epoch of 60 batches")  # the shuffle to take is last
+    assert "\nblocks of 4, 128 at once: an epoch of 60 batches, 600 samples\n" in said
     assert said.count("  cache      100 kB would hold") == 2
     assert main(["plan", str(index.path), "--block", "50", "--window", "3"]) == 0
     assert "blocks of 50, 3 at once" in capsys.readouterr().out
+
+
+def test_a_plan_needs_no_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The index alone says how long shards and records are."""
+    index = pack([{"x": bytes(1000)}] * 90, tmp_path / "data")["data"]
+    assert main(["plan", str(index.path)]) == 0
+    with_shards = capsys.readouterr().out
+    alone = shutil.copytree(index.path, tmp_path / "elsewhere" / "data.index")
+    assert main(["plan", str(alone)]) == 0
+    assert capsys.readouterr().out == with_shards
+    assert main(["cat", str(alone), "0"]) == 1  # which needs the shards
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +98,7 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
             Image.new("RGB", (8, 6), (n, 0, 0)).save(images / name / f"{n}.png")
     split = ["--split", "train=0.8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), *split]) == 2
-    assert "split= must be counts, or fractions that add up to 1" in capsys.readouterr().err
+    assert "error: --split must be counts, or fractions that add up to 1" in capsys.readouterr().err
     split = ["--split", "train=8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), "--container", "tar", *split, "-q"]) == 0
     assert "train.index: 8 records, 1 shard, 2 classes" in capsys.readouterr().out
@@ -106,7 +113,8 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "8 records in 1 shard: all is well\n"
     assert main(["cat", train, "0", "-1"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("record 0 (train-00000-of-00001.tar, number 0 at byte offset 512, key ")
+    assert out.startswith("record 0 (train-00000-of-00001.tar, number 0, key ")
+    assert out.count(" bytes at byte 512, PNG image, 8 x 6, RGB") == 1
     assert out.count("PNG image, 8 x 6, RGB") == 2
     key = open_index(train).keys([3])[0]
     assert main(["cat", train, key]) == 0
@@ -118,7 +126,7 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_cat_writes_the_bytes_of_a_field(tmp_path: Path) -> None:
     build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
-    command = [sys.executable, "-m", "twinfeed.loaders", "cat", str(tmp_path / "x.index"), "4"]
+    command = [sys.executable, "-m", "twinfeed", "cat", str(tmp_path / "x.index"), "4"]
     done = subprocess.run([*command, "--field", "png"], capture_output=True, check=True)
     assert done.stdout == b"000004" * 4
 
@@ -185,7 +193,7 @@ def test_bad_data_ends_with_status_1_and_one_line(
     shards = tfrecords(tmp_path)
     out = str(tmp_path / "x.index")
     index = build_index(shards, out)
-    flip(shards[1], int(index.table("image")["offset"][13]))
+    flip(shards[1], int(index._table("image")["offset"][13]))
     assert main(["verify", out, "-q"]) == 1
     assert f"{shards[1].name}, record 3: corrupted" in capsys.readouterr().out
     assert main(["cat", out, "13"]) == 1
@@ -243,17 +251,17 @@ def test_what_is_missing_ends_with_status_1(
     build_index(shards, index)
     shards[1].unlink()
     assert main(["cat", index, "0"]) == 1
-    advice = "give root= the folder that holds them (an index that was built with root= needs root="
+    advice = "give --root the folder that holds them (an index that was built with --root needs "
     assert capsys.readouterr().err == (
         f"twinfeed: error: {tmp_path}/here: 1 of 3 shards are missing here: d-000001.tar; "
-        f"restore them, or {advice} when it is opened)\n"
+        f"restore them, or {advice}--root when it is opened)\n"
     )
 
 
 def test_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
     build_index(tars(tmp_path, shards=1, each=400), tmp_path / "x.index")
     numbers = " ".join(map(str, range(400)))
-    command = f"{sys.executable} -m twinfeed.loaders cat {tmp_path}/x.index {numbers} | head -1"
+    command = f"{sys.executable} -m twinfeed cat {tmp_path}/x.index {numbers} | head -1"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, check=False
     )
@@ -286,7 +294,7 @@ def test_cat_shows_lists_numbers_and_what_is_missing(
         "  json: missing\n",
         "  wide: float32[40]: [0.5 0.5 0.5 ... 0.5 0.5 0.5]\n",
         "  words: 2 values: text: to; text: be\n",
-        '  json: 13 bytes, text: {"a": [1, 2]}\n',
+        '  json: 13 bytes at byte 246, text: {"a": [1, 2]}\n',
     ):
         assert line in out
 
@@ -314,7 +322,7 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     shards = [str(shard) for shard in tars(tmp_path)]
     one, two = f"{tmp_path}/1.index", f"{tmp_path}/2.index"
     build_index(shards[0], one)
-    offset = int(build_index(shards[1:], two).table("png")["offset"][3])
+    offset = int(build_index(shards[1:], two)._table("png")["offset"][3])
     flip(Path(shards[1]), offset)
     assert main(["verify", one, two, *shards, "--root", str(tmp_path), "-q"]) == 1
     out = capsys.readouterr().out.splitlines()
@@ -337,7 +345,7 @@ def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
     offset = [record.offset for record in tfrecord.scan(shards[1])][7]
     flip(Path(shards[1]), offset)
     assert main(["index", *shards, "--out", out, "-q"]) == 1
-    assert "then build_index(exclude=...)" in capsys.readouterr().err
+    assert "twinfeed index --exclude FILE\n" in capsys.readouterr().err
     verify = ["verify", *shards, "--root", str(tmp_path), "-q"]
     assert main(verify) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -371,7 +379,8 @@ def test_a_list_is_followed_from_another_folder(
         assert main(["index", *words, "--out", out, "--exclude", "bad"]) == 0
         assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
     assert main(["verify", *words, "--root", "w", "--bad-list", "bad"]) == 1
-    assert main(["index", *words, "--out", "x.index", "--root", "w", "--exclude", "bad"]) == 0
+    for root in ("w", "."):
+        assert main(["index", *words, "--out", "x.index", "--root", root, "--exclude", "bad"]) == 0
     (tmp_path / "bad").write_text('{"shard": "/elsewhere/a.tfrecord", "record": 0}\n')
     assert main(["index", *words, "--out", "w/x.index", "--exclude", "bad"]) == 2
     assert "not indexed (1: ['/elsewhere/a.tfrecord'])" in capsys.readouterr().err
@@ -388,11 +397,29 @@ def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
     os.truncate(shard, shard.stat().st_size - 5)
     assert main(["verify", "x.index", "-q"]) == 1
     line = capsys.readouterr().out.splitlines()[2]
-    assert "listed with twinfeed verify SHARDS --bad-list FILE, and left out with index" in line
+    assert "twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude" in line
     assert main(["index", "d-*.tfrecord", "--out", "x.index", "-q"]) == 1
     assert "twinfeed verify SHARDS --bad-list FILE, then" in capsys.readouterr().err
     assert main(["verify", "d-*.tfrecord", "--bad-list", "bad", "-q"]) == 1
     assert main(["index", "d-*.tfrecord", "--out", "x.index", "--exclude", "bad", "-q"]) == 0
+    assert main(["verify", "x.index", "-q"]) == 0
+
+
+def test_a_list_of_an_index_says_that_it_lacks_a_shard_that_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two shards one is cut, and the other has a bad record: one advice leads to an index."""
+    monkeypatch.chdir(tmp_path)
+    cut, flipped = tfrecords(tmp_path, shards=2)
+    build_index("d-*.tfrecord", "x.index")
+    os.truncate(cut, cut.stat().st_size - 5)
+    flip(flipped, 20)
+    assert main(["verify", "x.index", "--bad-list", "bad.jsonl", "-q"]) == 1
+    lines = capsys.readouterr().out.splitlines()[3:]
+    assert lines[0].startswith("bad.jsonl is not all that is bad: it lists no shard that")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["what to do"]
+    assert main(["verify", "d-*.tfrecord", "--bad-list", "bad.jsonl", "-q"]) == 1
+    assert main(["index", "d-*.tfrecord", "--out", "x.index", "--exclude", "bad.jsonl", "-q"]) == 0
     assert main(["verify", "x.index", "-q"]) == 0
 
 
@@ -422,8 +449,9 @@ def test_what_could_not_be_verified_is_one_line(
     pack([{"a": 1}], "out")
     (tmp_path / "empty").mkdir()
     lead = "; it holds shards, or an index of them: give out/data.index or 'out/*.tfrecord'"
+    less = "; give shards, or a folder that holds images"
     for command in (["verify"], ["index", "--out", "x.index"]):
-        for folder, more in (("out", lead), ("empty", "")):
+        for folder, more in (("out", lead), ("empty", less)):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ShardWarning)
                 assert main([*command, folder, "-q"]) == 1
@@ -464,12 +492,12 @@ def test_verify_goes_on_to_the_last_target_whatever_is_bad(
     assert len(out.splitlines()) == 4
 
 
-def test_info_tells_the_options_even_where_a_shard_has_changed(
+def test_info_says_what_an_index_holds_even_where_a_shard_has_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (shard,) = tars(tmp_path, shards=1)
     index = f"{tmp_path}/x.index"
-    build_index(shard, index, label="cls", reading=Reading(missing="skip", max_record_bytes=10**6))
+    build_index(shard, index, label="cls", missing="skip", max_record_bytes=10**6)
     line = "built with: --container tar --max-record-bytes 1000000 --missing skip --label cls\n"
     assert main(["info", index]) == 0
     assert line in capsys.readouterr().out
@@ -479,14 +507,30 @@ def test_info_tells_the_options_even_where_a_shard_has_changed(
     shard.write_bytes(shard.read_bytes() + b"more")
     assert main(["info", index]) == 1
     out, error = capsys.readouterr()
-    assert out == line
+    name = "d-000000.tar"
+    start = f"records: 10\nshards: 1\nfirst shard: {name}\nlast shard: {name}\n"
+    assert out.startswith(start)
+    assert "\nclasses: 7\nlabels: 0 to 6\n" in out
+    assert out.endswith(line)
     assert "with the options it was built with, which twinfeed info tells" in error
+
+
+def test_info_counts_classes_without_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shard,) = tars(tmp_path, shards=1)
+    classes = [str(number) for number in range(9)]
+    build_index(shard, tmp_path / "x.index", label="cls", classes=classes)
+    assert main(["info", f"{tmp_path}/x.index"]) == 0
+    out = capsys.readouterr().out
+    assert "\nclasses: 9\nlabels: 0 to 6\nrecords a class: 0 to 2\nclass names: 0, 1," in out
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ["--container", "tar", "--label-json", "json:object.name"],
+        ["--incomplete", "--container", "tar", "--label", "cls"],
         ["--background", "none", "--container", "tar", "--label", "txt"],
         ["--background", "b", "--container", "tar", "--field", "x=jpg;png", "--label-folder"],
         ["--container", "tar", "--label-table", "CSV"],
@@ -506,6 +550,41 @@ def test_info_tells_options_that_build_the_same_index_again(
     assert f"built with: {shlex.join(options)}\n" in capsys.readouterr().out
 
 
+def test_info_tells_the_root_and_that_records_were_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = tfrecords(tmp_path, shards=1)[0].name
+    listed = tmp_path / "bad.jsonl"
+    listed.write_text(json.dumps({"shard": shard, "record": 3}) + "\n")
+    with RangeServer(tmp_path) as server:
+        build_index(f"{server.url}/{shard}", tmp_path / "x.index", exclude=listed)
+        assert main(["info", str(tmp_path / "x.index"), "--root", server.url]) == 0
+    line = f"built with: --container tfrecord --root {server.url} --exclude FILE\n"
+    assert capsys.readouterr().out.endswith(line)
+
+
+def test_a_command_in_a_message_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "two words"
+    pictures = odd / "pictures"
+    pictures.mkdir(parents=True)
+    (pictures / "a.png").write_bytes(b"...")
+    shard = tfrecords(odd, shards=1)[0]
+    quoted = shlex.quote(str(odd))
+    for command, pasted in (
+        (["info", str(shard)], f"twinfeed index {quoted[:-1]}/{shard.name}' --out '"),
+        (["info", str(pictures)], f"twinfeed index {quoted[:-1]}/pictures' --out '"),
+        (["info", f"{odd}/x"], f"twinfeed index SHARDS --out {quoted[:-1]}/x'"),
+        (["pack", str(shard), f"{tmp_path}/y"], f"{shard.name}' --out {quoted[:-1]}/"),
+    ):
+        assert main(command) == 1
+        assert pasted in capsys.readouterr().err
+    flip(shard, 20)
+    assert main(["verify", str(shard), "--bad-list", f"{odd}/bad", "--root", str(odd), "-q"]) == 1
+    assert capsys.readouterr().out.endswith(f"index --exclude {quoted[:-1]}/bad'\n")
+
+
 def test_info_says_what_is_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = tars(tmp_path)
     build_index(shards, tmp_path / "x.index", label=lambda record: len(record["png"]))
@@ -515,6 +594,16 @@ def test_info_says_what_is_no_option(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 NUMBERS = [str(n) for n in range(11)]  # sorted as text, "10" is the third
+
+
+def test_info_counts_the_bytes_of_loose_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(1, 4):
+        (tmp_path / f"{n}.png").write_bytes(bytes(n))
+    build_index(tmp_path, tmp_path / "x.index")
+    assert main(["info", str(tmp_path / "x.index")]) == 0
+    assert "bytes: 6\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
@@ -559,7 +648,7 @@ def test_index_and_verify_take_lists_and_long_records(
     assert open_index(out).fields["words"].kind == "bytes_list"
     assert main(["index", shard, "--out", out, "--max-record-bytes", "1k", "-q"]) == 1
     error = capsys.readouterr().err
-    assert "at most max_record_bytes=1000;" in error
+    assert "at most --max-record-bytes 1000;" in error
     verify = ["verify", shard, "--root", str(tmp_path), "-q", "--max-record-bytes"]
     assert main([*verify, "2k"]) == 0
     assert main([*verify, "1k"]) == 1
@@ -571,13 +660,13 @@ def test_index_and_verify_join_what_lies_apart(
     members = [member(b"a.jpg", b"1"), member(b"b.jpg", b"2"), member(b"a.cls", b"x")]
     shard, out = str(archive(tmp_path / "a.tar", *members)), str(tmp_path / "x.index")
     assert main(["index", shard, "--out", out, "-q"]) == 1
-    assert "put the members together with join=True" in capsys.readouterr().err
+    assert "put the members together with --join\n" in capsys.readouterr().err
     listed = tmp_path / "bad.jsonl"
     verify = ["verify", shard, "--root", str(tmp_path), "-q"]
     assert main([*verify, "--bad-list", str(listed)]) == 1
     assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
         "a.tar: key 'a' is met again, first at offset 0; write the archive again, sorted by name, "
-        "or put the members together with join=True",
+        "or put the members together with --join",
         "3 records in 1 shard: 1 bad",
     ]
     assert listed.read_text() == ""
@@ -595,7 +684,8 @@ def test_bytes_that_are_bad_lead_to_the_option_that_leaves_them_out(
     (shard,) = tfrecords(tmp_path, shards=1)
     flip(shard, 20)
     assert main(["index", str(shard), "--out", f"{tmp_path}/x.index", "-q"]) == 1
-    assert "leave the record out with build_index(exclude=...)" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.endswith("leave the record out with twinfeed index --exclude FILE\n")
 
 
 def test_a_pack_that_fails_leaves_no_folder_behind(
@@ -621,7 +711,8 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / "a" / name).write_bytes(b"...")
     images = str(tmp_path / "images")
-    want = f"twinfeed: warning: files below {images} are not images and are left out (1: .txt 1)\n"
+    want = f"twinfeed: warning: files below {images} are not images and are left out (1: .txt 1), "
+    want += "such as a/1.txt\n"
     for command in (["pack", images, f"{tmp_path}/out"], ["index", images, "--out", f"{images}.i"]):
         assert main([*command, "-q"]) == 0
         assert capsys.readouterr().err == want
@@ -632,7 +723,7 @@ def test_a_worker_warns_in_one_line(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1024])
     command = ["index", shard, "--out", tmp_path / "x.index", "--jobs", "2", "-q"]
     done = subprocess.run(
-        [sys.executable, "-m", "twinfeed.loaders", *command], capture_output=True, check=True
+        [sys.executable, "-m", "twinfeed", *command], capture_output=True, check=True
     )
     error = done.stderr.decode()
     assert error.startswith(f"twinfeed: warning: {shard}: ")
@@ -786,7 +877,7 @@ def test_no_command_sends_what_a_terminal_would_obey(
     monkeypatch.chdir(tmp_path)
     name, field = f"a{HOSTILE}.tfrecord", f"f{HOSTILE}"
     write_tfrecord(Path(name), [{field: HOSTILE.encode(), "cls": f"c{HOSTILE}x", "key": HOSTILE}])
-    index = build_index(name, "x.index", label="cls", reading=Reading(key="key")).path
+    index = build_index(name, "x.index", label="cls", key="key").path
     Path(f"table{HOSTILE}.csv").write_text(f"k,\0{HOSTILE}")
     printed = ""
     for command in (
@@ -835,7 +926,4 @@ def test_a_shard_in_place_of_a_source_says_what_to_do(
     (shard,) = tars(tmp_path, shards=1)
     assert main(["pack", str(shard), str(tmp_path / "out")]) == 1
     assert f"then pack the index: twinfeed index {shard} --out" in capsys.readouterr().err
-    packed = shard.rename(tmp_path / "a.tar.gz")  # which could not be indexed either
-    assert main(["pack", str(packed), str(tmp_path / "out")]) == 1
-    assert "decompress it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

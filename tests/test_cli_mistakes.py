@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import shlex
 from pathlib import Path
 
 import pytest
+from inside import _parser, main, sampler_of
 from making_shards import tars, write_tar
+from PIL import Image
 
-from twinfeed.loaders.command_line import main
-from twinfeed.loaders.command_line._commands import _feed
-from twinfeed.loaders.command_line._parser import _parser
-from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.packing import pack
+from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 
 Capture = pytest.CaptureFixture[str]
 
@@ -102,11 +102,21 @@ def test_k_needs_p(tmp_path: Path, capsys: Capture, command: str) -> None:
     assert "--k is of P x K batches: give --p too" in capsys.readouterr().err
 
 
+def test_small_and_few_classes_are_told_by_the_options(tmp_path: Path, capsys: Capture) -> None:
+    index = str(pack([{"x": b"1", "label": n % 7} for n in range(26)], tmp_path)["data"].path)
+    assert main(["compare", index, "--p", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error == "twinfeed: error: 2 classes of 7 have fewer than 4 records: give --k 3\n"
+    assert main(["compare", index, "--p", "8", "--k", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error == "twinfeed: error: --p must be at most 7, the number of classes\n"
+
+
 def test_p_takes_four_records_of_a_class_unless_k_says_more(tmp_path: Path) -> None:
-    index = str(pack([{"x": b"1", "label": n % 3} for n in range(60)], tmp_path)["data"].path)
+    index = pack([{"x": b"1", "label": n % 3} for n in range(60)], tmp_path)["data"]
     for words, records in ([], 8), (["--k", "7"], 14):
-        feed = _feed(_parser().parse_args(["compare", index, "--p", "2", *words]))
-        assert feed.sampler.batch_size == records
+        options = _parser().parse_args(["compare", str(index.path), "--p", "2", *words])
+        assert sampler_of(options, index).batch_size == records
 
 
 def test_the_help_of_missing_tells_named_fields_from_others(
@@ -172,9 +182,72 @@ def test_a_part_of_an_index_leads_to_the_index(tmp_path: Path, capsys: Capture) 
         assert capsys.readouterr().err == f"twinfeed: error: {part}: {want}"
         with pytest.raises(FileNotFoundError, match="open the whole index, the folder"):
             open_index(part)
+    assert main(["info", str(tmp_path / "train.index")]) == 1
+    assert "no index here, but beside it: data.index; check the name" in capsys.readouterr().err
     none = index.path / "none"
     assert main(["info", str(none)]) == 1
     assert "no index here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["pack", "index", "verify"])
+def test_a_part_of_an_index_is_no_shard(tmp_path: Path, capsys: Capture, command: str) -> None:
+    index = pack([{"x": b"1"}], tmp_path)["data"].path
+    more = {"pack": [str(tmp_path / "out")], "index": ["--out", str(tmp_path / "y.index")]}
+    for part in (index / "manifest.json", next(index.glob("columns-*/*.npy"))):
+        assert main([command, str(part), *more.get(command, []), "-q"]) == 1
+        error = capsys.readouterr().err
+        assert f"a part of an index, not a shard; path: {part}; " in error
+        assert f"give the index, the folder {index}, or the shards that it is of" in error
+
+
+@pytest.mark.filterwarnings("ignore:files below")
+def test_an_index_is_no_folder_of_images(tmp_path: Path, capsys: Capture) -> None:
+    index = pack([{"x": b"1"}], tmp_path)["data"].path
+    assert main(["index", str(index), "--out", str(tmp_path / "y.index")]) == 1
+    assert "it is an index, of shards that it has indexed already" in capsys.readouterr().err
+
+
+def test_pack_leads_from_shards_and_from_an_image_to_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The advice on shards is followed word by word."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    tars(Path("data"), shards=2)
+    assert main(["pack", "data", "out", "-q"]) == 1
+    assert "it holds shards, or an index of them: give 'data/*.tar'\n" in capsys.readouterr().err
+    assert main(["pack", "data/*.tar", "out", "-q"]) == 1
+    advice = capsys.readouterr().err.rpartition("twinfeed ")[2].rstrip()
+    assert advice == "index 'data/*.tar' --out data/data.index"
+    assert main([*shlex.split(advice), "-q"]) == 0
+    assert main(["pack", "data/data.index", "out", "-q"]) == 0
+    Path("one.jpg").write_bytes(b"\xff\xd8\xff")
+    capsys.readouterr()
+    assert main(["pack", "one.jpg", "elsewhere", "-q"]) == 1
+    assert "give the folder that holds the images: .\n" in capsys.readouterr().err
+
+
+def test_one_shard_of_a_set_is_indexed_where_this_is_meant(tmp_path: Path, capsys: Capture) -> None:
+    shard = write_tar(tmp_path / "d-00001-of-00004.tar", [("a", {"x": b"1"})])
+    words = ["index", str(shard), "--out", str(tmp_path / "x.index"), "-q"]
+    assert main(words) == 1
+    assert "give all of them; to index those that are there, " in capsys.readouterr().err
+    assert main([*words, "--incomplete"]) == 0
+    assert len(open_index(tmp_path / "x.index")) == 1
+
+
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A glob finds nothing in it. The rights of a folder do not bind every user of a test."""
+
+    def refused(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("os.listdir", refused)
+    pattern = str(tmp_path / "*.tar")
+    assert main(["index", pattern, "--out", str(tmp_path / "x.index")]) == 1
+    assert capsys.readouterr().err == f"twinfeed: error: {tmp_path}: Permission denied\n"
 
 
 @pytest.mark.parametrize("command", ["index", "info", "plan"])
@@ -186,3 +259,119 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture, comma
     error = capsys.readouterr().err
     assert error.startswith(f"usage: twinfeed {command} [-h]")
     assert error.endswith(f"twinfeed {command}: error: unrecognized arguments: --unheard\n")
+
+
+def test_options_may_come_anywhere(tmp_path: Path, capsys: Capture) -> None:
+    """Between the arguments too; what is left over is still an error with the command's usage."""
+    index = str(pack([{"word": b"to"}, {"word": b"be"}], tmp_path)["data"].path)
+    root = ["--root", str(tmp_path)]
+    for words in (
+        [index, *root, "0", "-1"],
+        [*root, index, "0", "-1"],
+        [index, "0", *root, "-1"],
+        [index, "0", "-1", *root],
+    ):
+        assert main(["cat", *words]) == 0
+        assert [line[-2:] for line in capsys.readouterr().out.splitlines()[1::2]] == ["to", "be"]
+    with pytest.raises(SystemExit) as stop:
+        main(["info", index, *root, "0"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: twinfeed info [-h]")
+    assert error.endswith("twinfeed info: error: unrecognized arguments: 0\n")
+    with pytest.raises(SystemExit):
+        main(["index", index])
+    error = capsys.readouterr().err
+    assert error.startswith("usage: twinfeed index [-h]")
+    assert error.endswith("the following arguments are required: --out\n")
+
+
+def test_messages_name_options_that_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """What the library calls an argument is an option here, quoted as a shell wants it."""
+    monkeypatch.chdir(tmp_path)
+    some = {"cls": b"a", "json": b'{"label": "a b", "w": 1, "v": {"a": 1}}'}
+    write_tar(Path("a.tar"), [("a", some | {"txt": b"1"}), ("b", some)])
+    out = ["a.tar", "--out", "x.index", "-q"]
+    for words, told in [
+        (["index", *out, "--label-json", "json:lable"], ["has what --label-json json:lable names"]),
+        (["index", *out, "--label-json", "json:lable"], ["from the keys 'label', 'w', 'v' of its"]),
+        (["index", *out, "--label", "json"], ["name one with --label-json json:label\n"]),
+        (["index", *out, "--label-json", "json:v"], [": --label-json json:v must lead to an int"]),
+        (["index", *out, "--label-json", "json:v"], ["name one with --label-json json:v.a\n"]),
+        (["index", *out, "--field", "txt"], ["--missing empty, or ", "with --missing skip; "]),
+        (["index", *out, "--field", "txt"], ["are put together with --join\n"]),
+        (["index", *out, "--key", "a"], ["--key, --list and --raw are for tfrecord, got tar"]),
+        (["index", *out, "--field", "label=cls", "--label-json", "json:w"],
+         ["--field text=label (and ", "with --label label\n"]),
+        (["index", *out, "--max-record-bytes", "9"], ["--max-record-bytes 9; ", "raise --max-rec"]),
+        (["pack", "x", "y", "--split", "a=0.1", "--split", "b=0.2", "--seed", "1"], []),
+        (["index", *out], []),
+        (["pack", "x.index", "y", "--split", "a=0.1", "--split", "b=0.2", "--seed", "1"],
+         ["--split must be", "got 0.3\n"]),
+        (["plan", "x.index", "--window", "0"], ["error: --window must be at least 1"]),
+        (["pack", "x.index", "y", "--shards", "0"], ["error: --shards must be at least 1"]),
+        (["index", "a.tar", "--out", "new/x.index"], ["error: shards must lie", "--root a fol"]),
+    ]:  # fmt: skip
+        main(words)
+        error = capsys.readouterr().err
+        assert all(one in error for one in told), error
+        assert "Python" not in error
+        assert "terminal" not in error
+    Path("my data").mkdir()
+    Path("a.tar").rename("my data/a.tar")
+    assert main(["info", "x.index"]) == 1
+    error = capsys.readouterr().err
+    advice = shlex.split(error.partition("or give ")[2].partition(" (")[0])
+    assert advice == ["--root", f"{tmp_path}/my data"]
+    assert error.endswith("that was built with --root needs --root when it is opened)\n")
+    assert main(["verify", "x.index", *advice, "-q"]) == 0
+
+
+def test_names_in_the_data_are_no_options(tmp_path: Path, capsys: Capture) -> None:
+    """A path of a table that is divided by key stays as it is."""
+    folder = tmp_path / "label=3" / "seed=1"
+    folder.mkdir(parents=True)
+    (folder / "a.tar").write_bytes(b"\x1f\x8b" + bytes(600))
+    assert main(["index", f"{folder}/a.tar", "--out", f"{tmp_path}/x.index", "-q"]) == 1
+    assert f"path: {folder}/a.tar; " in capsys.readouterr().err
+
+
+def test_a_field_that_a_record_lacks_is_told(tmp_path: Path, capsys: Capture) -> None:
+    """Its bytes are not written, and nothing of feeds is said; unless the index allows it."""
+    shard = str(write_tar(tmp_path / "a.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})]))
+    refusing, filling = f"{tmp_path}/x.index", f"{tmp_path}/y.index"
+    assert main(["index", shard, "--out", refusing, "-q"]) == 0
+    assert main(["index", shard, "--out", filling, "--field", "y", "--missing", "empty", "-q"]) == 0
+    assert main(["cat", refusing, "1", "--field", "y"]) == 1
+    error = capsys.readouterr().err
+    assert error.endswith("lacks the field 'y'; what to do: leave --field out to see what it has\n")
+    assert main(["cat", refusing, "1"]) == main(["info", refusing]) == 0
+    said = capsys.readouterr().out
+    assert "  y: missing\n" in said
+    assert "y (bytes, 1 missing)" in said
+    assert main(["cat", filling, "1", "--field", "y"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["cat", filling, "1"]) == main(["info", filling]) == 0
+    said = capsys.readouterr().out
+    assert "  y: missing, read as empty\n" in said
+    assert "y (bytes, 1 missing, read as empty)" in said
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("command", ["compare", "show"])
+def test_a_field_without_images_leads_to_one_with(
+    tmp_path: Path, capsys: Capture, command: str
+) -> None:
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "png")
+    samples = [{"cls": b"1", "png": image.getvalue()}, {"cls": b"1", "png": b"broken"}]
+    index = str(pack(samples, tmp_path)["data"].path)
+    words = [command, index, "--size", "8"]
+    assert main([*words, "--field", "cls"]) == 2
+    assert "'cls' holds no images: name one of png with --field\n" in capsys.readouterr().err
+    assert main([*words, "--field", "png"]) == 1
+    error = capsys.readouterr().err
+    assert "twinfeed cat" in error
+    assert "Sampler" not in error

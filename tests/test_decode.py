@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -13,25 +14,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inside import LIMITS, Batcher, Request, TarWriter, encode
 from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
-    LIMITS,
+    DataCorruptionError,
+    DecodeArray,
     DecodeError,
+    DecodeExample,
+    DecodeExtensions,
     DecodeImage,
     Feed,
     FieldSpec,
     Index,
-    Request,
+    Reader,
     UnsafeContentError,
     build_index,
     pack,
 )
-from twinfeed.loaders._batcher import Batcher
-from twinfeed.loaders.decode import DecodeArray, DecodeExample
-from twinfeed.loaders.extensions import DecodeExtensions
-from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.samplers import ExactOnceBatchSampler
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 7, 3), dtype=np.uint8)
@@ -140,12 +142,21 @@ def test_a_format_that_runs_a_program_is_no_image() -> None:
         DecodeImage()({"image": eps})
 
 
+def test_a_field_that_is_no_image_leads_to_one_that_is(tmp_path: Path) -> None:
+    index = pack([{"cls": b"2", "jpg": encoded(PIXELS, "png"), "n": 3}], tmp_path)["data"]
+    told = "field 'cls' is no image, it begins with b'2': DecodeImage('jpg') decodes the field that"
+    with pytest.raises(DecodeError, match=re.escape(told)):
+        batch(index, DecodeImage("cls"), 1)
+    with pytest.raises(UnidentifiedImageError, match=r"'x.png' is no image, it begins with b''$"):
+        DecodeExtensions()({"x.png": b"", "cls": b"2"})
+
+
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
     """The memory that images have left, none at first; small images count as large."""
     memory: deque[np.ndarray] = deque(maxlen=8)
-    monkeypatch.setattr("twinfeed.loaders.decode._LEFT", memory)
-    monkeypatch.setattr("twinfeed.loaders.decode._LARGE", 1)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._LEFT", memory)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._LARGE", 1)
     return memory
 
 
@@ -154,7 +165,7 @@ def test_a_huge_image_leaves_no_memory_behind(
     monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
 ) -> None:
     """What is kept is for the images that come often."""
-    monkeypatch.setattr("twinfeed.loaders.decode._KEPT", PIXELS.size)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._KEPT", PIXELS.size)
     twice = np.tile(PIXELS, (2, 2, 1))
     for pixels, kept in ((twice, []), (PIXELS, [PIXELS.size])):
         DecodeImage(size=size)({"image": encoded(pixels, "jpeg")})
@@ -235,6 +246,8 @@ def test_the_limit_holds_within_a_batch(tmp_path: Path) -> None:
 STAYS = """
 import io, threading
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from twinfeed.loaders import DecodeImage
 
@@ -293,9 +306,9 @@ def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
     slots = []
 
     class Watched(DecodeImage):
-        def into(self, sample: Any, given: Any, /) -> dict[str, Any]:
+        def _into(self, sample: Any, given: Any, /) -> dict[str, Any]:
             slots.append(given["image"])
-            return super().into(sample, given)
+            return super()._into(sample, given)
 
     image = batch(index, Watched(), 4)["image"]
     assert len(slots) == 4
@@ -516,7 +529,7 @@ def test_what_json_holds_is_no_batch(tmp_path: Path) -> None:
     index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
     with pytest.raises(
         ValueError,
-        match=r"record 0 .*'json' holds a dict, which.*array of numbers, a number or a byte",
+        match=r"record 0 .*'json' holds a dict, which.*array of numbers, a number or a string",
     ):
         batch(index, DecodeExtensions(), 1)
 
@@ -538,3 +551,168 @@ def test_a_size_in_place_of_a_field_is_refused() -> None:
 def test_sizes_without_pixels_are_refused(size: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"height|width"):
         DecodeImage(size=size)
+
+
+def test_crop_keeps_the_aspect_and_cuts_both_sides() -> None:
+    """Where no pixel needs another size, the result is the middle of the image."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 12, 3), np.uint8)
+    for array in (pixels, pixels.transpose(1, 0, 2)):
+        cropped = DecodeImage(size=(6, 6), fit="crop")({"image": encoded(array, "png")})["image"]
+        top, left = (array.shape[0] - 6) // 2, (array.shape[1] - 6) // 2
+        assert np.array_equal(cropped, array[top : top + 6, left : left + 6])
+
+
+def test_pad_keeps_the_whole_image_and_puts_zeros_on_both_sides() -> None:
+    pixels = np.random.default_rng(0).integers(1, 256, (4, 8, 3), np.uint8)
+    for array in (pixels, pixels.transpose(1, 0, 2)):
+        padded = DecodeImage(size=(8, 8), fit="pad")({"image": encoded(array, "png")})["image"]
+        top, left = (8 - array.shape[0]) // 2, (8 - array.shape[1]) // 2
+        inside = padded[top : top + array.shape[0], left : left + array.shape[1]]
+        assert np.array_equal(inside, array)
+        assert padded.astype(int).sum() == inside.astype(int).sum()
+
+
+@given(
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    fit=st.sampled_from(["stretch", "crop", "pad"]),
+    mode=st.sampled_from(["RGB", "L"]),
+)
+def test_every_fit_gives_the_size(
+    height: int, width: int, size: tuple[int, int], fit: Any, mode: Any
+) -> None:
+    """Nothing is black where the image is white, but for padding."""
+    white = encoded(np.full((height, width, 3), 255, np.uint8), "png")
+    found = DecodeImage(size=size, fit=fit, mode=mode)({"image": white})["image"]
+    assert found.shape == (*size, 3)[: 3 if mode == "RGB" else 2]
+    inside = found[found > 0]
+    assert (inside == 255).all()
+    assert len(inside) == found.size or fit == "pad"
+
+
+def test_a_fit_needs_a_size_and_a_known_name() -> None:
+    with pytest.raises(ValueError, match=r"\(height, width\), got 64: give size=\(64, 64\)"):
+        DecodeImage(size=64)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"fit= needs size=\(height, width\)"):
+        DecodeImage(fit="crop")
+    with pytest.raises(ValueError, match="fit must be one of 'stretch', 'crop', 'pad', got 'fill'"):
+        DecodeImage(size=(2, 2), fit="fill")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "gap", "part", "checksum"),
+    [
+        ((40, 60), "stretch", None, 1, 0xF19D8ECF),
+        ((40, 60), "stretch", 2.0, 2, 0x4672E1DC),
+        ((20, 20), "stretch", 2.0, 4, 0xB2B541B2),
+        ((20, 20), "crop", 2.0, 4, 0x65872E9F),
+        ((20, 20), "pad", 2.0, 4, 0x58626B0C),
+        ((10, 10), "stretch", 2.0, 8, 0x0CC89405),
+        ((96, 128), "stretch", 1, 2, 0x4F322DF9),
+    ],
+)
+def test_a_gap_decodes_a_part_of_the_pixels(
+    size: tuple[int, int], fit: Any, gap: float | None, part: int, checksum: int
+) -> None:
+    """The pixels are golden, and nearly those of the whole image."""
+    photo = {"image": (Path(__file__).parent / "golden" / "photo.jpg").read_bytes()}
+    decode = DecodeImage(size=size, fit=fit, reducing_gap=gap)
+    found = decode(photo)["image"]
+    assert decode._part(192, 256) == part
+    assert zlib.crc32(found.tobytes()) == checksum
+    whole = DecodeImage(size=size, fit=fit)(photo)["image"]
+    assert np.abs(whole.astype(int) - found).mean() < 1
+
+
+@given(
+    height=st.integers(1, 300),
+    width=st.integers(1, 300),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    fit=st.sampled_from(["stretch", "crop", "pad"]),
+    gap=st.floats(1, 4),
+)
+def test_a_gap_leaves_enough_pixels(
+    height: int, width: int, size: tuple[int, int], fit: Any, gap: float
+) -> None:
+    """No part is smaller than `gap` times what the whole image is resized to, nor is there a need
+    for a larger one.
+    """
+    decode = DecodeImage(size=size, fit=fit, reducing_gap=gap)
+    high, wide = size[0] / height, size[1] / width
+    if fit != "stretch":
+        high = wide = max(high, wide) if fit == "crop" else min(high, wide)
+    part = decode._part(height, width)
+    enough = [n for n in (1, 2, 4, 8) if n == 1 or gap * n * max(high, wide) <= 1]
+    assert part == max(enough)
+    jpeg = encoded(np.full((height, width, 3), 255, np.uint8), "jpeg")
+    assert decode({"image": jpeg})["image"].shape == (*size, 3)
+
+
+def test_a_gap_needs_a_size_and_at_least_one() -> None:
+    with pytest.raises(ValueError, match=r"reducing_gap= needs size=\(height, width\)"):
+        DecodeImage(reducing_gap=2.0)
+    for gap in (0.5, float("nan")):
+        with pytest.raises(ValueError, match="reducing_gap must be at least 1, got"):
+            DecodeImage(size=(2, 2), reducing_gap=gap)
+
+
+def test_a_jpeg_of_the_batch_fits_as_a_single_one_does(tmp_path: Path) -> None:
+    """What is decoded into the batch's own rows is what a single call gives."""
+    arrays = [
+        np.random.default_rng(n).integers(0, 256, (8, 4 + 4 * n, 3), np.uint8) for n in (0, 1, 2)
+    ]
+    images = [encoded(array, "jpeg") for array in arrays]
+    index = pack([{"image": image} for image in images], tmp_path)["data"]
+    decode = DecodeImage(size=(8, 8), fit="pad")
+    got = batch(index, decode, 3)["image"]
+    assert [row.tolist() for row in got] == [
+        decode({"image": image})["image"].tolist() for image in images
+    ]
+
+
+@pytest.mark.frameworks
+def test_a_sequence_example_is_decoded_as_tensorflow_does(tmp_path: Path) -> None:
+    """Its context as an Example, and its lists step by step."""
+    import tensorflow as tf
+
+    def feature(value: Any) -> Any:
+        if isinstance(value[0], bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+        if isinstance(value[0], int):
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+        return tf.train.Feature(float_list=tf.train.FloatList(value=value))
+
+    lists: dict[str, list[Any]] = {
+        "frames": [[b"a"], [b"b"], [b"c"]],
+        "rgb": [[0.5, 0.25]] * 3,
+        "times": [[1], [2], [-3]],
+        "boxes": [[1.0], [2.0, 3.0], [4.0]],
+        "once": [[7]],
+    }
+    message = tf.train.SequenceExample(
+        context=tf.train.Features(feature={"video": feature([b"v"]), "label": feature([4])}),
+        feature_lists=tf.train.FeatureLists(
+            feature_list={
+                name: tf.train.FeatureList(feature=map(feature, steps))
+                for name, steps in lists.items()
+            }
+        ),
+    )
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        writer.write(message.SerializeToString())
+    with pytest.raises(ValueError, match="for example=False and DecodeExample"):
+        build_index(tmp_path / "a.tfrecord", tmp_path / "a.index")
+    index = build_index(tmp_path / "a.tfrecord", tmp_path / "a.index", example=False)
+    with Reader(index) as reader:
+        (data,) = reader.read([0])["data"]
+    found = DecodeExample()({"data": data})
+    assert (found["video"], found["label"]) == (b"v", 4)
+    assert found["frames"] == [b"a", b"b", b"c"]
+    assert found["rgb"].tolist() == [[0.5, 0.25]] * 3
+    assert found["times"].tolist() == [1, 2, -3]
+    assert [step.tolist() for step in found["boxes"]] == lists["boxes"]
+    assert found["once"].tolist() == [7]
+    assert list(DecodeExample(features=("times",))({"data": data})) == ["times"]
+    with pytest.raises(DataCorruptionError):
+        DecodeExample()({"data": data[:-3]})

@@ -18,29 +18,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import made
+from inside import Disk, Followed, Schedule, TFRecordWriter, chunks, network
+from inside import disk as _disk
 from range_server import RangeServer
 
 from twinfeed.loaders import (
+    DataCorruptionError,
     DiskCache,
     Feed,
+    Index,
+    LoaderError,
     NumpyLoader,
-    Reading,
+    Reader,
+    StaleIndexError,
+    UnsafeContentError,
     build_index,
     open_index,
     pack,
     plan,
 )
-from twinfeed.loaders.errors import (
-    DataCorruptionError,
-    LoaderError,
-    StaleIndexError,
-    UnsafeContentError,
-)
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote import _chunks, _disk, _network
-from twinfeed.loaders.remote._disk import Disk
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
 
 CHUNK = 1 << 16
@@ -57,7 +54,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 @pytest.fixture(autouse=True)
 def one_record_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chunks, "_RECORDS", 1)
+    monkeypatch.setattr(chunks, "_RECORDS", 1)
 
 
 def raw_tfrecord(path: Path, records: Sequence[bytes]) -> None:
@@ -72,9 +69,8 @@ def chunk_records(folder: Path, *, shards: int, each: int) -> Path:
     for shard in range(shards):
         records = [data.bytes(CHUNK - 16) for _ in range(each)]
         raw_tfrecord(folder / "shards" / f"d-{shard}.tfrecord", records)
-    reading = Reading(example=False)
     pattern = folder / "shards" / "*.tfrecord"
-    return build_index(pattern, folder / "x.index", root=folder / "shards", reading=reading).path
+    return build_index(pattern, folder / "x.index", root=folder / "shards", example=False).path
 
 
 def cached(path: Path, server: RangeServer, folder: Path, entries: int) -> Index:
@@ -117,13 +113,14 @@ def test_hits_are_as_many_as_can_be(
         "shards": ShardShuffleSampler([4, 4], block=2, window=2, seed=3),
     }[kind]
     index = cached(path, server, tmp_path / "cache", room)
-    feed = Feed(index, BatchSampler(order, batch_size=1), readahead=0)
+    feed = Feed(index, BatchSampler(order, batch_size=1))
     accesses = [int(one) for epoch in range(4) for one in order.ids(epoch, range(8))]
     server.clear()
     with Reader(index) as reader:
+        stream = Followed(Schedule(feed.sampler), feed.fields, planned=False)
         for epoch in range(4):
             for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8]):
-                reader.follow(feed.sampler, feed.fields, epoch, step)
+                reader._follow(stream, epoch, step)
                 reader.read([record])
     assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
     assert len(files(tmp_path / "cache")) <= room
@@ -155,7 +152,7 @@ def test_what_is_read_ahead_has_as_many_hits(
     batches: int,
 ) -> None:
     """A chunk that was read ahead of its batch is needed next at its use after that batch."""
-    monkeypatch.setattr(_network, "NETWORK", replace(_network.NETWORK, requests=1))
+    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, requests=1))
     path = chunk_records(tmp_path, shards=2, each=24)
     orders: dict[str, Any] = {
         "random": RandomSampler(48, seed=1),
@@ -164,7 +161,7 @@ def test_what_is_read_ahead_has_as_many_hits(
     }
     order, epochs = orders[kind], 8
     index = cached(path, server, tmp_path / "cache", room)
-    feed = Feed(index, BatchSampler(order, batch_size=2), readahead=batches * 2 * CHUNK)
+    feed = Feed(index, BatchSampler(order, batch_size=2))
     accesses = []
     for epoch in range(epochs):
         ids = [int(one) for one in order.ids(epoch, range(48))]
@@ -173,7 +170,7 @@ def test_what_is_read_ahead_has_as_many_hits(
             ids = [record for block in first for record in (2 * block, 2 * block + 1)]
         accesses += ids
     server.clear()
-    with NumpyLoader(feed) as loader:
+    with NumpyLoader(feed, readahead=batches * 2 * CHUNK) as loader:
         for _ in range(epochs):
             assert sum(len(batch["id"]) for batch in loader) == 48
     misses = sum(stop - start for _, start, stop in server.ranges) / CHUNK
@@ -196,9 +193,9 @@ def test_the_plan_says_what_is_read_through_the_cache(
         "random": RandomSampler(1600, seed=0),
         "blocks": ShardShuffleSampler(index.shard_lengths, block=32, window=8, seed=0),
     }
-    feed = Feed(index, BatchSampler(orders[kind], batch_size=50), readahead=1 << 20)
-    told, read = plan(feed), []
-    with NumpyLoader(feed) as loader:
+    feed = Feed(index, BatchSampler(orders[kind], batch_size=50))
+    told, read = plan(feed, readahead=1 << 20), []
+    with NumpyLoader(feed, readahead=1 << 20) as loader:
         for _ in range(2):
             server.clear()
             assert sum(len(batch["id"]) for batch in loader) == 1600
@@ -217,7 +214,7 @@ def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer
     server.clear()
     for epoch in range(3):
         pairs = zip(
-            Feed(index, sampler).batches(epoch=epoch),
+            made(Feed(index, sampler), epoch),
             Feed(local, sampler).batches(epoch=epoch),
             strict=True,
         )
@@ -226,6 +223,21 @@ def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer
             assert list(one["data"]) == list(other["data"])
         assert sum(stop - start for _, start, stop in server.ranges) == 12 * CHUNK
     assert len(files(tmp_path / "cache")) == 12
+
+
+def test_ranks_read_through_one_cache(tmp_path: Path, server: RangeServer) -> None:
+    """Both ranks of a machine: once the first batch was refused as sharded a second time."""
+    path = chunk_records(tmp_path, shards=2, each=4)
+    feed = Feed(
+        cached(path, server, tmp_path / "cache", 4),
+        BatchSampler(RandomSampler(8, seed=3), batch_size=4),
+    )
+    with NumpyLoader(feed.shard(0, 2)) as first, NumpyLoader(feed.shard(1, 2)) as second:
+        for _ in range(2):
+            got = [[*one["id"], *two["id"]] for one, two in zip(first, second, strict=True)]
+            epoch = first.epoch - 1
+            assert got == [ids.tolist() for ids in feed.sampler.batches(epoch, 0, 2)]
+    assert len(files(tmp_path / "cache")) <= 4
 
 
 def test_without_a_stream_what_was_used_longest_ago_makes_room(
@@ -274,7 +286,7 @@ def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer
     with Reader(index) as reader, pytest.raises(DataCorruptionError, match="once more: same"):
         reader.read([1])
     shard.write_bytes(right[:100] + b"wrong" + right[105:])
-    with Reader(index, verify=False) as unchecked:
+    with Reader(index, checksums=False) as unchecked:
         assert b"wrong" in unchecked.read([0])["data"][0]
     shard.write_bytes(right)
     with Reader(index) as reader, Reader(open_index(path, root=tmp_path / "shards")) as local:
@@ -292,9 +304,10 @@ def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: Ra
         path = build_index(
             f"{server.url}/d-0.tfrecord",
             tmp_path / f"{turn}.index",
-            reading=Reading(example=False),
+            example=False,
         ).path
-        index = open_index(path, cache=DiskCache(tmp_path / "cache", bytes=9 * ENTRY))
+        cache = DiskCache(tmp_path / "cache", bytes=9 * ENTRY)
+        index = open_index(path, root=server.url, cache=cache)
         with Reader(index) as reader:
             assert reader.read([1])["data"] == [letter * (CHUNK - 16)]
 
@@ -312,7 +325,7 @@ def test_loose_files_are_cached_and_of_another_size_are_stale(
     sampler = BatchSampler(RandomSampler(7, seed=0), batch_size=2)
     for epoch in range(3):
         pairs = zip(
-            Feed(index, sampler).batches(epoch), Feed(local, sampler).batches(epoch), strict=True
+            made(Feed(index, sampler), epoch), Feed(local, sampler).batches(epoch), strict=True
         )
         assert all(list(one["image"]) == list(other["image"]) for one, other in pairs)
         asked = sum(stop - start for _, start, stop in server.ranges)
@@ -372,6 +385,8 @@ def test_a_full_disk_leaves_reading_as_it_is(
 ) -> None:
     path = chunk_records(tmp_path, shards=1, each=2)
     index = cached(path, server, tmp_path / "cache", 2)
+    assert index.cache
+    Disk(index.cache)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -387,7 +402,7 @@ def test_a_full_disk_leaves_reading_as_it_is(
 KILLED = """
 import sys, random
 from pathlib import Path
-from twinfeed.loaders.remote._disk import Disk
+from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.remote.cache import DiskCache
 disk = Disk(DiskCache(sys.argv[1], bytes=20 * 4108))
 draw = random.Random(int(sys.argv[2]))

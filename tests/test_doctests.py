@@ -1,15 +1,20 @@
-"""Every example in a docstring runs, and every public name has one."""
+"""Every example in a docstring runs, every public name has one, and sections say what is true."""
 
+import builtins
 import doctest
 import importlib
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
+from itertools import takewhile
 from pathlib import Path
-from types import GenericAlias, ModuleType
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
+import twinfeed
 import twinfeed.loaders
 import twinfeed.samplers
 
@@ -21,7 +26,7 @@ BACKENDS = tuple(
 def modules() -> list[object]:
     """The names of all modules, those of a backend marked: they import its framework."""
     found: list[object] = []
-    for package in (twinfeed.samplers, twinfeed.loaders):
+    for package in (twinfeed, twinfeed.samplers, twinfeed.loaders):
         root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
@@ -39,8 +44,6 @@ def test_examples_run(name: str) -> None:
 
 
 def lacks_example(thing: object) -> bool:
-    if isinstance(thing, GenericAlias):  # which Python 3.10 takes for a class
-        return False
     if inspect.isclass(thing) and issubclass(thing, Exception):
         return False
     shown = inspect.isclass(thing) or inspect.isroutine(thing)
@@ -67,7 +70,13 @@ def signatures(facade: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """What a facade exports, its classes' methods and properties too, with the types of each."""
     module = importlib.import_module(facade)
     known = exported(module)
-    for public in (getattr(module, name) for name in module.__all__):
+    for one in members(exports(module).values()):
+        yield one, get_type_hints(one, localns=known)
+
+
+def members(names: Iterable[Any]) -> Iterator[Any]:
+    """Classes and functions, and the methods and properties of the classes."""
+    for public in names:
         found = [public]
         for owner in inspect.getmro(public) if inspect.isclass(public) else ():
             if owner.__module__.startswith("twinfeed"):
@@ -75,7 +84,7 @@ def signatures(facade: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         for one in found:
             one = getattr(one, "fget", getattr(one, "func", getattr(one, "__func__", one)))
             if inspect.isclass(one) or inspect.isroutine(one):
-                yield one, get_type_hints(one, localns=known)
+                yield one
 
 
 def shown(name: str) -> bool:
@@ -84,8 +93,11 @@ def shown(name: str) -> bool:
 
 def exported(module: ModuleType) -> dict[str, Any]:
     """What a user of a facade may import."""
-    modules = {module, twinfeed.samplers, twinfeed.loaders}
-    return {name: getattr(one, name) for one in modules for name in one.__all__}
+    return {**exports(twinfeed.samplers), **exports(twinfeed.loaders), **exports(module)}
+
+
+def exports(module: ModuleType) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in module.__all__}
 
 
 FACADES = [
@@ -97,28 +109,99 @@ FACADES = [
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_classes_that_signatures_name_are_public(facade: str) -> None:
-    private = {
-        kind.__name__
+    """Each is exported, a base of what is, or on the page of the reference, by its module."""
+    named = {
+        kind.__name__: f"{kind.__module__}.{kind.__name__}"
         for _, hints in signatures(facade)
         for name, hint in hints.items()
         for kind in named_by(hint)
         if name[0] != "_" and kind.__module__.startswith("twinfeed")
     }
-    assert private <= exported(importlib.import_module(facade)).keys()
+    public = exported(importlib.import_module(facade))
+    bases = {base.__name__ for one in public.values() for base in getattr(one, "__mro__", ())}
+    page = (Path(__file__).parents[1] / "docs/reference.md").read_text().split()
+    hidden = {where for name, where in named.items() if name not in public.keys() | bases}
+    assert hidden - {*page} == set()
 
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_strings_that_are_chosen_from_are_literals(facade: str) -> None:
-    """Names of fields and keys are free."""
+    """Names of fields and keys are free, and sentences."""
     for one, hints in signatures(facade):
         if inspect.isroutine(one):
             defaults = {p.name: p.default for p in inspect.signature(one).parameters.values()}
             given = {name for name, default in defaults.items() if isinstance(default, str)}
-            assert {name for name in given if hints[name] is str} <= {"field", "key"}, one
+            assert {name for name in given if hints[name] is str} <= {"field", "key", "verdict"}, (
+                one
+            )
 
 
-@pytest.mark.parametrize("package", [twinfeed.samplers, twinfeed.loaders])
-def test_public_names_are_sorted(package: ModuleType) -> None:
-    """Constants first, as the linter has them."""
-    names = list(package.__all__)
-    assert names == sorted(names, key=lambda name: (not name.isupper(), name))
+@pytest.mark.parametrize("package", [twinfeed, twinfeed.samplers, twinfeed.loaders])
+def test_public_names_are_there(package: ModuleType) -> None:
+    """A stub lists them, and each is imported when it is asked for."""
+    assert package.__all__
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Fed'"):
+        package.Fed  # noqa: B018
+
+
+def page() -> list[Any]:
+    """The classes that the reference names by their modules."""
+    text = (Path(__file__).parents[1] / "docs/reference.md").read_text()
+    found = re.findall(r"autoclass:: (twinfeed\.[\w.]+)\.(\w+)$", text, re.MULTILINE)
+    return [getattr(importlib.import_module(module), name) for module, name in found]
+
+
+def lines(thing: Any) -> list[str]:
+    """The lines of its own docstring."""
+    return inspect.cleandoc(thing.__doc__ or "").splitlines()
+
+
+def section(thing: Any, title: str) -> list[str]:
+    """The names in a section of a docstring, in order."""
+    if f"{title}:" not in lines(thing):
+        return []
+    rest = lines(thing)[lines(thing).index(f"{title}:") + 1 :]
+    body = takewhile(lambda line: line.startswith("    "), rest)
+    return [line.partition(":")[0].strip(" *") for line in body if line[4] != " "]
+
+
+def parameters(thing: Any) -> list[str]:
+    return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
+
+
+def constructs(thing: Any) -> bool:
+    """Whether it is a function or a class that users call, and no method or result."""
+    if inspect.isclass(thing):
+        made = is_dataclass(thing) or section(thing, "Attributes")
+        return "__init__" in vars(thing) and not made
+    return "." not in thing.__qualname__
+
+
+@pytest.mark.parametrize("facade", [*FACADES, "twinfeed.loaders.formats", "docs/reference.md"])
+def test_sections_name_parameters_and_errors(facade: str) -> None:
+    """In the order of the signature, and from three parameters on all of them."""
+    names = page() if facade.endswith(".md") else exports(importlib.import_module(facade)).values()
+    errors = {**vars(builtins), **exported(twinfeed.loaders)}
+    for one in members(names):
+        named = section(one, "Args")
+        if named:
+            assert named == [name for name in parameters(one) if name in named], one
+        if constructs(one) and len(parameters(one)) > 2:
+            assert named == parameters(one), one
+        held = section(one, "Attributes")
+        fields = getattr(one, "__annotations__", None) or held  # an Index has no list of its own
+        assert held == [name for name in fields if name in held], one
+        assert set(section(one, "Raises")) <= errors.keys(), one
+        titles = ["Args:", "Attributes:", "Returns:", "Raises:"]
+        places = [lines(one).index(title) for title in titles if title in lines(one)]
+        examples = [n for n, line in enumerate(lines(one)) if line.startswith(">>>")][:1]
+        assert places + examples == sorted(places + examples), one
+
+
+@pytest.mark.parametrize("package", [twinfeed, twinfeed.samplers, twinfeed.loaders])
+def test_errors_are_in_a_section(package: ModuleType) -> None:
+    sentence = re.compile(r'(?:^ *|\. |""")Raises [A-Z].*', re.MULTILINE)
+    for path in Path(package.__path__[0]).rglob("*.py"):
+        assert sentence.findall(path.read_text()) == [], path

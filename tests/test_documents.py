@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests").glob("*.py")))
+TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")))
 
 
 def numbered(pattern: str, text: str) -> set[int]:
@@ -22,9 +22,51 @@ def test_every_fault_that_names_a_test_is_in_the_list() -> None:
     assert numbered(r"def test_fault_(\d+)_", TESTS) <= set().union(*by_letter.values())
 
 
+def test_every_fault_has_a_number_of_its_own() -> None:
+    listed = re.findall(
+        r"^\| (\d+) \| [^`]", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE
+    )
+    assert len(listed) > 90
+    assert [number for number in listed if listed.count(number) > 1] == []
+
+
+def cited_tests(text: str) -> set[str]:
+    return set(re.findall(r"`(test_\w+\.py::test_\w+)`", text))
+
+
+def test_every_fault_is_held_by_a_test() -> None:
+    """Which has its number in its name, or is named on the page, and is there."""
+    listed = (ROOT / "docs" / "faults.md").read_text()
+    named = numbered(r"def test_fault_(\d+)_", TESTS)
+    for letters in re.findall(r"def test_((?:[a-g]\d\d_)+)", TESTS):
+        named |= numbered(r"[a-g](\d\d)_", letters)
+    for cases, tests in re.findall(r"^\| ([\d, ]+) \| (`test_.*) \|$", listed, re.MULTILINE):
+        assert cited_tests(tests) <= known_tests()
+        named |= numbered(r"(\d+)", cases)
+    assert numbered(r"^\| (\d+) \| [^`]", listed) - named == set()
+
+
+def test_every_promise_of_security_is_held_by_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promised = text[text.index("## What is promised") : text.index("## The tests of each")]
+    table = dict(re.findall(r"^\| ([^|`]+) \| (`test_.*) \|$", text, re.MULTILINE))
+    assert list(table) == re.findall(r"^- \*\*(.+?)\.\*\*", promised, re.MULTILINE)
+    for tests in table.values():
+        assert cited_tests(tests)
+        assert cited_tests(tests) <= known_tests()
+
+
+def known_tests() -> set[str]:
+    return {
+        f"{path.name}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+
+
 def test_every_law_that_a_test_cites_is_in_the_design() -> None:
     laws = numbered(r"^(\d+)\. \*", (ROOT / "docs" / "design.md").read_text())
-    assert laws == set(range(1, 12))
+    assert laws == set(range(1, 15))
     assert numbered(r'"""Laws? (\d+)', TESTS) <= laws
 
 

@@ -18,33 +18,44 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from format_help import archive, member
+from inside import (
+    MANIFEST,
+    REBUILD,
+    VERSION,
+    Plan,
+    ShardPart,
+    arrays,
+    build,
+    digest_of,
+    file_digest,
+)
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
-from twinfeed.loaders.errors import (
-    REBUILD,
+from twinfeed.loaders import (
     DataCorruptionError,
+    FromJson,
+    FromTable,
+    Index,
     IndexFormatError,
     LoaderError,
+    Reader,
     StaleIndexError,
     TruncatedShardError,
     UnsafeContentError,
+    build_index,
+    build_parts,
+    merge_parts,
+    open_index,
+    pack,
+    verify,
 )
-from twinfeed.loaders.formats._sniff import MANIFEST
-from twinfeed.loaders.index import Index, _arrays, build, open_index
-from twinfeed.loaders.index._parts import ShardPart
-from twinfeed.loaders.index._store import VERSION, digest_of, file_digest
-from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
-from twinfeed.loaders.index.labels import FromTable
-from twinfeed.loaders.index.options import Plan, Reading
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.verify import verify
 
 
 def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -102,7 +113,7 @@ def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = Path(index.root, index.shard_paths[1])
-    offset = int(index.table("image")["offset"][13])
+    offset = int(index._table("image")["offset"][13])
     flip(shard, offset)
     with Reader(index) as reader:
         reader.read([12])
@@ -116,7 +127,8 @@ def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
             reader.read([13])
     error = caught.value
     assert (error.path, error.offset, error.record) == (str(shard), offset, 3)
-    assert "record 13" in str(error)
+    assert f"field 'image' at byte {offset} of record 13 " in str(error)
+    assert str(error).count("byte ") == 2, "the place of other fields is told too"
     assert "what to do: restore the shard" in str(error)
     assert pickle.loads(pickle.dumps(error)).offset == offset
 
@@ -127,7 +139,7 @@ def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -
     shards = tfrecords(tmp_path, shards=1) if container == "tfrecord" else tars(tmp_path, shards=1)
     index = build_index(shards, tmp_path / "x.index")
     field = "image" if container == "tfrecord" else "png"
-    rows = index.table(field)
+    rows = index._table(field)
     with Reader(index) as reader:
         for record in range(10):
             place = int(rows["offset"][record]) + record
@@ -147,7 +159,7 @@ def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, conta
     index = build_index(shards, tmp_path / "x.index")
     whole = shards[0].read_bytes()
     last = max(
-        int((index.table(field)["offset"] + index.table(field)["length"]).max())
+        int((index._table(field)["offset"] + index._table(field)["length"]).max())
         for field in index.fields
     )
     boundaries = 0
@@ -241,7 +253,7 @@ def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
 ) -> None:
     shards = tfrecords(tmp_path, shards=4)
     index = build_index(shards, tmp_path / "x.index")
-    flip(shards[3], int(index.table("image")["offset"][35]))
+    flip(shards[3], int(index._table("image")["offset"][35]))
     size = shards[0].stat().st_size
     os.truncate(shards[0], size - 1)
     shards[1].unlink()
@@ -292,6 +304,30 @@ def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed
         ),
         ("files-00000", 4, "corrupted bytes"),
     ]
+    with Reader(index) as reader, pytest.raises(DataCorruptionError) as caught:
+        reader.read([4])
+    assert caught.value.offset is None, "a field is a whole file"
+    (folder / "0.png").write_bytes(b"no JSON")
+    with pytest.raises(DataCorruptionError, match="is not JSON") as caught:
+        build_index(tmp_path / "images", tmp_path / "y.index", label=FromJson("image"))
+    assert (caught.value.path, caught.value.offset) == ("images/c/0.png", None)
+
+
+def test_fault_30_loose_files_that_lie_elsewhere_are_missed_at_once(tmp_path: Path) -> None:
+    """Opening names root=, as it does for shards. A single missing file is missed when read."""
+    folder = tmp_path / "photos" / "c"
+    folder.mkdir(parents=True)
+    for n in range(3):
+        (folder / f"{n}.png").write_bytes(b"12345")
+    path = tmp_path / "kept" / "x.index"
+    path.parent.mkdir()
+    build_index(tmp_path / "photos", path, root=tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"give root='{tmp_path}' ") as caught:
+        open_index(path)
+    assert caught.value.filename == str(path.parent)
+    (folder / "1.png").unlink()
+    with Reader(open_index(path, root=tmp_path)) as reader:
+        assert reader.read([2])["image"] == [b"12345"]
 
 
 def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
@@ -366,7 +402,7 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
     """Of the shards, a column and the keys when they are first asked for; of where the fields lie
     by each reading, and by verify.
     """
-    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     for file in index.path.glob("columns-*/*.npy"):
         at = file.stat().st_size - (
@@ -376,7 +412,9 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
         changed = f"the bytes of {file.name} have changed"
         if file.stem.startswith("shard"):
             with pytest.raises(IndexFormatError, match=changed):
-                _ = open_index(index.path).place(0), open_index(index.path).shards
+                _ = attrgetter("shard_paths", "_shard_stops", "shards", "shard_lengths")(
+                    open_index(index.path)
+                )
             flip(file, at)
             continue
         again = open_index(index.path)
@@ -404,13 +442,13 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
 
 def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again by the same index, nor by a process that it is sent to."""
-    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
-    assert index.labels is not None
+    labels = index.labels.tolist()
     (file,) = index.path.glob("columns-*/column-0.npy")
     flip(file, file.stat().st_size - 8)
     again = pickle.loads(pickle.dumps(index))
-    assert again.labels.tolist() == index.labels.tolist()
+    assert len(again.labels) == len(index.labels) == len(labels)
     with pytest.raises(IndexFormatError, match=r"column-0\.npy have changed"):
         _ = open_index(index.path).labels
 
@@ -424,7 +462,7 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, column: str, value: int
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
-    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
     index = build_index(made, tmp_path / "x.index")
     number = list(index.fields).index("image" if container == "tfrecord" else "png")
@@ -432,7 +470,7 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
     rows[column][13] = value
     rows.flush()
     for verified in (True, False):
-        with Reader(open_index(index.path), verify=verified) as reader:
+        with Reader(open_index(index.path), checksums=verified) as reader:
             for ids in ([13], [12, 13, 14], [20, 13, 2]):
                 with pytest.raises(IndexFormatError, match="does not lie within its shard") as told:
                     reader.read(ids, [list(index.fields)[number]])
@@ -445,12 +483,10 @@ def test_fault_33_a_damaged_length_is_no_missing_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though both are negative: it is neither filled up nor left out."""
-    monkeypatch.setattr(_arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
-    index = build_index(
-        shard, tmp_path / "x.index", fields=["image", "key"], reading=Reading(missing="empty")
-    )
+    index = build_index(shard, tmp_path / "x.index", fields=["image", "key"], missing="empty")
     assert index.fields["image"].missing == 1
     rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
     rows["length"][3] ^= np.int32(-1) << 31  # the sign bit
@@ -482,28 +518,25 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
     )
     with pytest.raises(DataCorruptionError, match="join=True"):
         build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
-    index = build_index(
-        tmp_path / "a.tar", tmp_path / "x.index", label="cls", reading=Reading(join=True)
-    )
-    assert index.labels is not None
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True)
     assert index.labels.tolist() == [n % 3 for n in range(9)]
     with Reader(index) as reader:
         assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
     assert verify(index).ok
-    assert verify(tmp_path / "a.tar", root=tmp_path, reading=Reading(join=True)).ok
-    flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
+    assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
+    flip(tmp_path / "a.tar", int(index._table("jpg")["offset"][4]))
     (bad,) = verify(index).bad
     assert bad.record == 4
     without = build_index(
         tmp_path / "a.tar",
         tmp_path / "x.index",
         label="cls",
-        reading=Reading(join=True),
+        join=True,
         exclude=[bad],
     )
     assert len(without) == 8
     with pytest.raises(ValueError, match="join= is for tar"):
-        build_index(tfrecords(tmp_path), tmp_path / "y.index", reading=Reading(join=True))
+        build_index(tfrecords(tmp_path), tmp_path / "y.index", join=True)
 
 
 def test_fault_34_index_of_a_newer_version(index: Index) -> None:
@@ -518,7 +551,7 @@ def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
     tfrecords(tmp_path, shards=8, each=50)
     code = """
         import sys
-        from twinfeed.loaders.index.build import build_index
+        from twinfeed.loaders.building.build import build_index
         folder, label = sys.argv[1:]
         for _ in range(4):
             build_index(f"{folder}/*.tfrecord", f"{folder}/x.index", label=label or None)
@@ -558,7 +591,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) ->
         assert sizes[full] - 1 > sizes["part"]
     code = """
         import resource, signal, sys
-        from twinfeed.loaders.index.build import build_index
+        from twinfeed.loaders.building.build import build_index
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
         build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index", label="label")
@@ -589,7 +622,7 @@ def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last == (
-            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: {needed}100000 bytes were "
+            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: {needed}100076 bytes were "
             f"written: '{tmp_path}/{source}/out'"
         )
         assert not (tmp_path / source / "out").exists()
@@ -701,7 +734,7 @@ def test_fault_41_incomplete_set_of_shards(tmp_path: Path) -> None:
     pattern = tmp_path / "*.tfrecord"
     with pytest.raises(ValueError, match="3 of 10 missing, first: 00002, 00005, 00009"):
         build_index(pattern, tmp_path / "x.index")
-    assert len(build_index(pattern, tmp_path / "x.index", reading=Reading(complete=False))) == 70
+    assert len(build_index(pattern, tmp_path / "x.index", complete=False)) == 70
 
 
 # Part F.
@@ -714,7 +747,7 @@ def test_killed_at_any_moment_leaves_no_half_result_and_goes_on(tmp_path: Path, 
     code = {
         "index": """
             import sys
-            from twinfeed.loaders.index.build import build_index
+            from twinfeed.loaders.building.build import build_index
             print("on", flush=True)
             build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index", label="label")
         """,
@@ -844,13 +877,13 @@ def test_fault_53_five_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         import numpy as np
         from concurrent.futures import ThreadPoolExecutor
-        from twinfeed.loaders.index.build import build_index
+        from twinfeed.loaders.building.build import build_index
         from twinfeed.loaders.reading.reader import Reader
         index = build_index(f"{sys.argv[1]}/*.tar", f"{sys.argv[1]}/x.index")
         ids = np.random.default_rng(0).permutation(5000)
         with Reader(index) as reader, ThreadPoolExecutor(4) as pool:
             got = list(pool.map(lambda part: reader.read(part)["txt"], np.split(ids, 20)))
-            reader.ahead(reader.extents(ids))
+            reader._ahead(reader._extents(ids))
         assert sum(got, []) == [b"%d" % n for n in ids]
         print("all", len(index))
     """
@@ -865,8 +898,27 @@ def test_fault_56_a_shard_that_shrinks_while_it_is_read(index: Index) -> None:
         os.truncate(Path(index.root, index.shard_paths[1]), 100)
         with pytest.raises(TruncatedShardError, match="the shard ends within field 'image'"):
             reader.read([19], ["image"])
-    with Reader(index, verify=False) as reader, pytest.raises(StaleIndexError):
+    with Reader(index, checksums=False) as reader, pytest.raises(StaleIndexError):
         reader.read([19], ["image"])
+
+
+def test_a_shard_that_is_replaced_by_a_rename_while_it_is_read(index: Index) -> None:
+    """An open shard is the old file, whose bytes are right. A new reader refuses the new file."""
+    shard = Path(index.root, index.shard_paths[1])
+    other = write_tfrecord(shard.with_suffix(".new"), reversed(numbered(10, 20)))
+    assert other.stat().st_size == shard.stat().st_size
+    with Reader(index) as reader:
+        before = reader.read(range(10, 20))
+        os.replace(other, shard)
+        assert reader.read(range(10, 20)) == before
+    with Reader(index) as reader, pytest.raises(DataCorruptionError):
+        reader.read(range(10, 20))
+    shutil.copy(Path(index.root, index.shard_paths[0]), other)
+    with other.open("ab") as file:
+        file.write(b"more")
+    os.replace(other, shard)
+    with Reader(index) as reader, pytest.raises(StaleIndexError):
+        reader.read(range(10, 20))
 
 
 # Part G.
@@ -909,7 +961,7 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
 )
 def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
-    from twinfeed.loaders.index._arrays import StringColumn
+    from inside import StringColumn
 
     (tmp_path.parent / "secret.tfrecord").touch()
     (folder,) = index.path.glob("columns-*")
@@ -932,7 +984,7 @@ def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: 
 @pytest.mark.parametrize("name", ["columns-../../x", "/etc", "columns-0123456789abcdeF"])
 def test_fault_65_array_folders_that_leave_the_index(index: Index, name: str) -> None:
     rewrite_manifest(index, lambda manifest: manifest.update(folder=name))
-    with pytest.raises(IndexFormatError, match="bad folder name"):
+    with pytest.raises(IndexFormatError, match="bad folder"):
         open_index(index.path)
 
 
@@ -941,7 +993,7 @@ def test_fault_65_array_names_that_leave_the_index(index: Index) -> None:
         manifest["arrays"]["../../x"] = manifest["arrays"]["shards"]
 
     rewrite_manifest(index, rename)
-    with pytest.raises(IndexFormatError, match="bad array name"):
+    with pytest.raises(IndexFormatError, match=r"bad \.\./\.\./x"):
         open_index(index.path)
 
 

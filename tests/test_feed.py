@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import made
+from inside import Batcher, Request, tried
 from PIL import Image
 
 from twinfeed.loaders import (
@@ -19,12 +21,11 @@ from twinfeed.loaders import (
     Feed,
     FieldSpec,
     Index,
-    Request,
+    NumpyLoader,
     Seeded,
     pack,
     plan,
 )
-from twinfeed.loaders._batcher import Batcher
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -96,7 +97,7 @@ def test_decode_runs_once_for_each_record_of_a_batch(
         return measure(sample)
 
     feed = Feed(index, repeating, decode=decode)
-    assert feed.spec
+    tried(feed)
     calls.clear()
     batch = batch_of(feed, requested(3, 2, 3, 3), threads)
     assert batch["size"].tolist() == [3, 2, 3, 3]
@@ -115,7 +116,7 @@ def test_the_threads_that_decode_serve_every_batch(
         return measure(sample)
 
     feed = Feed(index, sampler, decode=decode)
-    assert feed.spec
+    tried(feed)
     seen.clear()
     with Batcher(feed, threads=2) as batcher:
         for _ in range(5):
@@ -134,7 +135,7 @@ def test_transform_is_told_the_sample_and_its_numbers(
 
     side = {"weight": np.arange(6, dtype=np.float32) / 2}
     feed = Feed(index, sampler, decode=measure, transform=transform, side=side)
-    assert feed.spec  # read off record 0, once
+    tried(feed)
     told.clear()
     batch = batch_of(feed, requested(3, 1, views=(0, 7)))
     assert len(told) == 2
@@ -345,9 +346,12 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(
 def test_so_it_is_where_an_image_is_decoded_in_place(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
+    class OfUnknownFields(DecodeImage):
+        reads = ()
+
     spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
     with pytest.raises(DecodeError, match=r"KeyError\('jpg'\); it was given \['word'\]"):
-        batch_of(Feed(index, sampler, decode=DecodeImage("jpg"), spec=spec), requested(0, 1))
+        batch_of(Feed(index, sampler, decode=OfUnknownFields("jpg"), spec=spec), requested(0, 1))
 
 
 @pytest.mark.parametrize("name", ["id", "record", "view", "seed", "seed32"])
@@ -444,7 +448,7 @@ def test_a_transform_may_change_what_is_its_own(
     index: Index, sampler: ExactOnceBatchSampler, threads: int
 ) -> None:
     feed = Feed(index, sampler, decode=array, transform=in_place)
-    assert not feed.shares
+    assert not feed._shares
     assert batch_of(feed, requested(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
 
 
@@ -462,8 +466,8 @@ def shared_feed(index: Index, kind: str, transform: Any, **options: Any) -> Feed
 @pytest.mark.parametrize("kind", ["reuse", "views", "repeats"])
 def test_arrays_that_samples_share_are_read_only(index: Index, kind: str) -> None:
     """Whatever a batch happens to hold."""
-    with pytest.raises(DecodeError, match="read-only"):
-        next(shared_feed(index, kind, in_place).batches())
+    with pytest.raises(DecodeError, match=r"read-only.*as in image\.copy\(\)"):
+        next(made(shared_feed(index, kind, in_place)))
     flags = []
 
     def look(sample: dict[str, Any]) -> dict[str, Any]:
@@ -471,7 +475,9 @@ def test_arrays_that_samples_share_are_read_only(index: Index, kind: str) -> Non
         return {"x": sample["x"] + 1}
 
     feed = shared_feed(index, kind, look)
-    for batch in feed.batches():
+    tried(feed)
+    flags.clear()
+    for batch in made(feed):
         right = [len(WORDS[record]) + 1 for record in feed.sampler.records(batch["id"])]
         assert batch["x"][:, 0].tolist() == right
     assert not any(flags)
@@ -487,7 +493,7 @@ def test_what_is_no_array_is_copied_where_samples_share_it(index: Index) -> None
 
     sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=lists, transform=grow)
-    for batch in feed.batches():
+    for batch in made(feed):
         right = [len(WORDS[record]) + 1 for record in sampler.records(batch["id"])]
         assert batch["x"][:, 0].tolist() == right
 
@@ -504,9 +510,9 @@ def test_crops_of_a_cached_image_do_not_copy_it(index: Index) -> None:
 
     sampler = BatchSampler(ReuseSampler(6, reuse=4, live=6, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=large, transform=crop)
-    assert feed.spec
+    tried(feed)
     kept.clear()
-    list(feed.batches())
+    list(made(feed))
     addresses = {array.__array_interface__["data"][0] for array in kept}
     assert len(kept) == 6 * 4
     assert len(addresses) <= 6 + 5  # those live at both ends of the epoch are decoded twice
@@ -600,20 +606,43 @@ def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
     assert (empty if how == "stack" else empty.values).shape[-1] == 0
 
 
-def test_a_first_record_that_cannot_be_decoded_tells_of_spec(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
+def test_a_record_that_cannot_be_decoded_names_the_way_out(tmp_path: Path) -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["word"] == b"to":
-            raise RuntimeError("no")
-        return {"x": 1}
+        return {"x": int(sample["word"])}
 
-    with pytest.raises(DecodeError, match="whether it is drawn or not: mend it, or say with spec="):
-        batch_of(Feed(index, sampler, decode=decode), requested(1))
-    spec: Any = {"x": ((), "i8")}
-    assert batch_of(Feed(index, sampler, decode=decode, spec=spec), requested(1))["x"].tolist() == [
-        1
-    ]
+    index = pack([{"word": b"1"}, {"word": b"one"}], tmp_path)["data"]
+    feed = Feed(index, ExactOnceBatchSampler(2, batch_size=2), decode=decode)
+    with pytest.raises(
+        DecodeError,
+        match=r"(?s)record 1 .*mend decode or fields=; where few do, leave .* \(PK.*SubsetSampler",
+    ):
+        next(feed.batches(epoch=0))
+    others = ExactOnceBatchSampler(2, batch_size=2, records=[0])
+    (batch,) = Feed(index, others, decode=decode).batches(epoch=0)
+    assert batch["x"].tolist() == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_record_that_the_stream_leaves_out_is_not_tried(index: Index, rank: int) -> None:
+    """Record 0 is broken. All ranks take the spec from the first sample of the whole stream."""
+    tried: list[bytes] = []
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        tried.append(sample["word"])
+        return {"x": {b"be": 1, b"or": 2, b"not": 3}[sample["word"]]}
+
+    sampler = ExactOnceBatchSampler(len(index), batch_size=2, records=[1, 2, 3])
+    feed = Feed(index, sampler.shard(rank, 2), decode=decode)
+    assert feed.spec == {"x": ((), np.int64)}
+    assert tried == [b"be"]
+    seen = [one for batch in NumpyLoader(feed) for one in batch["x"].tolist()]
+    assert seen == [[1, 3], [2]][rank]
+    assert b"to" not in tried
+
+
+def test_an_empty_stream_has_the_spec_of_record_0(index: Index) -> None:
+    sampler = ExactOnceBatchSampler(len(index), batch_size=2, records=[])
+    assert Feed(index, sampler, decode=lambda one: {"x": len(one["word"])}).spec.keys() == {"x"}
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -710,15 +739,15 @@ def test_a_transform_that_draws_by_itself_is_refused(
 ) -> None:
     told = r"transform returned different things for one sample and one seed.*Seeded\(transform\)"
     with pytest.raises(ValueError, match=told):
-        next(Feed(index, sampler, transform=draw).batches())
+        next(made(Feed(index, sampler, transform=draw)))
     spec = {"x": FieldSpec((), np.dtype(float))}
     with pytest.raises(ValueError, match=told):
-        next(Feed(index, sampler, transform=draw, spec=spec).batches())
+        next(made(Feed(index, sampler, transform=draw, spec=spec)))
 
 
 def test_a_decode_that_draws_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
     with pytest.raises(ValueError, match=r"^decode returned different things.*draw in transform"):
-        next(Feed(index, sampler, decode=DRAWS["numpy"]).batches())
+        next(made(Feed(index, sampler, decode=DRAWS["numpy"])))
 
 
 def states() -> list[Any]:
@@ -730,7 +759,7 @@ def test_trying_a_transform_leaves_the_global_states_alone(
 ) -> None:
     before = states()
     feed = Feed(index, sampler, transform=lambda sample: {"x": sample["seed"]})
-    assert feed.spec
+    tried(feed)
     assert states() == before
 
 
@@ -740,9 +769,9 @@ def test_a_seeded_transform_repeats_itself(
 ) -> None:
     also = [draw] if isinstance(draw, OwnGenerator) else []
     feed = Feed(index, sampler, transform=Seeded(draw, also=also))
-    first = [batch["x"].tolist() for batch in feed.batches()]
+    first = [batch["x"].tolist() for batch in made(feed)]
     before = states()
-    assert [batch["x"].tolist() for batch in feed.batches()] == first
+    assert [batch["x"].tolist() for batch in made(feed)] == first
     assert states() == before
     assert len({value for batch in first for value in batch}) > 1
 
@@ -780,3 +809,20 @@ def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
     next(feed.batches())
     assert all(seed % 2**32 == seed32 for seed, seed32 in told)
     assert any(seed >= 2**32 for seed, _ in told)
+
+
+def test_a_transform_may_write_into_what_decode_gave(tmp_path: Path) -> None:
+    """The trial calls a transform often, each time with the sample as decode gave it."""
+
+    def brighter(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["x"] += 1
+        return {"x": sample["x"].copy()}
+
+    index = pack([{"word": b"to"}, {"word": b"be"}], tmp_path)["data"]
+    feed = Feed(
+        index,
+        BatchSampler(SequentialSampler(2), batch_size=2),
+        decode=lambda sample: {"x": np.zeros(2)},
+        transform=brighter,
+    )
+    assert [batch["x"].tolist() for batch in NumpyLoader(feed)] == [[[1, 1], [1, 1]]]

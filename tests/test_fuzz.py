@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from fuzz import FOUND, TARGETS, run, workshop
 
 EACH = 100
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """The fuzzer names a store in the environment, which later tests must not see."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ |= before
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import crc32c
 
-from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders import Index, open_index
 
 PAGE = (Path(__file__).parent.parent / "docs" / "index-format.md").read_text()
 

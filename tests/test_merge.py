@@ -12,24 +12,31 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making_shards import tars
-
-from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.index import (
+from inside import (
+    Entry,
+    FieldFacts,
+    IndexOptions,
+    ShardPart,
+    TFRecordWriter,
     _classes,
     _collect,
     _parts,
-    _sources,
-    _store,
+    mark,
+    new_part,
+    row_type,
+    sources,
+)
+from inside import store as _store
+from making_shards import tars
+
+from twinfeed.loaders import (
+    IndexFormatError,
+    Reader,
+    build_index,
+    build_parts,
+    merge_parts,
     open_index,
 )
-from twinfeed.loaders.index._arrays import row_type
-from twinfeed.loaders.index._parts import FieldFacts, ShardPart, new_part
-from twinfeed.loaders.index.build import build_index, build_parts, merge_parts
-from twinfeed.loaders.index.options import IndexOptions, Reading
-from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import ClassOrder
 
 
@@ -84,7 +91,6 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
     assert peak(lambda: merge(many)) < 1.2 * least + 100_000
     index = open_index(tmp_path / "x.index")
     assert len(index) == 400_000
-    assert index.labels is not None
     order = ClassOrder(index.labels)
     assert index.class_order is not None
     assert np.array_equal(index.class_order.records, order.records)
@@ -101,7 +107,7 @@ def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
         with TFRecordWriter(shard) as writer:
             for _ in range(records):
                 writer.write(b"some bytes")
-        build = partial(build_parts, [shard], root=tmp_path, reading=Reading(example=False))
+        build = partial(build_parts, [shard], root=tmp_path, example=False)
         peaks.append(peak(partial(build, tmp_path / "once")))
         assert len(merge_parts(build(tmp_path / "again"), tmp_path / "x.index")) == records
     assert peaks[2] < 1.2 * peaks[1] + 100_000
@@ -120,14 +126,14 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
     tmp_path: Path, offset: int, length: int, types: tuple[str, str]
 ) -> None:
     index = merge_parts([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
-    table = index.table("x")
+    table = index._table("x")
     assert (table.dtype["offset"].str, table.dtype["length"].str) == types
-    (row,) = index.rows(["x"], np.array([7])).tolist()
+    (row,) = index._rows(["x"], np.array([7])).tolist()
     assert row == (offset, length, 0, 0)
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from twinfeed.loaders.index._arrays import unsigned
+    from inside import unsigned
 
     assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 
@@ -177,32 +183,61 @@ def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path
 def test_loose_files_of_several_parts_are_read_as_indexed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sources, "FILES_PER_PART", 3)
+    monkeypatch.setattr(sources, "FILES_PER_PART", 3)
     entries = []
     for n in range(8):
         names = {"a": f"{n}.a", "b": f"{n}.b"} if n % 3 else {"b": f"{n}.b"}
         for name in names.values():
             (tmp_path / name).write_bytes(name.encode())
         entries.append(Entry(f"k{n}", names))
-    reading = Reading(missing="empty")
-    index = build_index(entries, tmp_path / "x.index", fields=["a", "b"], reading=reading)
+    index = build_index(entries, tmp_path / "x.index", fields=["a", "b"], missing="empty")
     assert len(index.shards) == 3
     with Reader(index) as reader:
         read = reader.read(range(8))
     assert read["b"] == [b"%d.b" % n for n in range(8)]
     assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(8)]
-    assert index.table("a")[3].tolist() == (0, -1, 0)
+    assert index._table("a")[3].tolist() == (0, -1, 0)
 
 
-def test_what_a_killed_merge_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """Where a mark of the library's own lies, and only the files that the mark names."""
     path = tmp_path / "x.index"
-    left, others = path / ".columns-0123456789abcdef", path / ".columns-fedcba9876543210"
-    for folder, name in ((left, "field-0.npy"), (others, "notes.md")):
+    left, mixed, others = (path / f".columns-{digit * 16}" for digit in "012")
+    for folder in (left, mixed, others):
         folder.mkdir(parents=True)
-        (folder / name).touch()
+        (folder / "field-0.npy").touch()
+    mark(left, ["field-0.npy"])
+    mark(mixed, ["field-0.npy", "../../mine", "field-1.npy"])
+    (mixed / "mine.npy").touch()
+    (tmp_path / "mine").touch()
     build_index(tars(tmp_path), path)
     assert not left.exists()
-    assert others.exists()
+    assert [file.name for file in mixed.iterdir()] == ["mine.npy"]
+    assert (others / "field-0.npy").exists()
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_only_looks_like_that_of_old_arrays_stays(tmp_path: Path) -> None:
+    """The user's folder beside the manifest, and the user's file in the folder of old arrays."""
+    (tmp_path / "shards").mkdir()
+    shards = tars(tmp_path / "shards", shards=2)
+    index = build_index(shards[:1], tmp_path / "x.index", root=tmp_path / "shards")
+    mine = index.path / "columns-0123456789abcdef" / "mydata.npy"
+    mine.parent.mkdir()
+    among = index.path / index.manifest["folder"] / "mine.npy"
+    parts = index.path / "parts" / f"{'0' * 32}.part"
+    parts.parent.mkdir()
+    for file in (mine, among, parts):
+        file.write_text("mine")
+    again = build_index(shards, index.path, root=tmp_path / "shards")
+    assert len(again) == 20
+    assert [file.read_text() for file in (mine, among, parts)] == ["mine"] * 3
+    assert [file.name for file in among.parent.iterdir()] == ["mine.npy"]
+    assert not list(index.path.glob("*/.twinfeed"))
+    (tmp_path / "y.index").mkdir()
+    mine.parent.rename(tmp_path / "y.index" / mine.parent.name)
+    with pytest.raises(FileExistsError, match="it holds other files"):
+        build_index(shards, tmp_path / "y.index", root=tmp_path / "shards")
 
 
 def test_an_index_that_another_process_finishes_meanwhile_is_no_other_file(

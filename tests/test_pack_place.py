@@ -15,18 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import MANIFEST, MARK, PLACING, StringColumn, atomic, digest_of, file_digest, mark
 from killed_pack import samples
 from making_shards import numbered, tree
 
-from twinfeed.loaders import _atomic
-from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.formats._sniff import MANIFEST
-from twinfeed.loaders.index import open_index
-from twinfeed.loaders.index._arrays import StringColumn
-from twinfeed.loaders.index._store import digest_of, file_digest
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.verify import verify
+from twinfeed.loaders import IndexFormatError, Reader, open_index, pack, verify
 
 SPLIT = {"train": 8, "eval": 4}
 REFUSED = (FileNotFoundError, IndexFormatError)
@@ -70,11 +63,29 @@ def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refus
             with pytest.raises(FileExistsError, match="already holds"):  # but put in place first
                 pack(samples(3), out, split=SPLIT, seed=3)
             assert tree(out) == tree(whole[1])
-        elif seen[-1] not in seen[:-1]:
+        else:
             pack(samples(2), out, split=SPLIT, seed=2, shards=after, overwrite=True)
             assert tree(out) == tree(whole[1])
+            assert not list(out.glob(".*"))
     assert sorted(seen, key=["old", "refused", "new"].index) == seen
     assert set(seen) == {"old", "refused", "new"}
+
+
+@pytest.mark.parametrize("length", [None, 0, 10])
+def test_a_folder_that_was_not_marked_to_the_end_is_removed(
+    tmp_path: Path, length: int | None
+) -> None:
+    """Its packer was killed then. What somebody else put there is left alone."""
+    own, other = (tmp_path / f".packing-{digit * 16}" for digit in "ab")
+    for folder in (own, other):
+        folder.mkdir()
+        if length is not None:
+            mark(folder)
+            os.truncate(folder / MARK, length)
+    (other / "notes.md").touch()
+    pack(numbered(0, 4), tmp_path)
+    assert list(tmp_path.glob(".*")) == [other]
+    assert (other / "notes.md").exists()
 
 
 @pytest.mark.parametrize("victim", ["../victim", "{}/victim", "notes.md", "sub/data-00000.tar"])
@@ -124,16 +135,40 @@ def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) 
         (tmp_path / name).mkdir()
     (tmp_path / ".packing-0123456789abcdef").symlink_to(tmp_path / ".packing-notes")
     (tmp_path / ".packing-fedcba9876543210").mkdir()
-    (tmp_path / ".packing-fedcba9876543210" / "left").touch()
+    (tmp_path / ".packing-fedcba9876543210" / "mine").touch()
+    (tmp_path / ".packing-0000000000000000").mkdir()
+    mark(tmp_path / ".packing-0000000000000000")  # what a killed packer has left
+    before = {path.name for path in tmp_path.glob(".packing-*")}
     pack(numbered(0, 4), tmp_path)
     left = {path.name for path in tmp_path.glob(".packing-*")}
-    assert left == {".packing-notes", ".packing-0123456789abcdeF", ".packing-0123456789abcdef"}
+    assert left == before - {".packing-0000000000000000"}
+    assert (tmp_path / ".packing-fedcba9876543210" / "mine").exists()
+
+
+def test_a_folder_where_new_files_wait_is_a_packer_s_or_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / PLACING).mkdir()
+    (tmp_path / PLACING / "x.index").write_text("mine")
+    with pytest.raises(FileExistsError, match="no packer made this"):
+        pack(numbered(0, 4), tmp_path)
+    assert (tmp_path / PLACING / "x.index").read_text() == "mine"
+
+
+def test_files_of_others_in_the_folder_of_an_index_stay(tmp_path: Path) -> None:
+    """A new index takes the place of the old one, whose folder held something else by then."""
+    index = pack(numbered(0, 4), tmp_path)["data"]
+    for mine in (index.path / "notes", index.path / index.manifest["folder"] / "mydata.npy"):
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        with pytest.raises(FileExistsError, match=f"holds what no packer wrote .*{mine.name}"):
+            pack(numbered(0, 5), tmp_path, overwrite=True)
+        mine.unlink()
+    assert len(pack(numbered(0, 5), tmp_path, overwrite=True)["data"]) == 5
 
 
 def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_atomic, "WAIT", 0)
+    monkeypatch.setattr(atomic, "WAIT", 0)
     seen: list[int] = []
 
     def source() -> Iterator[dict[str, int]]:
@@ -148,17 +183,17 @@ def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
     finally:
         os.close(fd)
     assert seen == [0o700]
-    assert not (tmp_path / _atomic.LOCK).exists()
+    assert not (tmp_path / atomic.LOCK).exists()
 
 
 def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_atomic, "_PATIENCE", 0)
-    with _atomic.locked(tmp_path):
-        lock = tmp_path / _atomic.LOCK
+    monkeypatch.setattr(atomic, "_PATIENCE", 0)
+    with atomic.locked(tmp_path):
+        lock = tmp_path / atomic.LOCK
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
-        monkeypatch.setattr(_atomic, "WAIT", 0.1)
+        monkeypatch.setattr(atomic, "WAIT", 0.1)
         with (
             pytest.warns(RuntimeWarning, match="waiting for another process that writes there"),
             pytest.raises(TimeoutError, match=f"if nobody writes there, delete {lock}"),
@@ -180,7 +215,7 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            with _atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
+            with atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
                 inside += 1
                 most = max(most, inside)
                 (tmp_path / "f" / "made").touch()
@@ -198,7 +233,7 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / _atomic.LOCK).symlink_to(tmp_path / "made")
+    (tmp_path / atomic.LOCK).symlink_to(tmp_path / "made")
     with pytest.raises(OSError, match="symbolic link"):
         pack(numbered(0, 4), tmp_path)
     assert not (tmp_path / "made").exists()

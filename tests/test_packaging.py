@@ -1,12 +1,16 @@
 """The wheel and the source distribution hold what they should, and install."""
 
+import email
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,17 +36,17 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def sources(package: str) -> set[str]:
-    kept = {path for path in (ROOT / package).rglob("*") if path.suffix == ".py"}
-    return {f"twinfeed/{path.relative_to(ROOT)}" for path in kept} | {
-        f"twinfeed/{package}/py.typed"
-    }
+def sources(folder: str) -> set[str]:
+    """What a wheel holds of a folder: modules, stubs, and the mark that types are there."""
+    place = "twinfeed" if folder == "package" else f"twinfeed/{folder}"
+    kept = {path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".pyi")}
+    return {f"{place}/{path.relative_to(ROOT / folder)}" for path in kept} | {f"{place}/py.typed"}
 
 
 def test_the_wheel_holds_exactly_the_packages(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == sources("samplers") | sources("loaders")
+    assert names == sources("package") | sources("samplers") | sources("loaders")
 
 
 def test_the_sdist_holds_every_file_of_the_sources(source: Path, built: Path) -> None:
@@ -53,20 +57,93 @@ def test_the_sdist_holds_every_file_of_the_sources(source: Path, built: Path) ->
     assert not any("__pycache__" in name for name in names)
 
 
-def test_an_installed_wheel_works_from_anywhere(built: Path, tmp_path: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path, wheel]
-    subprocess.run(pip, check=True)
-    code = "import twinfeed.samplers as s, twinfeed.loaders as l; print(s.__file__, l.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+LOOK = """
+import pickle, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import twinfeed
+from twinfeed import PKBatchSampler
+if __name__ == "__main__":
+    sampler = PKBatchSampler([0, 0, 1, 1], p=2, k=2, seed=0)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert pool.submit(sampler.batch, 0, 0).result().tolist() == sampler.batch(0, 0).tolist()
+    assert pickle.loads(pickle.dumps(sampler)).seed == 0
+    print(twinfeed.__version__, twinfeed.__file__, sys.modules[PKBatchSampler.__module__].__file__)
+"""
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist", "plain", "editable"])
+def installed(
+    request: pytest.FixtureRequest, built: Path, source: Path, tmp_path_factory: Any
+) -> Path:
+    """An environment with an installed library, over what is installed here already."""
+    place: Path = tmp_path_factory.mktemp(request.param)
+    venv.create(place, with_pip=False)
+    what = {"wheel": "*.whl", "sdist": "*.tar.gz"}.get(request.param)
+    path = next(built.glob(what)) if what else source
+    python = place / "bin" / "python"
+    (packages,) = place.glob("lib/*/site-packages")
+    (packages / "others.pth").write_text(
+        f"import site; site.addsitedir({str(Path(pytest.__file__).parent.parent)!r})\n"
     )
-    assert all(name.startswith(str(tmp_path)) for name in done.stdout.split())
+    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    pip += ["--force-reinstall", *(["-e"] if request.param == "editable" else []), path]
+    subprocess.run(pip, check=True, cwd=place, capture_output=True)
+    return python
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "in the clone", "beside the clone"])
+def test_the_installed_library_is_what_is_imported(
+    installed: Path, source: Path, tmp_path: Path, where: str
+) -> None:
+    """Also where the current folder holds a clone named twinfeed; or the import says so."""
+    folder = {"elsewhere": tmp_path, "in the clone": source, "beside the clone": source.parent}
+    script = tmp_path / "look.py"
+    script.write_text(LOOK)
+    editable = (installed.parent.parent.name).startswith("editable")
+    home = source if editable else installed.parent.parent
+    for words in ([script], ["-c", "import look"], ["-m", "twinfeed", "--help"]):
+        run = subprocess.run(
+            [installed, *words],
+            env={"PYTHONPATH": ""} | ({} if words[0] == "-m" else {"PYTHONPATH": str(tmp_path)}),
+            cwd=folder[where],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # Beside the clone, its folder may be all that Python finds.
+        assert run.returncode == 0 or (editable and where == "beside the clone"), run.stderr
+        if run.returncode:
+            assert "twinfeed" in run.stderr.splitlines()[-1]
+        elif words[0] == script:
+            version, *files = run.stdout.split()
+            assert version == metadata.version("twinfeed")
+            assert all(Path(file).is_relative_to(home) for file in files), files
+        else:
+            assert "error" not in run.stderr.lower()
+
+
+def test_the_description_of_a_wheel_leads_nowhere_wrong_and_says_where_to_report(
+    built: Path,
+) -> None:
+    (wheel,) = built.glob("*.whl")
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    described = email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
+    text = str(described.get_payload())
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "![" not in text
+    assert "One seed, one stream of batches" in text
+    assert "## How to report" in text
+    assert described["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_build_needs_no_one_version() -> None:
+    """A distribution builds with the setuptools that it has; the pin is in the constraints."""
+    wanted = re.findall(r"setuptools([^\"\n]*)", (ROOT / "pyproject.toml").read_text())[0]
+    assert re.fullmatch(r">=[\d.]+", wanted)
+    assert f"setuptools{wanted}\n" in (ROOT / "setup.cfg").read_text()
+    assert re.search("^setuptools==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
 def test_every_pinned_version_but_torch_has_its_hashes() -> None:

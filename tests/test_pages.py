@@ -1,47 +1,130 @@
-"""The code of each page in docs/ runs as it stands there, from top to bottom."""
+"""The blocks of the README and of each page run, pasted in order into an empty folder."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from inside import _parser
+from pasting import NOT_RUN, all_alike, blocks
 
-DOCS = Path(__file__).parent.parent / "docs"
-FRAMEWORKS = {"tensorflow", "torch", "trainers"}
-BACKENDS = {"trainers": "torch", "tensorflow": "tensorflow"}
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Parsed, since the source distribution's setup.cfg has other spaces.
+SETUP = ConfigParser()
+SETUP.read_string((ROOT / "setup.cfg").read_text())
+EXTRAS = dict(SETUP["options.extras_require"])
+WITH_FRAMEWORKS = [
+    "README",
+    "augmentation",
+    "command-line",
+    "index",
+    "keras",
+    "tensorflow",
+]
+# The first fork workers, the other has Keras's backend of a process.
+APART = [["migrating", "torch"], ["trainers"]]
+PLAIN = [
+    page.stem
+    for page in PAGES
+    if page.stem not in sum(APART, WITH_FRAMEWORKS) and any(block.runs() for block in blocks(page))
+]
 
 
-def code(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def paste(names: list[str], folder: Path) -> None:
+    pages = {page.stem: str(page) for page in PAGES}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("pasting.py"), folder, *map(pages.get, names)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-PAGES = [path.stem for path in sorted(DOCS.glob("*.md")) if code(path)]
+def test_pages_without_a_framework(tmp_path: Path) -> None:
+    assert {"concepts", "samplers", "streams"} <= set(PLAIN)
+    paste(PLAIN, tmp_path)
 
 
-def test_there_are_pages_with_code() -> None:
-    assert set(PAGES) >= {"concepts", "migrating", "samplers", *FRAMEWORKS}
+@pytest.mark.frameworks
+@pytest.mark.parametrize("pages", [WITH_FRAMEWORKS, *APART], ids=" ".join)
+def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
+    paste(pages, tmp_path)
+
+
+def test_a_block_that_is_not_run_says_so_and_needs_what_no_extra_brings() -> None:
+    brought = "".join(EXTRAS.values())
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "python" and not block.runs():
+                compile(block.code, page.name, "exec")
+                needed = NOT_RUN.match(block.code)[1]
+                assert [name for name in needed.split(", ") if f"\n{name}>=" in brought] == []
+
+
+def test_a_shell_block_that_is_not_run_makes_an_environment() -> None:
+    """.ci/run runs those of the README, and the extras of the others are there."""
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "sh" and not block.runs():
+                assert re.match("pip install |python3 -m venv ", block.code), page
+                named = re.findall(r"\[([a-z,]+)\]", block.code)
+                assert set(",".join(named).split(",")) <= {*EXTRAS, ""}, page
+
+
+def test_commands_on_data_of_your_own_are_commands() -> None:
+    """What a `console` block shows is not run, but every option is one."""
+    for page in [*PAGES, *(ROOT / "docs" / "stories").glob("*.md")]:
+        for console in re.findall(
+            r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            for command in re.findall(r"^\$ twinfeed (.*)", console, re.MULTILINE):
+                _parser().parse_args(shlex.split(command))
+
+
+def test_all_code_is_in_blocks_that_are_seen() -> None:
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert re.findall(r"\n\n    \S.*", text) == [], page
+        languages = re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)
+        assert set(languages) <= {"python", "sh", "text", "console", "json"}, page
 
 
 @pytest.mark.parametrize(
-    "page",
+    ("word", "page"),
     [
-        pytest.param(name, marks=[pytest.mark.frameworks] if name in FRAMEWORKS else [])
-        for name in PAGES
+        ("batch_size", "migrating"),
+        ("buffer_size", "samplers"),
+        ("collate_fn", "migrating"),
+        ("dataset", "migrating"),
+        ("drop_last", "migrating"),
+        ("epoch size", "samplers"),
+        ("num_workers", "migrating"),
+        ("pin_memory", "migrating"),
+        ("sampler", "samplers"),
+        ("shuffl", "shuffling"),
     ],
 )
-def test_its_code_runs(page: str, tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text("\n\n".join(code(DOCS / f"{page}.md")))
-    done = subprocess.run(
-        [sys.executable, "page.py"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        | ({"KERAS_BACKEND": BACKENDS[page]} if page in BACKENDS else {}),
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_word_of_the_field_is_in_a_heading(word: str, page: str) -> None:
+    """Headings come first in what the site's search finds."""
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+    assert any(word in heading.lower() for heading in headings)
+
+
+def test_lines_that_differ_are_told_apart() -> None:
+    assert all_alike("recall 93.9% of 732, 12.5 s", "recall 94.2% of 732, 1.0 s")
+    assert not all_alike("recall 93.9% of 731, 12.5 s", "recall 94.2% of 732, 1.0 s")
+    assert not all_alike("recall 53.9% of 732", "recall 94.2% of 732")
+    assert all_alike("by 2e-07 at most", "by 5e-07 at most")
+    assert not all_alike("by 2e-03 at most", "by 5e-07 at most")
+    assert all_alike("held 70 MB", "held 51 MB")
+    assert not all_alike("held 970 MB", "held 51 MB")
+    assert not all_alike("one line\n", "one line\nanother\n")

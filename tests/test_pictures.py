@@ -1,15 +1,18 @@
 """Pictures say what is true of the streams and batches that they show."""
 
 import base64
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from inside import main
+from making_shards import write_tfrecord
 from matplotlib.figure import Figure
 from PIL import Image
 
-from twinfeed.loaders import Feed, ImageFolder, pack, write_report
-from twinfeed.loaders.command_line import main
+from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack, write_report
 from twinfeed.loaders.pictures import plot_mixing, plot_ranks, show_batch
 from twinfeed.samplers import (
     BatchSampler,
@@ -45,8 +48,10 @@ def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
     told = diagnose(streams["shuffled"], labels=LABELS).distinct["classes"]
     assert f"{told.value:.1f} classes a batch, uniform {told.uniform:.1f}" in shuffled
     assert "1.0 classes a batch" in given
-    assert "holds" not in given  # nobody knows
-    assert "holds 50 records" in buffer
+    assert "keeps" not in given  # nobody knows
+    assert "reads in stored order\nkeeps 50 records" in buffer
+    kept = int(shuffled.split("keeps ")[1].split(" records of open blocks")[0])
+    assert 200 <= kept <= 25 * 10
     places, records = figure.axes[3].collections[0].get_offsets().T
     assert (records - places).max() < 50  # the wedge: no record leaves earlier
     assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50), simulated"]
@@ -56,16 +61,20 @@ def test_reading_is_told_from_the_stream() -> None:
     uniform = BatchSampler(RandomSampler(10_000, seed=0), batch_size=20)
     blocks = ShardShuffleSampler([10_000], block=50, window=10, seed=0)
     told = below(plot_mixing({"u": uniform, "b": BatchSampler(blocks, batch_size=20)}))
-    at_random, in_blocks = (int(one.split("about ")[1].split()[0]) for one in told)
-    assert at_random <= 2
-    assert 35 <= in_blocks <= 60
+    assert told[0].endswith("reads single records\nkeeps no record")
+    assert 35 <= int(told[1].split("reads about ")[1].split(" records in a row")[0]) <= 50
+    shards = ShardShuffleSampler([3] * 1000, block=16, window=10, seed=0)
+    (in_shards,) = below(plot_mixing({"s": BatchSampler(shards, batch_size=20)}))
+    assert "reads about 3 records in a row" in in_shards
     labels = np.repeat(np.arange(10), 100)
     often = PKBatchSampler(labels, p=5, k=4, batches_per_epoch=500, seed=0)  # each record ten times
     live = BatchSampler(ReuseSampler(100, reuse=4, live=16, seed=0), batch_size=8)
     drawn, reused = below(plot_mixing({"o": often})) + below(plot_mixing({"l": live}))
-    assert int(drawn.split("about ")[1].split()[0]) <= 2
-    assert "holds no record" in drawn
-    assert "holds 16 decoded images" in reused
+    assert "reads single records\nkeeps no record" in drawn
+    assert "keeps 16 decoded images" in reused
+    alone = ShardShuffleSampler([1] * 50 + [2], block=2, window=4, seed=0)
+    (in_pairs,) = below(plot_mixing({"a": BatchSampler(alone, batch_size=4)}))
+    assert "reads about 1 record in a row" in in_pairs
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -97,7 +106,7 @@ def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> N
 
     sampler = PKBatchSampler(index.labels, p=3, k=4, seed=0)
     figure = show_batch(Feed(index, sampler, decode=decode), step=1)
-    captions = [axes.get_title().split("\n") for axes in figure.axes]
+    captions = [axes.get_xlabel().split("\n") for axes in figure.axes]
     ids = sampler.batch(0, 1)
     assert [caption[0] for caption in captions] == [index.classes[n] for n in index.labels[ids]]
     assert [caption[1] for caption in captions] == [f"record {record}" for record in ids]
@@ -106,11 +115,97 @@ def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> N
     assert [rows.count(row) for row in sorted(set(rows))] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("lines", [1, 6, 30])
+def test_captions_lie_below_the_images_which_keep_their_aspect(tmp_path: Path, lines: int) -> None:
+    texts = {f"text {n:02d}": f"a long caption of {'many ' * 30}words" for n in range(lines)}
+    index = pack([{"x": b"1", **texts} for _ in range(6)], tmp_path)["data"]
+
+    def decode(sample: Any) -> dict[str, Any]:
+        return {**sample, "x": np.zeros((20, 60, 3), np.uint8)}
+
+    figure = show_batch(Feed(index, ExactOnceBatchSampler(6, batch_size=6), decode=decode))
+    figure.savefig(io.BytesIO(), format="png")
+    drawn = [axes.images[0].get_window_extent() for axes in figure.axes]
+    below = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
+    for image, caption in zip(drawn, below, strict=True):
+        assert image.width / image.height == pytest.approx(3, rel=0.02)
+        assert caption.y1 <= image.y0
+    boxes = [*drawn, *below]
+    for place, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+        assert not any(box.overlaps(other) for other in boxes[place + 1 :])
+
+
+def test_images_that_are_padded_are_shown_without_the_padding(tmp_path: Path) -> None:
+    index = pack([{"x": bytes([n])} for n in (3, 7)], tmp_path)["data"]
+
+    def decode(sample: Any) -> dict[str, Any]:
+        return {"x": np.ones((5, sample["x"][0], 3), np.uint8)}
+
+    sampler = ExactOnceBatchSampler(2, batch_size=2)
+    figure = show_batch(Feed(index, sampler, decode=decode, collate="pad"))
+    assert [axes.images[0].get_size() for axes in figure.axes] == [(5, 3), (5, 7)]
+
+
+def test_show_finds_the_field_of_foreign_shards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names as TFDS writes them, a list of strings, and a text that one record lacks."""
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), 200).save(file, "jpeg")
+    rows = [
+        {
+            "image/encoded": file.getvalue(),
+            "image/text": b"a",
+            "image/objects": [b"x"] * (1 + n % 2),
+        }
+        for n in range(6)
+    ]
+    del rows[4]["image/text"]
+    write_tfrecord(tmp_path / "a.tfrecord", rows)
+    index, out = f"{tmp_path}/a.index", f"{tmp_path}/out.png"
+    assert main(["index", f"{tmp_path}/a.tfrecord", "--out", index, "-q"]) == 0
+    assert main(["show", index, "--out", out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["left out of the captions, as they are lists: image/objects", out]
+    compared = ["compare", index, "--backends", "numpy", "numpy"]
+    assert main(compared) == 0
+    assert main([*compared, "--size", "4"]) == 0
+    assert "image/objects.values: the same" in capsys.readouterr().out
+
+
+def test_show_asks_for_a_field_where_none_or_two_hold_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), 200).save(file, "png")
+    for name, row in {
+        "two": {"a": file.getvalue(), "b": file.getvalue()},
+        "none": {"a": b"text", "b": b""},
+    }.items():
+        write_tfrecord(tmp_path / f"{name}.tfrecord", [row])
+        index = f"{tmp_path}/{name}.index"
+        assert main(["index", f"{tmp_path}/{name}.tfrecord", "--out", index, "-q"]) == 0
+        assert main(["show", index, "--out", f"{tmp_path}/out.png"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [
+        "twinfeed: error: the fields a, b hold images: name one of a, b with --field",
+        "twinfeed: error: no field holds images: name one of a, b with --field",
+    ]
+    shown = ["show", f"{tmp_path}/two.index", "--field", "b", "--out", f"{tmp_path}/out.png"]
+    assert main(shown) == 0
+    assert main([*shown[:3], "c"]) == 2
+    assert "no field 'c': this index has the fields ['a', 'b']" in capsys.readouterr().err
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> None:
     index = pack([{"x": b"1"}], f"{tmp_path}/data")["data"]
     feed = Feed(index, ExactOnceBatchSampler(1, batch_size=1))
     with pytest.raises(ValueError, match="must give images, got fields id, x"):
         show_batch(feed)
+    with pytest.raises(TypeError, match=r"got a NumpyLoader: give loader\.feed"):
+        show_batch(NumpyLoader(feed))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streams must name at least one"):
         plot_mixing({})
 
@@ -130,6 +225,15 @@ def test_commands_draw_an_index(
     assert capsys.readouterr().out.split() == [sheet, mixing]
     assert Path(sheet).read_text().count("<image") == 6
     assert Path(mixing).stat().st_size > 10_000
+
+
+def test_the_name_of_a_picture_is_that_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = pack([{"x": b"1"}] * 20, tmp_path)["data"].path
+    assert main(["mixing", str(index), "--out", str(tmp_path / "picture")]) == 0
+    (written,) = tmp_path.glob("picture*")
+    assert capsys.readouterr().out == f"{written}\n"
 
 
 def test_a_figure_shows_itself_in_a_notebook() -> None:

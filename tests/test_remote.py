@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import multiprocessing
 import os
 import pickle
@@ -16,16 +17,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import expected
+from batches import expected, made
+from inside import EXTENT, opening, wire
+from inside import link as _link
+from inside import network as _network
 from making_shards import tfrecords
 from range_server import RangeServer
 
-from twinfeed.loaders import Feed, NumpyLoader, build_index, open_index, pack, plan
-from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading._fetch import EXTENT
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote import _link, _network, _store, _wire
+from twinfeed.loaders import (
+    Feed,
+    Index,
+    LoaderError,
+    NumpyLoader,
+    Reader,
+    ShardWarning,
+    StaleIndexError,
+    build_index,
+    open_index,
+    pack,
+    plan,
+)
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -70,7 +81,7 @@ def at(server: RangeServer, index: Index) -> Index:
 
 def extents(index: Index, ids: Any) -> Any:
     """Return a range for each of these records, of one use."""
-    rows = index.rows(["x"], np.asarray(ids))
+    rows = index._rows(["x"], np.asarray(ids))
     told = np.zeros(len(rows), EXTENT)
     told["file"], told["start"], told["uses"] = rows["file"], rows["offset"], 1
     told["stop"] = rows["offset"] + rows["length"]
@@ -106,12 +117,12 @@ def test_neighbours_are_one_request_and_others_are_not(tmp_path: Path, server: R
 def test_the_requests_in_flight_reach_the_bound_over_shards_and_batches(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of 4 MiB, 50 ms a request: 8 at once, of two shards, before anybody reads."""
+    """Blocks of 4 MiB: 8 at once, of two shards, before any answer comes."""
     network(monkeypatch, requests=8, in_flight=64 * MIB)
     index = large(tmp_path, shards=2, records=8, size=4 * MIB)
-    server.delay = 0.05
+    server.hold(8)
     with Reader(at(server, index)) as reader:
-        reader.ahead(extents(index, range(16)))
+        reader._ahead(extents(index, range(16)))
         for record in range(16):
             reader.read([record])
     assert server.most == 8
@@ -123,9 +134,9 @@ def test_the_bytes_in_flight_stay_within_their_bound(
 ) -> None:
     network(monkeypatch, requests=8, in_flight=3 * MIB)
     index = large(tmp_path, shards=1, records=16, size=MIB)
-    server.delay = 0.02
+    server.hold(2)
     with Reader(at(server, index)) as reader:
-        reader.ahead(extents(index, range(16)))
+        reader._ahead(extents(index, range(16)))
         reader.read(range(16))
     assert 2 * MIB <= server.most_bytes <= 3 * MIB
 
@@ -136,7 +147,7 @@ def test_a_range_is_fetched_once_for_all_its_uses_and_then_dropped(
     index = large(tmp_path, shards=1, records=8, size=1000)
     told = np.array([(0, 0, int(index.shards["bytes"][0]), 8, 0)], EXTENT)
     with Reader(at(server, index)) as reader:
-        reader.ahead(told)
+        reader._ahead(told)
         for record in range(8):
             reader.read([record])
         assert server.asked["GET"] == 1
@@ -151,8 +162,8 @@ def test_what_nobody_takes_makes_room_for_what_is_needed(
     network(monkeypatch, held=4 * 1000)
     index = large(tmp_path, shards=1, records=32, size=900)
     with Reader(at(server, index)) as reader:
-        reader.ahead(extents(index, range(16)))
-        reader.ahead(extents(index, range(16, 32)), fresh=True)
+        reader._ahead(extents(index, range(16)))
+        reader._ahead(extents(index, range(16, 32)), fresh=True)
         held = reader._fetcher._ahead  # type: ignore[attr-defined]
         for record in range(16, 32):
             reader.read([record])
@@ -171,11 +182,11 @@ def test_open_blocks_stay_however_much_they_take(
     network(monkeypatch, held=20_000)
     index = large(tmp_path, shards=2, records=1024, size=900)
     sampler = ShardShuffleSampler(index.shard_lengths, block=8, window=16, seed=0)
-    feed = Feed(at(server, index), BatchSampler(sampler, batch_size=batch_size), readahead=30_000)
-    asked = plan(feed).requests
+    feed = Feed(at(server, index), BatchSampler(sampler, batch_size=batch_size))
+    asked = plan(feed, readahead=30_000).requests
     server.clear()
     for epoch in range(2):
-        ids = [batch["id"] for batch in feed.batches(epoch=epoch)]
+        ids = [batch["id"] for batch in made(feed, epoch, ahead=30_000)]
         assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(len(index)))
     assert server.asked["GET"] <= 2.2 * asked
 
@@ -189,7 +200,7 @@ def test_ranges_are_needed_in_another_order_than_they_were_told(
     network(monkeypatch, held=1000)
     index = large(tmp_path, shards=1, records=8, size=900)
     with Reader(at(server, index)) as reader, Reader(index) as local:
-        reader.ahead(extents(index, [5, 3, 7, 1]))
+        reader._ahead(extents(index, [5, 3, 7, 1]))
         for ids in ([3, 5], [7], [1]):
             assert reader.read(ids) == local.read(ids)
     assert server.asked["GET"] == 4
@@ -214,7 +225,7 @@ def test_what_does_not_pass_is_told_with_range_and_attempts(
     server.fail = lambda _path, _start: fate
     with Reader(at(server, index)) as reader, pytest.raises(LoaderError) as caught:
         reader.read([5])
-    row = index.rows(["x"], np.array([5]))[0]
+    row = index._rows(["x"], np.array([5]))[0]
     assert caught.value.path == f"{server.url}/{index.shard_paths[0]}"
     assert caught.value.expected == f"bytes {row['offset']} to {row['offset'] + row['length']}"
     assert "(3 attempts in" in str(caught.value.found)
@@ -232,7 +243,7 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
-        reader.ahead(extents(index, range(8)))
+        reader._ahead(extents(index, range(8)))
         held = reader._fetcher._ahead._held  # type: ignore[attr-defined]
         while not all(one.failed for one in held.values()):
             time.sleep(0.01)
@@ -256,6 +267,160 @@ def test_the_environment_says_how_long_is_tried(
     with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match="TWINFEED_PATIENCE"):
         reader.read([5])
     assert server.asked["GET"] == attempts
+
+
+def test_an_s3_without_an_endpoint_is_said_to_be_amazons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise _network.PassingError("no route")
+
+    monkeypatch.setenv(_network.PATIENCE, "0")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with pytest.raises(LoaderError, match=r"AWS_ENDPOINT_URL is not set, so s3:// is Amazon's"):
+        _network.patiently("s3://bucket/a.tar", "bytes", fails)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://me:S3CRET@here:1")
+    with pytest.raises(
+        LoaderError, match=r"credentials \(AWS_ENDPOINT_URL is https://\*\*\*@here:1\)"
+    ):
+        _network.patiently("s3://bucket/a.tar", "bytes", fails)
+    with pytest.raises(LoaderError) as caught:
+        _network.patiently("gs://bucket/a.tar", "bytes", fails)
+    assert "ENDPOINT" not in str(caught.value)
+
+
+class Forbids(http.server.BaseHTTPRequestHandler):
+    """Answer every request with the status 403."""
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline()
+        if self.parse_request():
+            self.send_error(403)
+
+
+@pytest.mark.parametrize("named", ["*.tar", "x.index"], ids=["a listing", "an object"])
+def test_a_store_without_its_bucket_or_its_credentials_names_them(
+    named: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(words: str, bucket: str) -> None:
+        def call(url: str) -> Index:
+            return build_index(url, tmp_path / "x") if "*" in named else open_index(url)
+
+        with pytest.raises(LoaderError, match=words):
+            call(f"s3://{bucket}/{named}")
+
+    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setenv(_network.PATIENCE, "0")
+    if "*" in named:
+        refuses("there is no bucket .* no-such-bucket", "no-such-bucket")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Forbids) as forbids:
+        threading.Thread(target=forbids.serve_forever).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{forbids.server_port}")
+        refuses(r"(?s)refuses to serve.*set AWS_ACCESS_KEY_ID", "forbidden")
+        forbids.shutdown()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    refuses(r"^no credentials are in the environment\n(.|\n)*what to do: set AWS_ACC", "unknown")
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    refuses(r"environment\n  path: .*\n  found: .*\n  what to do: profiles are not read", "profile")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
+    refuses("what to do: set AWS_SECRET_ACCESS_KEY too", "half")
+
+
+ANSWER = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>SlowDown</Code><Message>Reduce your
+request rate.</Message><RequestId>1</RequestId></Error>"""
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answer as S3 does: with the status that the bucket is named after."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path[1:4]))
+        self.send_header("Content-Length", str(len(ANSWER)))
+        self.end_headers()
+        self.wfile.write(ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "problem", "found"),
+    [
+        ("403", "the store refuses to serve this", "403 Forbidden: SlowDown: Reduce your request"),
+        ("400", "the server refuses the request", "400 Bad Request: SlowDown: Reduce your request"),
+        ("503", "the server cannot be reached", "503 Service Unavailable: SlowDown: Reduce your"),
+        ("301", "the bucket is in another region", None),
+    ],
+)
+def test_an_answer_of_a_store_is_told_in_its_words_and_no_others(
+    bucket: str, problem: str, found: str | None, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setenv(_network.PATIENCE, "0")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as answers:
+        threading.Thread(target=answers.serve_forever).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{answers.server_port}")
+        with pytest.raises(LoaderError) as caught:
+            open_index(f"s3://{bucket}/x.index")
+        answers.shutdown()
+    assert caught.value.problem.startswith(problem)
+    said = str(caught.value.found)
+    assert said.startswith(
+        "None" if found is None else f"Server returned non-2xx status code: {found}"
+    )
+    assert "<" not in said
+
+
+def test_an_endpoint_without_encryption_is_allowed_first(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(LoaderError, match=r"AWS_ENDPOINT_URL .* without encryption") as caught:
+        open_index(f"{s3}/x.index")
+    assert caught.value.advice == "set AWS_ALLOW_HTTP=true, in a network that you trust"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:1")  # which counts
+    with pytest.raises(LoaderError, match="cannot be reached") as caught:
+        open_index(f"{s3}/x.index")
+    assert str(caught.value.found).startswith("HTTP error: error sending request")
+
+
+def test_a_pattern_that_nothing_matches_tells_what_is_there(s3: str, tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path)
+    build_index(shards, f"{s3}/there/x.index")
+    for place, held in (
+        (f"{s3}/there", "other names, such as x.index/manifest.json"),
+        (f"{s3}/nowhere", "nothing"),
+        (str(tmp_path), f"other names, such as {shards[0].name}"),
+        (str(tmp_path / "nowhere"), "nothing"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"^no shard .*: {place} holds {held}"):
+            build_index(f"{place}/*.tar", tmp_path / "x")
+
+
+@pytest.mark.parametrize("given", ["", " ", "localhost:9000", "http://", "http://a:99999"])
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("AWS_ENDPOINT_URL", "s3"), ("AZURE_ENDPOINT", "az"), ("GOOGLE_BASE_URL", "gs")],
+)
+def test_an_endpoint_that_is_no_url_is_named(
+    name: str, url: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore panics at some of these."""
+    monkeypatch.setenv(name, given)
+    with pytest.raises(LoaderError, match=rf"(?s){name} .* not the URL .*found: '{given}'.*unset"):
+        open_index(f"{url}://no-such-bucket/x.index")
+
+
+def test_a_secret_in_an_endpoint_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:S3CRET@host:99999")
+    with pytest.raises(LoaderError, match="not the URL of a server") as caught:
+        open_index("s3://no-such-bucket/x.index")
+    assert "S3CRET" not in str(caught.value)
+
+
+def test_a_wrong_variable_of_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_S3_EXPRESS", "perhaps")
+    with pytest.raises(LoaderError, match=r"(?s)cannot be opened .*perhaps.*mend or unset"):
+        open_index("s3://no-such-bucket/x.index")
 
 
 @pytest.mark.parametrize("patience", ["soon", "-1", "nan"])
@@ -289,7 +454,7 @@ def test_a_server_that_hangs_is_a_time_out(
 ) -> None:
     network(monkeypatch, patience=0.01, request_seconds=0.3)
     index = large(tmp_path, shards=1, records=8, size=1000)
-    monkeypatch.setattr(_store, "_stores", {})
+    monkeypatch.setattr(opening, "_stores", {})
     server.fail = lambda _path, _start: "hang"
     with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match=r"Time.*2 attempts"):
         reader.read([5])
@@ -315,14 +480,15 @@ def test_an_object_that_changed_is_told_with_both_tags(
     name = large(tmp_path, shards=1, records=8, size=1000).shard_paths[0]
     server.tags[name] = '"old"'
     index = build_index(f"{server.url}/{name}", tmp_path / "x.index")
-    assert index.options.tags == ['"old"']
+    assert index._tag(0) == '"old"'
     with Reader(index) as reader:
         if when == "meanwhile":
             reader.read([1])
         server.tags[name] = '"new"'
         with pytest.raises(StaleIndexError, match=r'tag "old"\n  found: .*tag "new"'):
             reader.read([2])
-    mirror = open_index(index.path, root=f"{server.url}/.")
+    (tmp_path / "mirror").symlink_to(tmp_path)
+    mirror = open_index(index.path, root=f"{server.url}/mirror")
     with Reader(mirror) as reader:
         reader.read([2])  # another place has other tags, and the bytes are checked
 
@@ -347,7 +513,7 @@ def at_url(server: RangeServer, index: Index) -> Index:
 
 
 def _read(reader: Reader, queue: Any) -> None:
-    reader.ahead(extents(reader.index, [5, 6, 7]))
+    reader._ahead(extents(reader.index, [5, 6, 7]))
     queue.put((os.getpid(), reader.read([5, 6, 7])["x"]))
 
 
@@ -360,7 +526,7 @@ def test_a_child_process_reads_with_connections_of_its_own(
     context: Any = multiprocessing.get_context(method)
     with Reader(index) as reader:
         want = reader.read([5, 6, 7])["x"]
-        reader.ahead(extents(index, [0, 1]))
+        reader._ahead(extents(index, [0, 1]))
         queue = context.Queue()
         process = context.Process(target=_read, args=(reader, queue), daemon=True)
         process.start()
@@ -395,16 +561,16 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
     for thread in mine:
         thread.join(10)
     assert not any(thread.is_alive() for thread in mine)
-    assert _wire.wire()._threads == 0
+    assert wire.wire()._threads == 0
 
 
 def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of 4 MiB of a shuffle, 50 ms a request: the planner fills the wire by itself."""
+    """Blocks of 4 MiB of a shuffle: behind the first batches, the planner fills the wire."""
     network(monkeypatch, requests=8)
     index = large(tmp_path, shards=4, records=16, size=MIB)
-    server.delay = 0.05
+    server.hold(8, after=5)  # the size of a shard, and the blocks of the first batches
     order = ShardShuffleSampler(index.shard_lengths, block=4, window=4, seed=0)
     sampler = BatchSampler(order, batch_size=4)
     with NumpyLoader(Feed(at(server, index), sampler), prefetch=1) as loader:
@@ -432,12 +598,9 @@ def test_every_kind_of_stream_is_the_local_one(
         "pk": PKBatchSampler(index.class_order, p=4, k=2, seed=1),
     }.get(kind) or BatchSampler(orders[kind], batch_size=16)
     for rank in range(2):
-        feeds = [
-            Feed(one, sampler, readahead=readahead).shard(rank, 2)
-            for one in (index, at(server, index))
-        ]
+        feeds = [Feed(one, sampler).shard(rank, 2) for one in (index, at(server, index))]
         for epoch in range(2):
-            pairs = zip(*(feed.batches(epoch=epoch) for feed in feeds), strict=True)
+            pairs = zip(*(made(feed, epoch, ahead=readahead) for feed in feeds), strict=True)
             for one, other in pairs:
                 assert one.keys() == other.keys()
                 for name in one:
@@ -454,3 +617,66 @@ def test_an_epoch_in_random_order_asks_for_little_more_than_its_bytes(
     with NumpyLoader(feed, prefetch=2) as loader:
         assert sum(len(batch["id"]) for batch in loader) == 96
     assert server.sent <= 1.1 * 96 * 10_000
+
+
+def test_packing_in_another_order_asks_for_each_byte_once(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    """Not for every field of every record by itself; the index and its classes stay the same."""
+    samples = [
+        {"x": bytes([n % 251]) * 900, "y": b"y" * (n % 40), "label": f"class {n % 7}"}
+        for n in range(1000)
+    ]
+    samples[3].pop("y")
+    with pytest.warns(ShardWarning, match="lack"):
+        pack(samples, tmp_path, shards=4)
+    far = at(server, open_index(tmp_path / "data.index"))
+    server.clear()
+    with pytest.warns(ShardWarning, match="lack"):
+        again = pack(far, tmp_path / "near", seed=1)["data"]
+    assert server.asked["GET"] < 100
+    assert server.sent < 1.2 * int(far.shards["bytes"].sum())
+    assert sorted(again.classes) == sorted(far.classes)
+    with Reader(again) as reader:
+        packed_ = reader.read(range(1000))
+    assert sorted(zip(*packed_.values(), strict=True)) == sorted(
+        (one["x"], one.get("y", b"")) for one in samples
+    )
+    assert not (tmp_path / "near" / "cache").exists()
+
+
+def test_an_empty_field_asks_for_nothing(tmp_path: Path, server: RangeServer) -> None:
+    """As a list of boxes is where an image has none."""
+    samples = (
+        {"x": bytes(2000), "boxes": np.ones(number % 3, np.float32)} for number in range(2000)
+    )
+    pack(samples, tmp_path, shards=4)
+    index = at(server, open_index(tmp_path / "data.index"))
+    order = ShardShuffleSampler(index.shard_lengths, block=100, window=8, seed=0)
+    feed = Feed(index, BatchSampler(order, batch_size=50), fields=["boxes"], collate="ragged")
+    asked = plan(feed).requests
+    server.clear()
+    with NumpyLoader(feed, prefetch=2) as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 2000
+    assert server.asked["GET"] <= 1.2 * asked
+
+
+@pytest.mark.parametrize("kind", ["random", "shards"])
+def test_epochs_in_a_row_ask_for_each_byte_once(
+    tmp_path: Path, server: RangeServer, kind: str
+) -> None:
+    """What is read over the end of an epoch is what the next epoch then reads, not more."""
+    records, size = 96, 20_000
+    index = at(server, large(tmp_path, shards=2, records=48, size=size))
+    order: Any = RandomSampler(records, seed=0)
+    if kind == "shards":
+        order = ShardShuffleSampler(index.shard_lengths, block=6, window=4, seed=0)
+    feed = Feed(index, BatchSampler(order, batch_size=16))
+    server.clear()
+    with NumpyLoader(feed, prefetch=2, readahead=20 * size) as loader:
+        for epoch in range(5):
+            assert sum(len(batch["id"]) for batch in loader) == records
+            begun = 40 * (epoch > 0)  # records of the next epoch: the bound, and the last batch
+            assert server.sent <= 1.1 * ((epoch + 1) * records + begun) * size
+    # What an epoch's last ranges still hold may serve the next epoch.
+    assert server.sent >= 0.9 * 5 * records * size

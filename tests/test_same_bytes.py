@@ -13,10 +13,7 @@ import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders import Index, Reader, build_index, pack
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
 values = st.one_of(
@@ -52,7 +49,7 @@ def index_values(index: Index, record: int) -> dict[str, list[Any]]:
     out = {name: np.atleast_1d(column[record]).tolist() for name, column in index.columns.items()}
     with Reader(index) as reader:
         for name in index.fields:
-            if index.table(name)["length"][record] >= 0:
+            if index._table(name)["length"][record] >= 0:
                 (value,) = reader.read([record], [name])[name]
                 out[name] = [value] if isinstance(value, bytes) else list(value)
     return {
@@ -61,7 +58,7 @@ def index_values(index: Index, record: int) -> dict[str, list[Any]]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     kinds=st.dictionaries(names, values, max_size=4),
     more=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), max_size=4),
@@ -97,7 +94,7 @@ parts = st.dictionaries(
 
 
 @leaking
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(samples=st.lists(parts, min_size=1, max_size=5), long=st.booleans())
 def test_shards_written_by_webdataset_read_the_same(
     samples: list[dict[str, bytes]], long: bool

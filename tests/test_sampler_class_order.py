@@ -53,16 +53,16 @@ def test_a_class_order_gives_the_stream_and_the_states_of_its_labels(
 
 
 def test_mapped_arrays_are_pickled_as_a_reference(tmp_path: Path) -> None:
-    """A sampler of 300,000 records travels in 4 bytes a class, and maps the file there."""
+    """A sampler of 300,000 records travels as three paths, and maps the files there."""
     order = saved(ClassOrder(np.arange(300_000) // 100), tmp_path)
     sampler = PKBatchSampler(order, p=4, k=2, seed=0)
     first = sampler.batch(0, 0)
     sent = pickle.dumps(sampler)
-    assert len(sent) < 20_000
+    assert len(sent) < 2_000
     clone = pickle.loads(sent)
     assert clone.batch(0, 0).tolist() == first.tolist()
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(order))))
-    assert isinstance(again.records, np.memmap)
+    assert len(pickle.dumps(again)) < 1_000
     assert np.array_equal(again.records, order.records)
 
 
@@ -95,6 +95,11 @@ def test_a_class_order_is_read_only_and_leaves_the_arrays_given_as_they_are() ->
         ({"sizes": np.ones(1)}, TypeError, "sizes must be a one-dimensional array of ints"),
         ({"records": [0, 1]}, TypeError, "records must be a one-dimensional array of ints, got"),
         ({"starts": np.zeros((1, 1), int)}, TypeError, "starts must be a one-dimensional array"),
+        (
+            {"records": np.arange(5), "starts": np.arange(3), "sizes": np.array([2, 1, 2])},
+            ValueError,
+            r"sizes must fall, .* got 1 and then 2 at 2: .*np.argsort\(-sizes",
+        ),
     ],
 )
 def test_arrays_of_no_class_order_are_refused(

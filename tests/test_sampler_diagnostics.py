@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def test_a_buffer_of_100_has_the_published_numbers() -> None:
     assert found.distinct["classes"].uniform == pytest.approx(47.55, abs=0.01)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n=st.integers(0, 200), buffer=st.integers(1, 250), seed=st.integers(0, 2**63))
 def test_a_simulated_buffer_lets_nothing_out_early(n: int, buffer: int, seed: int) -> None:
     """A permutation in which no record leaves more than buffer - 1 places early."""
@@ -116,6 +117,30 @@ def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:
     buffered = diagnose(ids, batch_size=64, labels=labels)
     assert lanes.displacement.ratio > 5 * buffered.displacement.ratio
     assert lanes.distinct["classes"].value > 1.3 * buffered.distinct["classes"].value
+
+
+@settings(max_examples=80)
+@given(groups=st.lists(st.integers(0, 6), min_size=1, max_size=40), data=st.data())
+def test_the_worst_stretch_is_found_wherever_it_lies(
+    groups: list[int], data: st.DataObject
+) -> None:
+    """Of as many samples as a batch has, anywhere: the fewest classes, and the first such place."""
+    size = data.draw(st.integers(1, len(groups)))
+    found = diagnose(np.arange(len(groups)), batch_size=size, labels=groups).worst["classes"]
+    in_a_row = slow.distinct_in_a_row(groups, size)
+    assert (found.distinct.value, found.place) == (in_a_row.min(), in_a_row.argmin())
+
+
+def test_a_tail_is_a_flag() -> None:
+    """A shuffle that ends in a single class: batches are good on average, and the end is named."""
+    labels = np.arange(20_000) // 200
+    order = RandomSampler(19_900, seed=0).ids(0, np.arange(19_900))
+    found = diagnose(np.append(order, np.arange(19_900, 20_000)), batch_size=64, labels=labels)
+    assert found.worst["classes"].distinct.value == 1
+    assert found.worst["classes"].place >= 19_890
+    flag = f"64 samples from place {found.worst['classes'].place:,} on hold 1 classes, 47.5 in a "
+    assert found.flags == [f"{flag}uniform shuffle"]
+    assert f"in a row 1 from place {found.worst['classes'].place:,} on" in str(found)
 
 
 def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:

@@ -40,7 +40,7 @@ def pk(**options: Any) -> Callable[[], PKBatchSampler]:
 def shuffle(**options: Any) -> Callable[[], ShardShuffleSampler]:
     """Return a factory of shard-aware shuffles with one thing wrong."""
     return lambda: ShardShuffleSampler(
-        options.pop("lengths", [10, 10]), **{"seed": 0, "block": 5, **options}
+        options.pop("lengths", [10, 10]), **{"seed": 0, "block": 5, "window": 64, **options}
     )
 
 
@@ -75,6 +75,16 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "n-float": (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
     "n-bool": (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
+    "n-ids": (
+        lambda: RandomSampler(np.array([4, 7]), seed=0),
+        TypeError,
+        "n must be the number of records, got ndarray: for some of them, SubsetSampler(ids, of=",
+    ),
+    "n-ids-once": (
+        lambda: ExactOnceBatchSampler([4, 7], batch_size=2),
+        TypeError,
+        "got list: for some of them, ExactOnceBatchSampler(len(index), records=ids, …)",
+    ),
     "n-huge": (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
     "n-huge-stored": (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
     "seed-none": (lambda: RandomSampler(3, seed=None), TypeError, "seed must be an integer"),
@@ -91,12 +101,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         f"batch_size must be below {2**62}, got {2**64}",
     ),
-    "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be an Order"),
+    "batch-order": (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be a Sampler"),
     "batch-list": (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
     "batch-batches": (
         lambda: BatchSampler(pk()(), batch_size=1),
         TypeError,
-        "order must be an Order such as RandomSampler, got a PKBatchSampler",
+        "order must be a Sampler such as RandomSampler, got a PKBatchSampler",
     ),
     "batch-final": (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, final=True),
@@ -112,6 +122,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         pk(p=5),
         ValueError,
         "p must be at most the number of classes in the data, 4",
+    ),
+    "pk-absent-class": (
+        lambda: PKBatchSampler([0, 2, 2, 5], p=6, k=1, seed=0),
+        ValueError,
+        "got 6; no record has the label 1, 3, 4",
     ),
     "pk-small-class": (
         pk(k=4),
@@ -287,21 +302,21 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "num_samples must be at most the number of weights above 0, 1",
     ),
-    "subset-twice": (lambda: SubsetSampler([1, 1]), ValueError, "got 1 more than once"),
-    "subset-range": (lambda: SubsetSampler([5], num_records=5), ValueError, "num_records must be"),
+    "subset-twice": (lambda: SubsetSampler([1, 1], of=2), ValueError, "got 1 more than once"),
+    "subset-range": (lambda: SubsetSampler([5], of=5), ValueError, "of must be"),
     "subset-order": (
-        lambda: SubsetSampler([5], order=SequentialSampler(2)),
+        lambda: SubsetSampler([5], of=6, order=SequentialSampler(2)),
         ValueError,
         "order must be over len(records)=1 places",
     ),
-    "subset-list": (lambda: SubsetSampler([5], order=[0]), TypeError, "got a list"),
+    "subset-list": (lambda: SubsetSampler([5], of=6, order=[0]), TypeError, "got a list"),
     "subset-batches": (
-        lambda: SubsetSampler(range(5), order=pk()()),
+        lambda: SubsetSampler(range(5), of=5, order=pk()()),
         TypeError,
-        "order must be an Order such as RandomSampler, got a PKBatchSampler",
+        "order must be a Sampler such as RandomSampler, got a PKBatchSampler",
     ),
     "subset-views": (
-        lambda: SubsetSampler([7, 8], order=views([1, 2])),
+        lambda: SubsetSampler([7, 8], of=9, order=views([1, 2])),
         ValueError,
         "order must give record ids, got ViewSampler(2 records, 3 views",
     ),
@@ -314,6 +329,16 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: split(["a", 2], fraction=0.5, seed=0),
         TypeError,
         "records must be their number, or a sequence of keys (str): 1 of 2 are not, 2 at 1",
+    ),
+    "split-ids": (
+        lambda: split([2, 3], fraction=0.5, seed=0),
+        TypeError,
+        "got integers: divide the places of ids, as in [ids[part] for part in split(len(ids), …)]",
+    ),
+    "subset-mask": (
+        lambda: SubsetSampler([True, False], of=2),
+        TypeError,
+        "records must hold integers, got a mask: give np.flatnonzero(mask)",
     ),
     "split-iterator": (
         lambda: split(iter(["a", "b"]), fraction=0.5, seed=0),
@@ -328,6 +353,41 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "split-float": (lambda: split(5.0, fraction=0.5, seed=0), TypeError, "of keys, got 5.0"),
     "split-string": (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
+    "split-by-and-groups": (
+        lambda: split(2, fraction=0.5, seed=0, by=[0, 1], groups=[0, 1]),
+        ValueError,
+        "by= and groups= exclude each other",
+    ),
+    "split-by-short": (
+        lambda: split(3, fraction=0.5, seed=0, by=[0, 1]),
+        ValueError,
+        "by must have one label a record, got 2 for 3 records",
+    ),
+    "split-groups-short": (
+        lambda: split(3, fraction=0.5, seed=0, groups=["a"]),
+        ValueError,
+        "groups must have one group a record, got 1 for 3 records",
+    ),
+    "split-groups-float": (
+        lambda: split(2, fraction=0.5, seed=0, groups=[0.5, 1.0]),
+        TypeError,
+        "groups must be integers or strings",
+    ),
+    "split-groups-bytes": (
+        lambda: split(2, fraction=0.5, seed=0, groups=[b"a", b"b"]),
+        TypeError,
+        "groups must be integers or strings, got dtype |S1: decode() each",
+    ),
+    "split-groups-none": (
+        lambda: split(3, fraction=0.5, seed=0, groups=["a", None, "b"]),
+        TypeError,
+        "groups must have no None: give each record of an unknown group one of its own",
+    ),
+    "split-one-group": (
+        lambda: split(2, fraction=0.5, seed=0, groups=[1, 1]),
+        ValueError,
+        "all of 1 group fell on one side",
+    ),
     "views-none": (
         lambda: ViewSampler(SequentialSampler(2), [1, 0], per_epoch="one", seed=0),
         ValueError,
@@ -344,18 +404,18 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             BatchSampler(SequentialSampler(2), batch_size=1), [1, 1], per_epoch="one", seed=0
         ),
         TypeError,
-        "order must be an Order such as RandomSampler, got a BatchSampler",
+        "order must be a Sampler such as RandomSampler, got a BatchSampler",
     ),
     "views-views": (
         lambda: ViewSampler(views([2, 2]), [1, 2], per_epoch="one", seed=0),
         ValueError,
         "put views outermost, ViewSampler(SubsetSampler(…), …)",
     ),
-    "mixture-list": (mixture(orders=[[1], [2]]), TypeError, "each of orders must be an Order"),
+    "mixture-list": (mixture(orders=[[1], [2]]), TypeError, "each of orders must be a Sampler"),
     "mixture-batches": (
         mixture(orders=[pk()()], weights=[1]),
         TypeError,
-        "each of orders must be an Order such as RandomSampler, got a PKBatchSampler",
+        "each of orders must be a Sampler such as RandomSampler, got a PKBatchSampler",
     ),
     "mixture-reuse": (
         mixture(orders=[ReuseSampler(4, reuse=2, live=2, seed=0)], weights=[1]),
@@ -422,7 +482,8 @@ def test_a_state_of_other_parameters_names_every_field_with_both_values() -> Non
         PKBatchSampler(LABELS[:-1], p=3, k=1, seed=4).load_state_dict(state)
     lines = str(caught.value).splitlines()
     assert lines[0] == "the state is of another stream:"
-    fields = {line.split(":")[0].strip() for line in lines[1:]}
+    fields = {line.split(":")[0].strip() for line in lines[1:-1]}
+    assert lines[-1].startswith("  what to do: give the data, labels and sampler")
     assert fields == {"labels", "p", "seed", "steps"}
     assert "  p: the state has '2', this sampler has '3'" in lines
 
@@ -441,7 +502,7 @@ def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() 
     """An inner order's parameters do not hide those of the order around it, at any depth."""
 
     def subset(ids: list[int]) -> SubsetSampler:
-        return SubsetSampler(ids, order=SubsetSampler([2, 0, 1]), num_records=40)
+        return SubsetSampler(ids, of=40, order=SubsetSampler([2, 0, 1], of=3))
 
     def plain(ids: list[int]) -> BatchSampler:
         return BatchSampler(subset(ids), batch_size=1)
@@ -459,7 +520,7 @@ def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() 
     for make, path in zip((plain, mixed, viewed), paths, strict=True):
         with pytest.raises(StateMismatchError) as caught:
             make([11, 21, 31]).load_state_dict(make([10, 20, 30]).state_dict())
-        (line,) = str(caught.value).splitlines()[1:]
+        _, line, _ = str(caught.value).splitlines()
         assert line.startswith(f"  {path}: the state has '3 values ")
 
 
@@ -483,10 +544,29 @@ def test_broken_and_newer_states_are_refused(change: dict[str, Any], words: str)
     assert sampler.state_dict() == before
 
 
+@pytest.mark.parametrize("changed", [ViewSampler, RandomSampler, BatchSampler])
+def test_a_state_of_another_stream_version_is_refused(
+    changed: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each class has a version of its own, also where an order is part of another order."""
+
+    def sampler() -> BatchSampler:
+        order = ViewSampler(RandomSampler(6, seed=0), [2] * 6, per_epoch="one", seed=0)
+        return BatchSampler(order, batch_size=2)
+
+    before = sampler().state_dict()
+    monkeypatch.setattr(changed, "stream_version", 7)
+    with pytest.raises(StateMismatchError, match=r"stream_version: the state has [12], .* has 7\n"):
+        sampler().load_state_dict(before)
+
+
 def test_a_state_that_is_not_one_is_refused() -> None:
     """Missing fields are named."""
     with pytest.raises(StateMismatchError, match="the state lacks fingerprint, step"):
         ExactOnceBatchSampler(8, batch_size=2).load_state_dict({"version": 1, "epoch": 0})
+    checkpoint = {"model": np.zeros(9), "loader": {}}  # whose weights no message has
+    with pytest.raises(StateMismatchError, match=r"has \['model', 'loader'\]: .*int\['loader'\]$"):
+        ExactOnceBatchSampler(8, batch_size=2).load_state_dict(checkpoint)
 
 
 def test_states_are_small_json_at_any_step() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import Cursor
 
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
-    Cursor,
     ExactOnceBatchSampler,
     MixtureSampler,
     RandomSampler,
@@ -24,7 +24,7 @@ from twinfeed.samplers import (
     SequentialSampler,
     SubsetSampler,
     WeightedSampler,
-    _state,
+    state,
 )
 
 
@@ -353,8 +353,10 @@ def test_batches_larger_than_a_chunk_are_iterated(batch: int) -> None:
     "make",
     [
         lambda: WeightedSampler(np.ones(1000), seed=0),
-        lambda: SubsetSampler(np.arange(1000)),
-        lambda: MixtureSampler([SubsetSampler([4, 2])] * 2, weights=[1, 2], num_samples=9, seed=0),
+        lambda: SubsetSampler(np.arange(1000), of=1000),
+        lambda: MixtureSampler(
+            [SubsetSampler([4, 2], of=5)] * 2, weights=[1, 2], num_samples=9, seed=0
+        ),
     ],
 )
 def test_data_are_hashed_once_for_a_stream_its_ranks_and_copies(
@@ -364,7 +366,7 @@ def test_data_are_hashed_once_for_a_stream_its_ranks_and_copies(
     stream = BatchSampler(make(), batch_size=3)
     others = [stream.shard(0, 2), copy.copy(stream)]
     stream.state_dict()
-    monkeypatch.setattr(_state.hashlib, "blake2b", None)
+    monkeypatch.setattr(state.hashlib, "blake2b", None)
     for one in (stream, *others, stream.shard(1, 2), pickle.loads(pickle.dumps(stream))):
         one.load_state_dict(one.state_dict())
         assert where(one) == (0, 0)
@@ -402,7 +404,7 @@ def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
                 _ = stream.drop_last
         else:
             assert stream.drop_last is True
-        assert stream.padded is (final == "pad")
+        assert stream._padded is (final == "pad")
 
 
 def test_a_rank_cannot_be_sharded_again() -> None:
@@ -432,8 +434,8 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert (ids < 0).tolist() == [False, False, True, True]
     assert np.array_equal(stream.records(ids)[2:], [-1, -1])
     assert np.array_equal(stream.views(ids)[2:], [0, 0])
-    assert stream.padded
-    assert stream.constant_size == 4
+    assert stream._padded
+    assert stream._constant_size == 4
 
 
 def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.packing import pack
-from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders import DataCorruptionError, Feed, SideTable, StaleIndexError, pack
 from twinfeed.samplers import ExactOnceBatchSampler
 
 

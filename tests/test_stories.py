@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from math import isclose, log10
 from pathlib import Path
 
 import pytest
 from launching import ADDRESS, LOOPBACK, free_port
+from pasting import all_alike
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES, STORIES = ROOT / "examples", ROOT / "docs" / "stories"
@@ -18,8 +18,6 @@ pytestmark = pytest.mark.frameworks
 
 RUN = re.compile(r"^```sh\n(.*?)^```\n+```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```\{literalinclude\} \.\./\.\./examples/(\S+)$", re.MULTILINE)
-MEASURED = re.compile(r"[\d.,]+(?= (s|ms|/s|batches/s)\b)")
-NUMBER = re.compile(r"\d+\.\d+|\d+e-\d+|\d+")
 
 
 def text(page: str) -> str:
@@ -48,27 +46,6 @@ def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def alike(shown: str, printed: str) -> bool:
-    """Compare a line with the page's: all but times and rates, and the last digits of what a
-    framework's training or the system's memory makes.
-    """
-    lines = [MEASURED.sub("…", line) for line in (shown, printed)]
-    words, others = (NUMBER.sub("#", " ".join(line.split())) for line in lines)
-    return words == others and all(
-        near(*pair, factor=4 if " MB" in printed else 1.1)
-        for pair in zip(*(NUMBER.findall(line) for line in lines), strict=True)
-    )
-
-
-def near(shown: str, printed: str, factor: float) -> bool:
-    """Tell whether two numbers are equal, or near enough where they are no whole ones."""
-    if "e-" in printed:  # a difference of floating-point sums
-        return abs(log10(float(shown)) - log10(float(printed))) < 2
-    if "." in printed or factor > 2:
-        return isclose(float(shown), float(printed), rel_tol=1 - 1 / factor, abs_tol=0.02)
-    return shown == printed
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
     for name in SHOWN.findall(text(page)):
@@ -77,9 +54,7 @@ def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
     assert found
     for commands, printed in found:
         done = run(commands, tmp_path)
-        shown, wanted = done.stdout.splitlines(), printed.splitlines()
-        same = len(shown) == len(wanted) and all(map(alike, shown, wanted))
-        assert same, f"{commands}{done.stdout}{done.stderr}"
+        assert all_alike(done.stdout, printed), f"{commands}{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -111,13 +86,3 @@ def test_a_story_loads_no_checkpoint_of_another_user(tmp_path: Path) -> None:
     done = run(f"python {EXAMPLES / 'captions.py'} --out {theirs}", tmp_path)
     assert done.returncode == 1
     assert "another user: name a folder of your own by --out" in done.stderr
-
-
-def test_lines_that_differ_are_told_apart() -> None:
-    assert alike("recall 93.9% of 732, 12.5 s", "recall 94.2% of 732, 1.0 s")
-    assert not alike("recall 93.9% of 731, 12.5 s", "recall 94.2% of 732, 1.0 s")
-    assert not alike("recall 53.9% of 732", "recall 94.2% of 732")
-    assert alike("by 2e-07 at most", "by 5e-07 at most")
-    assert not alike("by 2e-03 at most", "by 5e-07 at most")
-    assert alike("held 70 MB", "held 51 MB")
-    assert not alike("held 970 MB", "held 51 MB")

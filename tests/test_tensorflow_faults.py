@@ -2,30 +2,34 @@
 
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
 import weakref
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from inside import TFRecordWriter, framed_length
 from tensorflow_help import engine_of, loader, packed, word
 
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
+    FieldSpec,
     Index,
+    NumpyLoader,
     StaleIndexError,
     open_index,
 )
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
 from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 
-pytestmark = pytest.mark.usefixtures("readahead")
+# What the library reads itself, and not a reader of TensorFlow.
+both_ways = pytest.mark.usefixtures("readahead")
 
 TESTS = Path(__file__).parent
 FILES: dict[str, Any] = {"engine": "choose_from_datasets"}
@@ -43,6 +47,7 @@ def damaged(tmp_path: Path) -> Index:
     return index
 
 
+@both_ways
 def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
     shard, number = damaged.place(40)
     with pytest.raises(tf.errors.OpError) as raised:
@@ -51,6 +56,7 @@ def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
         assert fact in raised.value.message
 
 
+@both_ways
 @pytest.mark.parametrize("prefetch", [0, 2, 8])
 def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -> None:
     one = loader(damaged, once(), prefetch=prefetch)
@@ -63,6 +69,7 @@ def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -
     assert raised.value.record == damaged.place(40)[1]
 
 
+@both_ways
 def test_an_error_that_nobody_asks_for_keeps_no_loader_alive(damaged: Index) -> None:
     one = loader(damaged, once())
     with pytest.raises(tf.errors.OpError):
@@ -73,6 +80,7 @@ def test_an_error_that_nobody_asks_for_keeps_no_loader_alive(damaged: Index) -> 
     assert known() is None
 
 
+@both_ways
 def test_damaged_bytes_under_fit(damaged: Index) -> None:
     import keras
 
@@ -94,24 +102,26 @@ def copied(folder: Path) -> Index:
 
 def damage(index: Index, record: int) -> None:
     """Write over the bytes of a record."""
-    row = index.table("word")[record]
+    row = index._table("word")[record]
     with open(Path(index.root) / index.place(record)[0], "r+b") as shard:
         shard.seek(int(row["offset"]))
         shard.write(b"\0\0")
 
 
 def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
-    damaged: Index, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Not in that of another dataset which is damaged at the same offset."""
-    other = copied(tmp_path / "other")
-    damage(other, 40)
-    loaders = {index: loader(index, once(), **FILES) for index in (damaged, other)}
+    loaders = {}
+    for name in ("one", "other"):
+        index = copied(tmp_path / name)
+        damage(index, 41)  # the first record of a shard is compared with the index
+        loaders[index] = loader(index, once(), **FILES)
     for index, one in loaders.items():
         assert engine_of(one) == "ChooseFiles"
         with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
             list(one.dataset)
-        shard, number = index.place(40)
+        shard, number = index.place(41)
         with pytest.raises(DataCorruptionError) as raised:
             list(one)
         assert raised.value.path == str(Path(index.root) / shard)
@@ -169,6 +179,7 @@ def test_a_source_with_too_few_records_is_an_error(tmp_path: Path) -> None:
         list(loader(index, once(), **FILES))
 
 
+@both_ways
 def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["word"] == word(40):
@@ -198,17 +209,103 @@ def test_other_errors_stay_tensorflows() -> None:
         list(dataset)
 
 
-@pytest.mark.parametrize(
-    ("how", "status"),
-    [("exit", 3), ("live iterator", 0), ("kept", 0), ("error", 1), ("slow error", 1)],
-)
-@pytest.mark.parametrize("readahead", [0], indirect=True)
-def test_nothing_hangs_at_exit(how: str, status: int) -> None:
+class Wordless(BaseException):
+    """An error whose text is empty."""
+
+
+def test_an_error_without_words_is_not_taken_for_another() -> None:
+    """The empty text is in every message."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["word"] == word(40):
+            raise Wordless
+        return {"x": 1}
+
+    failed = loader(packed(61), once(), decode=decode)
+    with pytest.raises(tf.errors.OpError):
+        list(failed.dataset)
+    dataset = loader(packed(61), once()).dataset.map(lambda b: tf.ensure_shape(b["id"], [3]))
+    with pytest.raises(tf.errors.InvalidArgumentError), original_errors():
+        list(dataset)
+    with pytest.raises(Wordless), original_errors():
+        list(failed.dataset)
+
+
+def test_an_error_of_another_loader_is_not_taken_for_ones_own() -> None:
+    """Not even where both have the same words."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        raise OSError("cannot read this")
+
+    failed = loader(packed(61), once(), decode=decode, spec={"x": FieldSpec((), None)})
+    with pytest.raises(tf.errors.OpError):
+        list(failed.dataset)
+    with pytest.raises(DecodeError) as caught:
+        list(NumpyLoader(failed.feed))
+
+    def again(_: Any) -> Any:
+        raise caught.value
+
+    one = loader(packed(61), once())
+    dataset = one.dataset.map(lambda batch: tf.numpy_function(again, [batch["id"]], tf.int64))
+    with pytest.raises(tf.errors.OpError, match="DecodeError: record 0"):
+        list(one.counted(dataset))
+    with pytest.raises(DecodeError), original_errors():
+        list(failed.dataset)
+
+
+def test_nothing_hangs_at_exit() -> None:
     """The script itself reads both ways."""
-    command = [sys.executable, str(TESTS / "tensorflow_faults.py"), how]
-    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    ends = {"exit": 3, "live iterator": 0, "kept": 0, "error": 1, "slow error": 1}
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, str(TESTS / "tensorflow_faults.py"), *ends]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=150, check=False, env=environment
     )
-    assert done.returncode == status, done.stderr
-    assert ("record 40 " in done.stderr) == (status == 1)
+    said, hows, ended = (
+        re.split(r"^(.*): status (.*)\n", done.stderr, flags=re.MULTILINE)[n::3] for n in range(3)
+    )
+    assert dict(zip(hows, map(int, ended), strict=True)) == ends, done.stderr
+    for how, words in zip(hows, said, strict=False):
+        assert ("record 40 " in words) == (ends[how] == 1), words
+
+
+def replace_words(index: Index, new: Path) -> None:
+    """Replace each shard by one of as many bytes, whose checksums fit its zeros."""
+    for shard in index.shard_paths.tolist():
+        old = Path(index.root, shard)
+        with TFRecordWriter(new) as writer:
+            for record in tf.data.TFRecordDataset(str(old)):
+                sample = tf.train.Example.FromString(record.numpy())
+                values = sample.features.feature["word"].bytes_list.value
+                values[0] = bytes(len(values[0]))
+                writer.write(sample.SerializeToString(deterministic=True))
+        assert new.stat().st_size == old.stat().st_size
+        new.replace(old)
+
+
+@both_ways
+@pytest.mark.parametrize("engine", ["gather", "choose_from_datasets"])
+def test_a_shard_that_is_replaced_in_mid_pass(tmp_path: Path, engine: Any) -> None:
+    """By a rename, with as many bytes: what is open is read on, and the new file is refused.
+
+    Sequential readers of TensorFlow would read the new file: its records have checksums that fit.
+    """
+    index = copied(tmp_path / "here")
+    again = loader(index, once(), engine=engine, prefetch=0)
+    batches = iter(again)
+    seen = next(batches)["word"].numpy().tolist()
+    replace_words(index, tmp_path / "new")
+    with pytest.raises((DataCorruptionError, StaleIndexError)):
+        seen.extend(one for batch in chain(batches, again) for one in batch["word"].numpy())
+    assert seen == [word(n) for n in range(len(seen))]
+
+
+def test_a_shard_that_is_replaced_between_two_passes(tmp_path: Path) -> None:
+    """TensorFlow opens it anew, and its first record was compared with the index before."""
+    index = copied(tmp_path / "here")
+    one = loader(index, once(), **FILES)
+    assert sum(len(batch["id"]) for batch in one) == 61
+    replace_words(index, tmp_path / "new")
+    with pytest.raises(StaleIndexError, match="the file that was opened before"):
+        next(iter(one))

@@ -4,6 +4,7 @@ import gc
 import json
 import resource
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batches import expected, noted
+from inside import Batcher, tried
 from running import started_threads
 from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 
 from twinfeed.loaders import Feed, NumpyLoader, Seeded
-from twinfeed.loaders._batcher import Batcher
 from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
 from twinfeed.samplers import (
     BatchSampler,
@@ -33,6 +34,12 @@ from twinfeed.samplers import (
 )
 
 ENGINES = ["gather", "choose_from_datasets"]
+
+
+def served(engine: str) -> BatchStream:
+    """What an engine serves: sequential readers of files give records in stored order alone."""
+    order = RandomSampler(RECORDS, seed=1) if engine == "gather" else SequentialSampler(RECORDS)
+    return BatchSampler(order, batch_size=8)
 
 
 def sampler() -> BatchStream:
@@ -57,14 +64,14 @@ def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
 def test_a_pass_that_was_given_up_moves_nothing() -> None:
     """A thread that runs ahead may deliver its last batch after the loop was left."""
     one = loader(packed(RECORDS), sampler())
-    one._arm(0, 3)
-    epoch, start, turn = one._pass_begins()
-    assert (epoch, start) == (0, 3)
-    one._disarm()
-    one._pass_delivered(epoch, turn)
+    passes = one._uncounted
+    passes.count_from(0, 3)
+    begun = passes.begin()
+    assert begun[:2] == (0, 3)
+    passes.stop_counting()
+    passes.delivered(begun)
     assert (one.epoch, one.step) == (0, 0)
-    epoch, _, turn = one._pass_begins()
-    one._pass_delivered(epoch, turn)
+    passes.delivered(passes.begin())
     assert (one.epoch, one.step) == (1, 0)
 
 
@@ -73,7 +80,7 @@ def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
     one, got = loader(packed(RECORDS), sampler()), []
     dataset = one.dataset.map(lambda batch: {"id": batch["id"]})
     if how == "device":
-        dataset = prefetch_to_device(dataset, device="/CPU:1", buffer_size=8)
+        dataset = prefetch_to_device(dataset, device="/CPU:1", prefetch=8)
     for stop in (3, 7, 8, 16):
         cut = dataset.take(stop - len(got)) if how == "take" else dataset
         counted = one.counted(cut)
@@ -87,7 +94,7 @@ def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
 
 def test_a_counted_dataset_may_repeat() -> None:
     one = loader(packed(RECORDS), sampler())
-    repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", buffer_size=8)
+    repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", prefetch=8)
     got = []
     for batch in one.counted(repeated):
         got.append(batch["id"].numpy().tolist())
@@ -95,6 +102,7 @@ def test_a_counted_dataset_may_repeat() -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
 def test_there_is_one_pass_at_a_time() -> None:
     one = loader(packed(RECORDS), sampler())
     for ends in (
@@ -123,14 +131,14 @@ def test_there_is_one_pass_at_a_time() -> None:
 def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(
     engine: str, step: int
 ) -> None:
-    one = loader(packed(RECORDS), sampler(), engine=engine, prefetch=4)
+    one = loader(packed(RECORDS), served(engine), engine=engine, prefetch=4)
     dataset = one.dataset
     one.load_state_dict({**one.state_dict(), "epoch": 2, "step": step})
     assert len(dataset) == len(dataset.map(lambda batch: batch["id"]).prefetch(1)) == 8
-    rest = expected(packed(RECORDS), sampler(), [2])[step:]
+    rest = expected(packed(RECORDS), served(engine), [2])[step:]
     assert [noted(batch) for batch in dataset] == rest
     assert (one.epoch, one.step) == (3, 0)
-    assert ids(dataset) == ids_of(sampler(), 3)
+    assert ids(dataset) == ids_of(served(engine), 3)
 
 
 def test_a_peek_at_a_dataset_costs_nothing() -> None:
@@ -151,6 +159,7 @@ def test_the_last_batch_moves_on_and_nobody_need_ask_for_more() -> None:
         assert (one.epoch, one.step) == (epoch + 1, 0)
 
 
+@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
 def test_an_epoch_begun_a_third_time_warns() -> None:
     one = loader(packed(RECORDS), sampler())
     for _ in range(2):
@@ -256,7 +265,7 @@ def test_a_loop_resumes_from_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_loop_counts_what_it_received_after_a_device_prefetch(tmp_path: Path) -> None:
     def wrap(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return prefetch_to_device(dataset, device="/CPU:1", buffer_size=4)
+        return prefetch_to_device(dataset, device="/CPU:1", prefetch=4)
 
     first, _ = loop(tmp_path, 11, wrap)
     rest, _ = loop(tmp_path, None, wrap)
@@ -272,7 +281,7 @@ def test_an_iterator_is_no_place_for_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_cached_evaluation_is_whole_in_each_pass() -> None:
-    """A cached training would have one epoch for ever, which ResumeCallback refuses."""
+    """A cached training would have one epoch for ever: it is refused where somebody counts."""
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
     cached = one.dataset.cache()
     for _ in range(3):
@@ -309,7 +318,7 @@ def reused(seen: list[bytes]) -> TensorFlowLoader:
 
     stream = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=1), batch_size=4)
     one = loader(packed(RECORDS), stream, decode=decode)
-    assert one.feed.spec["x"].shape == (5,)
+    assert tried(one.feed)["x"].shape == (5,)
     seen.clear()  # which was decoded to see the shapes
     return one
 
@@ -335,38 +344,55 @@ def batchers() -> list[weakref.ref[Batcher]]:
     return [weakref.ref(one) for one in gc.get_objects() if type(one) is Batcher]
 
 
+def batchers_after_a_pass(before: int) -> int:
+    """TensorFlow may end a pass a moment after its last batch, in a thread of its own."""
+    deadline = time.monotonic() + 60
+    while len(batchers()) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(batchers())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "how", ["break", "break at the last", "take", "exhausted", "deleted", "loader", "repeat"]
-)
-def test_what_a_pass_owns_goes_with_the_pass(engine: str, how: str) -> None:
-    one = loader(packed(RECORDS), sampler(), engine=engine, decode=numbers)
+def test_what_a_pass_owns_goes_with_the_pass(engine: str) -> None:
+    one = loader(packed(RECORDS), served(engine), engine=engine, decode=numbers)
     dataset = one.dataset
     before = len(batchers())
-    if how == "take":
-        list(dataset.take(3))
-    elif how == "exhausted":
-        list(dataset.map(lambda batch: batch["x"]))
-    elif how == "repeat":
-        list(dataset.repeat(2).take(12))
-    elif how == "loader":
-        next(iter(one))
-    else:
-        for number, _ in enumerate(dataset):
-            if number == 7 or how != "break at the last":
-                assert len(batchers()) == before + (number < 7)
-                break
-        if how == "deleted":
-            del dataset, one
-    assert len(batchers()) <= before
-    assert started_threads() == []
+    for how in (
+        "break",
+        "exhausted",
+        "take",
+        "break at the last",
+        "repeat",
+        "loader",
+        "deleted",
+    ):
+        if how == "take":
+            list(dataset.take(3))
+        elif how == "exhausted":
+            list(dataset.map(lambda batch: batch["x"]))
+        elif how == "repeat":
+            list(dataset.repeat(2).take(12))
+        elif how == "loader":
+            next(iter(one))
+        else:
+            for number, _ in enumerate(dataset):
+                if number == 7 or how != "break at the last":
+                    if number < 7:
+                        assert len(batchers()) == before + 1
+                    else:
+                        assert batchers_after_a_pass(before) == before
+                    break
+            if how == "deleted":
+                del dataset, one
+        assert batchers_after_a_pass(before) <= before, how
+        assert started_threads() == [], how
 
 
 def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
     known = []
     for engine in ENGINES:
         for how in ("loader", "dataset", "break", "counted", "take"):
-            one = loader(packed(RECORDS), sampler(), engine=engine, decode=numbers)
+            one = loader(packed(RECORDS), served(engine), engine=engine, decode=numbers)
             batches = {
                 "loader": lambda one=one: one,
                 "counted": lambda one=one: one.counted(one.dataset.prefetch(1)),
@@ -426,7 +452,7 @@ def test_a_transform_that_sets_global_states_runs_alone() -> None:
     state = np.random.get_state()[1].tolist()
     batches = iter(one.dataset)
     first = noted(next(batches))
-    assert len(together) == 16 + 8  # the trial of one sample, and no batch ahead
+    assert len(together) == 1 + 16 + 8  # the spec and the trial of one sample, no batch ahead
     assert np.random.get_state()[1].tolist() == state
     assert [first, *map(noted, batches)] == expected(packed(RECORDS), sampler(), **options)
     assert max(together) == 1
@@ -454,7 +480,7 @@ def test_replicas_that_the_pipelines_cannot_share_out_are_refused() -> None:
             one.dataset_for(context(pipeline, 2, 5))
     assert len(one.dataset_for(context(0, 2, 2))) == 8
     chosen = loader(packed(RECORDS), one.feed.sampler, engine="choose_from_datasets")
-    with pytest.raises(ValueError, match="one replica for each input pipeline, got 2"):
+    with pytest.raises(ValueError, match="one replica for each pipeline, got 2"):
         chosen.dataset_for(context(0, 1, 2))
 
 
@@ -501,9 +527,8 @@ def test_batches_take_memory_that_others_have_left() -> None:
     assert min(faults) < 350  # of 390 pages a batch; other threads of this process have theirs
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_report_knows_what_the_graph_calls(engine: str) -> None:
-    one = loader(packed(RECORDS), sampler(), engine=engine)
+def test_the_report_knows_what_the_graph_calls() -> None:
+    one = loader(packed(RECORDS), sampler())
     list(one)
     report = one.report()
     assert report.batches == 8

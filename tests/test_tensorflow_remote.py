@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_help
+from inside import Wire
 from range_server import RangeServer
 
-from twinfeed.loaders import Feed, NumpyLoader, open_index, pack
-from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote._wire import Wire
+from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
 from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
-ENGINES = ["gather", "choose_from_datasets"]
+ENGINES = ["gather"]  # no other one reads URLs
 RECORDS, SHARDS, SIZE = 96, 4, 3000
 
 
@@ -183,10 +183,35 @@ def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(
             assert iterators() == before
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.usefixtures("without_collector")
+def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer, engine: Any) -> None:
+    """At once, and the collector is not needed: while the error is kept, and when it is gone."""
+    feed = feed_of(server)
+    network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    network.compile("sgd", "mse")
+
+    def pairs(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        labels = tf.cast(batch["label"], tf.float32)[:, None]
+        return labels, labels
+
+    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+        for _ in range(2):
+            fail_late(server)
+            with pytest.raises(tf.errors.OpError, match="data-00002") as kept:
+                network.fit(loader.dataset.map(pairs), verbose=0, shuffle=False)
+            server.fail = lambda path, _start: None
+            assert [len(batch["id"]) for batch in loader] == [8] * (RECORDS // 8)
+            fail_late(server)
+            with pytest.raises(tf.errors.OpError, match="data-00002"):
+                network.fit(loader.dataset.map(pairs), verbose=0, shuffle=False)
+            loader.close()
+            del kept
+
+
 HOSTILE = """
 import faulthandler, gc, sys, threading
 from pathlib import Path
-faulthandler.dump_traceback_later(60, exit=True)
 import tensorflow_help
 from range_server import RangeServer
 from twinfeed.loaders import open_index
@@ -210,6 +235,8 @@ with RangeServer(Path(folder)) as server:
     for _ in range(2):
         loader = tensorflow_help.loader(index, sampler, engine=engine)
         server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
+        loader.dataset
+        faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
         try:
             for batch in loader:
                 pass
@@ -217,21 +244,78 @@ with RangeServer(Path(folder)) as server:
             print("failed", flush=True)
         server.fail = lambda path, start: None
         list(loader)
+        faulthandler.cancel_dump_traceback_later()
+        print("went on", flush=True)
+"""
+
+
+HOSTILE_FIT = """
+import faulthandler, gc, sys
+from pathlib import Path
+import keras
+import tensorflow as tf
+import tensorflow_help
+from range_server import RangeServer
+from twinfeed.loaders import open_index
+from twinfeed.loaders.reading.held import Ahead
+from twinfeed.samplers import BatchSampler, SequentialSampler
+
+gc.disable()
+gc.freeze()  # what stands now need not be looked at
+
+def hostile(method):
+    def call(*arguments, **options):
+        gc.collect()  # as an allocation may, while the lock is held
+        return method(*arguments, **options)
+    return call
+
+for name in ("need", "begin", "taken", "tell"):
+    setattr(Ahead, name, hostile(getattr(Ahead, name)))
+network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+network.compile("sgd", "mse")
+
+def pairs(batch):
+    labels = tf.cast(batch["label"], tf.float32)[:, None]
+    return labels, labels
+
+def fit(loader):
+    kept = None
+    try:
+        network.fit(loader.dataset.map(pairs), verbose=0, shuffle=False)
+    except tf.errors.OpError as error:
+        kept = error  # in a cycle with this frame, as is the iterator of the pass
+    print("failed" if kept else "trained", flush=True)
+
+folder, records, engine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sampler = BatchSampler(SequentialSampler(records), batch_size=8)
+with RangeServer(Path(folder)) as server:
+    index = open_index(f"{server.url}/data.index")
+    for _ in range(2):
+        decode = lambda sample: {"size": float(len(sample["x"]))}  # so several threads read
+        loader = tensorflow_help.loader(index, sampler, engine=engine, decode=decode)
+        server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
+        loader.dataset
+        faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
+        fit(loader)
+        server.fail = lambda path, start: None
+        list(loader)
+        faulthandler.cancel_dump_traceback_later()
         print("went on", flush=True)
 """
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("script", [HOSTILE, HOSTILE_FIT], ids=["loop", "fit"])
 def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
-    tmp_path: Path, server: RangeServer, engine: str
+    tmp_path: Path, server: RangeServer, engine: str, script: str
 ) -> None:
     """The collector runs while locks are held which TensorFlow's threads wait for."""
     done = subprocess.run(
-        [sys.executable, "-c", HOSTILE, str(tmp_path), str(RECORDS), engine],
+        [sys.executable, "-c", script, str(tmp_path), str(RECORDS), engine],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

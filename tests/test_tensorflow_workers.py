@@ -26,3 +26,25 @@ def test_distribute(tmp_path: Path, workers: int) -> None:
     evaluated = [record for result in results for record in result["evaluated"]]
     assert sorted(evaluated) == list(range(761))
     assert len({result["accuracy"] for result in results}) == 1
+
+
+def test_a_cluster_trains_each_record_once_or_is_refused(tmp_path: Path) -> None:
+    """Two real processes, and `experimental_distribute_dataset`, as `fit` calls it."""
+    run(Path(__file__).parent / "tensorflow_cluster.py", "--out", str(tmp_path))
+    one, other = (json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(2))
+    for mine, theirs in zip(one["training"]["ids"], other["training"]["ids"], strict=True):
+        assert len(mine) == len(theirs) == 4
+    trained = [n for found in (one, other) for ids in found["training"]["ids"] for n in ids]
+    assert sorted(trained) == list(range(80))
+    for found in (one, other):
+        assert found["training"]["warned"] == []
+        assert "would cut the batches of rank 1 of 2 once more" in found["rank"]["error"]
+        assert "would cut the classes" in found["classes"]["error"]
+        assert "distribute_datasets_from_function(loader.dataset_for)" in found["classes"]["error"]
+        assert found["rank"]["ids"] == found["classes"]["ids"] == []
+        (said,) = found["evaluation"]["warned"]
+        assert "each of 2 processes is given a part of each batch" in said
+        (said,) = found["own files"]["warned"]
+        assert "each of 2 processes is given every batch of its own" in said
+        assert sum(map(len, found["own files"]["ids"])) == 80
+        assert list(map(len, found["loop"]["ids"])) == [4] * 10

@@ -13,9 +13,22 @@ SCRIPT = Path(__file__).parent / "torch_faults.py"
 LIMIT = 60  # seconds; each takes a few
 
 
-def run(scenario: str) -> subprocess.CompletedProcess[str]:
+MOUNT = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
+LITTLE = ["unshare", "--mount", "--map-root-user", "sh", "-c", MOUNT, "sh"]
+
+
+def little_shared_memory() -> list[str]:
+    """What to put before a command, so that the command has 16 MB of shared memory.
+
+    If the system forbids mounting, no file may have more than 4 MB, those in /dev/shm included.
+    """
+    mounts = subprocess.run([*LITTLE, "true"], check=False, stderr=subprocess.DEVNULL)
+    return ["prlimit", f"--fsize={4 << 20}"] if mounts.returncode else LITTLE
+
+
+def run(scenario: str, *before: str, warn: str = "error") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", SCRIPT, scenario],
+        [*before, sys.executable, "-W", warn, SCRIPT, scenario],
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -24,23 +37,56 @@ def run(scenario: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "how", "advice", "times"),
+    ("scenario", "how", "advice"),
     [
-        ("killed", "was killed by SIGKILL", r"out of memory \(see `dmesg`\).*num_workers", 2),
-        ("full", "was killed by SIGBUS", r"/dev/shm.*\d+ MiB.*--shm-size.*prefetch_factor", 2),
-        ("left", "ended with exit code 0", "num_workers=0", 1),
+        ("killed", "was killed by SIGKILL", r"out of memory \(see `dmesg`\).*num_workers"),
+        ("bus", "was killed by SIGBUS", r"/dev/shm.*\d+ MiB.*--shm-size.*prefetch_factor"),
+        ("left", "ended with exit code 0", "num_workers=0"),
     ],
 )
-def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str, times: int) -> None:
+def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str) -> None:
     done = run(scenario)
     assert done.returncode == 0, done.stderr
     said = rf"^\d worker 0 of 2 \(process \d+\) {how}\n  what to do: .*{advice}"
-    assert len(re.findall(said, done.stdout, re.MULTILINE)) == times
+    assert len(re.findall(said, done.stdout, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("scenario", ["full", "full, ragged"])
+def test_full_shared_memory_is_an_error(scenario: str) -> None:
+    """Once a thread of the worker dropped the batch, and the loop waited for ever."""
+    done = run(scenario, *little_shared_memory(), warn="default")
+    assert done.returncode == 0, done.stderr
+    said = r"worker \d of 2 .* cannot share its batch: unable to "
+    assert len(re.findall(rf"{said}.*\n  what to do: .*/dev/shm.*--shm-size", done.stdout)) == 2
 
 
 def test_a_worker_killed_in_the_midst_of_a_message() -> None:
     done = run("killed while sending")
     assert "was killed by SIGKILL" in done.stdout, done.stderr
+
+
+def test_a_worker_that_ends_before_its_tensors_come() -> None:
+    """torch does not say that the worker died, where the system says it a moment later."""
+    done = run("ends before its tensors come", warn="default")
+    said = r"(FileNotFound|ConnectionRefused|EOF)Error worker 0 of 1 .* ended with exit code 3"
+    assert re.match(said, done.stdout), done.stderr
+
+
+def test_a_worker_killed_while_the_loop_computes() -> None:
+    """Once torch's handler of the signal raised torch's error in the body of the loop."""
+    done = run("killed in the body", warn="default")
+    assert re.match(r"WorkerDiedError worker \d of 2 .* was killed by SIGKILL", done.stdout)
+
+
+def test_a_long_name_of_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket's path may have 107 bytes. Once a worker could not send its batch, in silence."""
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done = run("both ways", warn="default")
+    assert (done.returncode, done.stdout) == (0, "6\n6\n"), done.stderr
 
 
 def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> None:
@@ -49,7 +95,7 @@ def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> 
     script.write_text("import torch_faults\ntorch_faults.spawned()\n")
     done = subprocess.run(
         [sys.executable, script],
-        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        env=os.environ | {"PYTHONPATH": f"{SCRIPT.parent}:{os.environ['PYTHONPATH']}"},
         capture_output=True,
         text=True,
         timeout=LIMIT,

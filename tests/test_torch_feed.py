@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import made
 from torch_help import lengths, pack_words
 
 from twinfeed.loaders import DecodeError, Feed, Index, Seeded, pack
@@ -39,7 +40,7 @@ def test_a_transform_that_writes_by_way_of_torch_is_found(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=array, transform=through_torch)
     with pytest.raises(DecodeError, match=r"record 5 .*wrote to the array of field 'x'") as caught:
-        list(feed.batches())
+        list(made(feed))
     assert "torch.tensor(array) in place of torch.from_numpy(array)" in str(caught.value)
 
 
@@ -53,9 +54,9 @@ def test_every_use_is_checked_on_request(tmp_path: Path) -> None:
 
     views = ViewSampler(SequentialSampler(80), [2] * 40, per_epoch="all", seed=0)
     sampler = BatchSampler(views, batch_size=2)
-    list(Feed(words, sampler, decode=array, transform=late).batches())  # the first uses alone
+    list(made(Feed(words, sampler, decode=array, transform=late)))  # the first uses alone
     with pytest.raises(DecodeError, match="record 39"):
-        list(Feed(words, sampler, decode=array, transform=late, verify="all").batches())
+        list(made(Feed(words, sampler, decode=array, transform=late, check_writes=True)))
 
 
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:
@@ -66,9 +67,9 @@ def test_a_transform_that_draws_from_torchs_global_state_is_refused_or_seeded(in
     sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match=r"transform returned different things.*Seeded"):
-        next(Feed(index, sampler, decode=lengths, transform=noisy).batches())
+        next(made(Feed(index, sampler, decode=lengths, transform=noisy)))
     feed = Feed(index, sampler, decode=lengths, transform=Seeded(noisy))
-    first, again = ([batch["x"].tolist() for batch in feed.batches()] for _ in range(2))
+    first, again = ([batch["x"].tolist() for batch in made(feed)] for _ in range(2))
     assert first == again
     assert len({value for batch in first for value in batch}) == 6
     assert torch.equal(torch.get_rng_state(), before)

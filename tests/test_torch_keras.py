@@ -1,4 +1,4 @@
-"""Keras on torch, in a process of its own: its backend is chosen before it is imported."""
+"""Keras on torch and JAX, in processes of their own: a backend is chosen before the import."""
 
 import json
 import os
@@ -6,15 +6,18 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from torch_help import RECORDS, lengths, pack_words
 
-from twinfeed.loaders import Feed, Index
+from twinfeed.loaders import Feed, Index, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def epochs(*numbers: int) -> list[list[int]]:
 def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
     """Of a built model and of one that fit builds from a batch it looks at, with workers or not."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "keras_on_torch.py"), str(tmp_path)],
+        [sys.executable, str(HERE / "keras_on_torch.py"), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -49,6 +52,15 @@ def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) 
     assert list(said.values()) == [[3, 0], [3, 0]]
 
 
+def test_what_a_dataset_of_tensorflow_has_is_told_from_a_dataloader(index: Index) -> None:
+    dataloader: Any = loader(index, random()).dataloader()
+    with pytest.raises(AttributeError, match=r"has no 'shuffle': the feed's sampler shuffles"):
+        dataloader.shuffle(100)
+    with pytest.raises(AttributeError, match=r"has no 'map': .* as in loader.dataloader\(pairs\)"):
+        dataloader.map(len)
+    assert not hasattr(dataloader, "other")
+
+
 def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
@@ -58,6 +70,18 @@ def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:
     assert (one.epoch, one.step) == (0, 0)
     assert list(dataloader) + list(dataloader) == epochs(0, 1)
     assert (one.epoch, one.step) == (2, 0)
+
+
+def test_only_the_last_batch_of_a_pass_moves_on(index: Index) -> None:
+    """Not the batch before, of which the loop may never ask for the next."""
+    one = loader(index, random())
+    for epoch in range(2):
+        batches = iter(one.dataloader())
+        for _ in range(4):
+            next(batches)
+            assert (one.epoch, one.step) == (epoch, 0)
+        next(batches)
+        assert (one.epoch, one.step) == (epoch + 1, 0)
 
 
 def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
@@ -72,13 +96,13 @@ def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
 def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
-    one._arm(1, 2)
+    one._uncounted.count_from(1, 2)
     assert list(dataloader) == epochs(1)[2:]
-    assert one._drawn_from(1, 2)
+    assert one._uncounted.began_at(1, 2)
     assert (one.epoch, one.step) == (0, 0)
     assert next(iter(dataloader)) == epochs(2)[0]
-    one._trained(2, 1)
-    one._disarm()
+    one._uncounted.trained(2, 1)
+    one._uncounted.stop_counting()
     assert list(dataloader) == epochs(2)[1:]
 
 
@@ -97,6 +121,7 @@ def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
         next(iter(dataloader))
 
 
+@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
 def test_two_passes_at_once_are_refused(index: Index) -> None:
     one = loader(index, random())
     for other in (lambda: next(iter(one)), lambda: one.set_epoch(0), one.close):
@@ -105,6 +130,17 @@ def test_two_passes_at_once_are_refused(index: Index) -> None:
         other()
         with pytest.raises(RuntimeError, match="ended before its last batch"):
             next(lent)
+
+
+def test_the_next_pass_may_begin_at_the_last_batch(index: Index) -> None:
+    """The pass before has nothing left to give, and ends as any other."""
+    dataloader = loader(index, random()).dataloader(lambda batch: batch["id"].tolist())
+    lent = iter(dataloader)
+    assert [next(lent) for _ in range(5)] == epochs(0)
+    other = iter(dataloader)
+    assert next(other) == epochs(1)[0]
+    assert list(lent) == []
+    assert list(other) == epochs(1)[1:]
 
 
 def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None:
@@ -119,3 +155,39 @@ def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None
     with pytest.raises(AttributeError, match="ignore_data_skip=True"):
         skip_first_batches(one, 2)
     assert not hasattr(one, "dataset")
+
+
+BACKENDS = ["torch", "jax"]
+
+
+def train(
+    backend: str, framework: str, folder: Path, *runs: str
+) -> subprocess.CompletedProcess[str]:
+    """Train on a backend from a loader of a framework, and die after some steps."""
+    return subprocess.run(
+        [sys.executable, str(HERE / "keras_across.py"), framework, str(folder), *runs],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_fit_ends_with_every_bit_as_a_whole_one(
+    backend: str, framework: str, tmp_path: Path
+) -> None:
+    """Killed in the first epoch and in the second, whatever backend the loader is for.
+
+    The whole one evaluates too, and tries batches that are refused.
+    """
+    pack(({"word": b"%d" % number} for number in range(20)), tmp_path)
+
+    runs = ["cut", "3", "cut", "5", "whole", "0", "cut", "0"]
+    done = train(backend, framework, tmp_path, *runs)
+    *killed, whole, whole_ended, cut, cut_ended = done.stdout.splitlines()
+    assert killed == ["cut -9", "cut -9"], done.stderr
+    assert (whole_ended, cut_ended) == ("whole 0", "cut 0"), done.stderr
+    assert json.loads(cut) == json.loads(whole)

@@ -17,7 +17,6 @@ from twinfeed.samplers import BatchStream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.usefixtures("readahead"),
 ]
 
 WORKERS = (0, 1, 2, 4)
@@ -37,25 +36,29 @@ def whole_of(make: Callable[[], BatchStream]) -> list[Noted]:
 
 def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
     """Another number of workers, and with it another depth, for each case in turn."""
-    workers = 0 if sampler.live is not None else WORKERS[number % len(WORKERS)]
+    workers = 0 if sampler._live is not None else WORKERS[number % len(WORKERS)]
     if len(sampler) > 100:
         workers = min(workers, 1)  # a long epoch
     return {"num_workers": workers, "prefetch": 1 + number % 3, "threads": number % 4}
 
 
+@pytest.mark.parametrize("readahead", [0, 3000])
 @pytest.mark.parametrize(
     ("number", "make"), [(n, make) for n, (_, make) in enumerate(HELD)], ids=[c[0] for c in HELD]
 )
-def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:
+def test_the_laws_hold_through_the_loader(
+    number: int, make: Callable[[], BatchStream], readahead: int
+) -> None:
     """Resumed at the start, in the middle, before the last step, and at the end."""
     index, steps = index_of(make().num_records), len(make())
     whole = whole_of(make)
     feed = Feed(index, make(), **OPTIONS)
-    states, got = _followed(TorchLoader(feed, **options_of(number, feed.sampler)), steps)
+    options = options_of(number, feed.sampler)
+    states, got = _followed(TorchLoader(feed, **options, readahead=readahead), steps)
     assert len(got) == steps
     assert got == whole[:steps]
     for step in sorted({0, steps // 2, steps - 1, steps}):
-        fresh = TorchLoader(feed, threads=step % 4)
+        fresh = TorchLoader(feed, threads=step % 4, readahead=readahead)
         fresh.load_state_dict(states[step])
         rest = whole[steps:] if step == steps else whole[step:steps]
         if step == steps and feed.sampler.evaluation:  # each pass of which is whole

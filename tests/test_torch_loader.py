@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from batches import expected, noted, received, take
+from inside import tried
 from running import started_threads
 from torch.utils.data import DataLoader
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
-from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, StateMismatchError, pack
-from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader
+from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, pack
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -28,6 +29,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
+    StateMismatchError,
     ViewSampler,
     WeightedSampler,
 )
@@ -78,6 +80,19 @@ def test_a_device_that_torch_cannot_use_is_refused_at_once(index: Index, device:
         TorchLoader(feed, device=device)
 
 
+def often(sample: dict[str, Any]) -> dict[str, Any]:
+    length = len(sample["word"])
+    return {"numbers": np.full(length + 1, length)}
+
+
+def test_all_parts_of_a_batch_are_on_the_device(index: Index) -> None:
+    """On one without values, which needs no GPU."""
+    feed = Feed(index, random(), decode=often, collate="ragged")
+    batch = next(iter(TorchLoader(feed, device="meta")))
+    parts = [batch["id"], batch["numbers"].values(), batch["numbers"].offsets()]
+    assert [part.device.type for part in parts] == ["meta"] * 3
+
+
 @pytest.mark.parametrize("how", ["pad", "ragged"])
 def test_lists_of_different_lengths(index: Index, how: Any) -> None:
     loader = TorchLoader(Feed(index, random(), decode=counted, collate=how))
@@ -116,6 +131,30 @@ def test_a_transform_may_return_tensors(index: Index) -> None:
     batch = next(iter(loader))
     assert batch["tensor"].dtype == torch.float32
     assert batch["tensor"][:, 1, 2].tolist() == batch["id"].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"num_workers": 1}], ids=str)
+def test_ragged_fields_in_inference_mode(index: Index, options: dict[str, Any]) -> None:
+    """As in Lightning's `validate`; a thread that runs ahead is not in this mode."""
+    feed = Feed(index, ExactOnceBatchSampler(RECORDS, batch_size=5), decode=often, collate="ragged")
+    with torch.inference_mode(), TorchLoader(feed, **options) as loader:
+        rows = [row.tolist() for batch in loader for row in batch["numbers"].unbind()]
+    assert rows == [[number] * (number + 1) for number in range(RECORDS)]
+
+
+def test_requests_without_batches_of_torch(index: Index) -> None:
+    """torch's own idiom where the dataset makes the batches."""
+    sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
+    feed = Feed(index, sampler)
+    loader: Any = DataLoader(
+        RecordDataset(feed),
+        sampler=RequestSampler(feed),  # type: ignore[arg-type]
+        batch_size=None,
+        collate_fn=as_tensors,
+    )
+    assert received(loader) == expected(index, sampler)
+    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got BatchSampler"):
+        RequestSampler(sampler)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
@@ -202,6 +241,13 @@ def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
     assert (loader.epoch, loader.step) == (1, 0)
 
 
+# Naming an epoch again, or the next one too early, is meant here.
+meant = pytest.mark.filterwarnings(
+    "ignore:epoch . begins again by set_epoch", "ignore:.*do not come, as set_epoch"
+)
+
+
+@meant
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("how", ["peek", "set_epoch", "load_state_dict"])
 def test_a_loop_whose_pass_was_ended_says_so(index: Index, way: dict[str, Any], how: str) -> None:
@@ -230,6 +276,7 @@ def test_the_next_epoch_may_be_set_at_the_last_batch(index: Index) -> None:
     assert (loader.epoch, loader.step) == (1, 0)
 
 
+@meant
 def test_set_epoch_starts_an_epoch_again_but_keeps_a_restored_step(index: Index) -> None:
     whole = expected(index, random(), **OPTIONS)
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
@@ -340,6 +387,7 @@ def test_nothing_is_read_before_the_first_next(index: Index) -> None:
     assert got == expected(index, random(), epochs=(2,), decode=lengths)
 
 
+@meant
 def test_after_a_state_was_loaded_the_last_epoch_named_counts(index: Index) -> None:
     """Lightning names epoch 0 first, and then the one that it resumes."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
@@ -479,7 +527,7 @@ def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
         return BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
 
     with TorchLoader(Feed(index, sampler(), decode=decode), threads=threads) as loader:
-        assert loader.feed.spec
+        assert tried(loader.feed)
         for epoch in range(3):
             calls.clear()
             assert received(loader) == expected(index, sampler(), (epoch,), decode=lengths)
@@ -596,7 +644,7 @@ def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
     spec = {"length": FieldSpec((), np.dtype("i4")), "caption": FieldSpec((), np.dtype("i8"))}
     side = {"caption": np.arange(3 * RECORDS) * 10}
     feed = Feed(index, sampler, decode=decode, transform=transform, side=side, spec=spec)
-    assert feed.spec
+    assert tried(feed)
     decoded.clear()
     told.clear()
     batch = next(iter(TorchLoader(feed, prefetch=0)))
@@ -632,3 +680,20 @@ def test_torchs_own_collation_of_whole_batches_is_refused_in_words(index: Index)
         next(iter(loader))
     with pytest.raises(KeyError, match="else"):
         RecordDataset(feed).__getitems__(next(iter(RequestSampler(feed))))["else"]
+
+
+def test_a_dataloader_that_is_given_the_wrong_thing_says_what_it_takes(index: Index) -> None:
+    feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=3), batch_size=5))
+    requests: Any = RequestSampler(feed)
+    loader: Any = DataLoader(RecordDataset(feed), sampler=requests, collate_fn=as_tensors)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="or batch_size=None beside sampler="):
+        next(iter(loader))
+    loader = DataLoader(feed)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"TorchLoader\(feed\).*takes RecordDataset\(feed\)"):
+        next(iter(loader))
+    loader = DataLoader(TorchLoader(feed, device="cpu"), batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"loader itself; a DataLoader takes RecordDataset\(feed\)"):
+        next(iter(loader))
+    loader = DataLoader(RecordDataset(feed), batch_sampler=feed.sampler, collate_fn=as_tensors)
+    with pytest.raises(TypeError, match=r"got a list of samples: .*, or leave collate_fn= out"):
+        next(iter(loader))

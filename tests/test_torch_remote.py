@@ -17,8 +17,15 @@ from range_server import RangeServer
 from running import started_threads
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders import DiskCache, Feed, open_index, pack
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
+from twinfeed.loaders import (
+    DataCorruptionError,
+    DiskCache,
+    Feed,
+    LoaderError,
+    StaleIndexError,
+    open_index,
+    pack,
+)
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
 
@@ -153,8 +160,8 @@ worker.MP_STATUS_CHECK_INTERVAL = 0.2
 def size(sample):
     return {"size": len(sample["x"])}  # torch's queue of a batch of bytes would keep a worker
 sampler = BatchSampler(SequentialSampler(64), batch_size=8)
-feed = Feed(open_index(sys.argv[1]), sampler, decode=size, readahead=0)
-loader = TorchLoader(feed, device="cpu", num_workers=2)
+feed = Feed(open_index(sys.argv[1]), sampler, decode=size)
+loader = TorchLoader(feed, device="cpu", num_workers=2, readahead=0)
 next(iter(loader))
 print(*(worker.pid for worker in loader._workers._iterator._workers), flush=True)
 sys.stdin.readline()

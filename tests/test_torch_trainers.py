@@ -1,5 +1,7 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
+import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from accelerate.data_loader import prepare_data_loader
 from batches import expected, noted, received
 from launching import run
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import _update_dataloader
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch_help import OPTIONS, RECORDS, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -272,3 +275,129 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
     again = trainer(tmp_path, max_steps=9, enable_checkpointing=False)
     with pytest.warns(UserWarning, match="the rest of epoch 1 does not come"):
         again.fit(Notes(), whole(index, random()), ckpt_path=tmp_path / "state.ckpt")
+
+
+def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str]:
+    """What this library warns of in a training."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(folder, enable_checkpointing=False, **options).fit(module, loaders)
+    return [str(one.message) for one in caught if "set_epoch" in str(one.message)]
+
+
+def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path) -> None:
+    """The shorter loader of a CombinedLoader has gone on to epochs that are named only later."""
+
+    class Both(Notes):
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            self.trained.append(noted(batch[0]))
+            return self.weight * 2
+
+    short = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5, batches_per_epoch=4)
+    long = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5, batches_per_epoch=10)
+    both = CombinedLoader([whole(index, short), whole(index, long)], mode="max_size_cycle")
+    (said,) = said_by(tmp_path, Both(), both, max_epochs=2)
+    assert "epoch 1 begins again by set_epoch" in said
+
+
+def test_lightning_that_leaves_batches_out_is_told(index: Index, tmp_path: Path) -> None:
+    """It overfits on the first batches of each epoch, which are others in each epoch."""
+    (said,) = said_by(tmp_path, Notes(), whole(index, random()), max_epochs=3, overfit_batches=2)
+    assert "3 of 5 batches of epoch 0 do not come" in said
+    assert "set batches_per_epoch=2 of the sampler" in said
+
+
+@pytest.mark.parametrize("make", [random, evaluation])
+def test_trainers_find_where_to_set_the_epoch(index: Index, make: Any) -> None:
+    """Some look for the sampler of a loader, some for that of its batch sampler."""
+    one = whole(index, make())
+    one.sampler.set_epoch(3)
+    assert one.epoch == 3
+    one.batch_sampler.sampler.set_epoch(5)
+    assert one.epoch == 5
+
+
+def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -> None:
+    """It would put torch's own sequential sampler into a loader of another order."""
+    one = whole(index, random())
+    again = whole(index, evaluation())
+    module, fitting = Notes(), trainer(tmp_path, max_epochs=1, overfit_batches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitting.fit(module, one, again)
+        fitting.validate(module, again)
+    assert not any("val dataloader shuffling" in str(one.message) for one in caught)
+
+
+def test_a_second_training_on_one_loader_is_told(index: Index, tmp_path: Path) -> None:
+    loader = whole(index, random())
+    assert said_by(tmp_path, Notes(), loader, max_epochs=2) == []
+    (said,) = said_by(tmp_path, Notes(), loader, max_epochs=2)
+    assert "epoch 0 begins again by set_epoch" in said
+
+
+def test_what_is_meant_to_begin_again_is_not_warned_of(index: Index, tmp_path: Path) -> None:
+    """A loaded state, an evaluation, and epochs in their order, whatever ends them."""
+    one, other = whole(index, random()), whole(index, evaluation())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in (0, 1, 4):
+            one.set_epoch(epoch)
+            assert len(list(one)) == len(one)
+            for _ in range(2):
+                other.set_epoch(0)
+                next(iter(other))
+        next(iter(one))
+        state = one.state_dict()
+        one.load_state_dict(state)
+        one.set_epoch(5)
+        next(iter(one))
+        one.load_state_dict(state | {"epoch": 0, "step": 0})
+        one.set_epoch(0)
+        next(iter(one))
+
+
+def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
+    """Each worker would give all batches, and the loader here would not move."""
+
+    class Wrapped(IterableDataset[Any]):
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __iter__(self) -> Any:
+            return iter(self.inner)
+
+    loader = whole(index, random(), prefetch=0)
+    for inner in (loader, loader.dataloader()):
+        with pytest.raises(RuntimeError, match="each worker of a DataLoader would give every"):
+            next(iter(DataLoader(Wrapped(inner), batch_size=None, num_workers=2)))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_accelerate_is_refused_a_round_that_it_would_drop(index: Index, processes: int) -> None:
+    """Nine full batches: eight would arrive."""
+    sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4, batches_per_epoch=9)
+    with pytest.raises(TypeError, match=f"{processes} processes cannot share out 9 batches"):
+        prepare_data_loader(
+            plain(index, sampler), num_processes=processes, process_index=1, put_on_device=False
+        )
+
+
+def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path: Path) -> None:
+    """Nor does it dispatch from one process what would come twice; what it can share, it may."""
+    out = run(HERE / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
+    assert out.count("of 2: as it must be") == 2
+
+
+def test_fabric_saves_and_loads_the_loader(index: Index, tmp_path: Path) -> None:
+    """Without `setup_dataloaders`, which takes torch's DataLoader alone."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    sampler = BatchSampler(RandomSampler(len(index), seed=5), batch_size=5)
+    feed = Feed(index, sampler).shard(fabric.global_rank, fabric.world_size)
+    loader = TorchLoader(feed, device=fabric.device)
+    got = [batch["id"].tolist() for batch in islice(loader, 2)]
+    fabric.save(tmp_path / "saved", {"loader": loader})
+    other = TorchLoader(feed, device=fabric.device)
+    fabric.load(tmp_path / "saved", {"loader": other})
+    got += [batch["id"].tolist() for batch in other]
+    assert got == [ids.tolist() for ids in sampler.batches(0, 0, len(sampler))]

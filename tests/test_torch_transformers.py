@@ -146,6 +146,25 @@ def test_it_skips_the_batches_of_a_plain_dataloader_itself(
     assert again.noted == stream(saved, 11)
 
 
+@pytest.mark.parametrize("some", [None, range(3, 17)])
+@pytest.mark.parametrize("final", ["smaller", "pad"])
+def test_it_counts_the_records_of_an_evaluation(
+    index: Index, tmp_path: Path, some: Any, final: Any
+) -> None:
+    """Its speed is of these, and not of batches of the size that a training has."""
+    sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, final=final, records=some)
+    evaluation = loader(index, sampler, threads=0)
+    options = arguments(tmp_path, label_names=["label"])
+    trainer = Trainer(None, evaluation, args=options)
+    records = RECORDS if some is None else len(some)
+    assert trainer.evaluation_loop(evaluation, "told", True).num_samples == records
+    assert len(evaluation.dataset) == records
+    with pytest.raises(TypeError, match="iterate over the TorchLoader"):
+        next(iter(torch.utils.data.DataLoader(evaluation.dataset, shuffle=True)))
+    with pytest.raises(AttributeError, match="has no dataset"):
+        _ = loader(index, random()).dataset
+
+
 def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
     """Its `eval_loss` is a mean of the batches' means; what `compute_metrics` is given is whole."""
     given: list[Any] = []
@@ -159,7 +178,9 @@ def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
     trainer = Trainer(None, evaluation, args=options, compute_metrics=metrics)
     for _ in range(2):
         trainer.noted.clear()
-        trainer.evaluate()
+        found = trainer.evaluate()
+        rate = found["eval_samples_per_second"] * found["eval_runtime"]
+        assert rate == pytest.approx(RECORDS, rel=0.01)  # both are rounded
         assert [number for ids in trainer.noted for number in ids] == list(range(RECORDS))
         assert given[-1].label_ids.tolist() == index.labels.tolist()
         assert given[-1].predictions.shape == (RECORDS, 4)

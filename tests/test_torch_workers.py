@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from batches import expected, noted, received, take
+from inside import tried
 from torch.utils.data import DataLoader, Dataset
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -28,6 +29,7 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
+    SubsetSampler,
     ViewSampler,
 )
 
@@ -116,8 +118,8 @@ def test_the_loader_under_spawn(index: Index) -> None:
 
 
 def test_threads_within_workers_and_what_is_told_before_them(index: Index) -> None:
-    feed = Feed(index, random(), **OPTIONS, readahead=1000)
-    with TorchLoader(feed, num_workers=1, threads=2) as loader:
+    feed = Feed(index, random(), **OPTIONS)
+    with TorchLoader(feed, num_workers=1, threads=2, readahead=1000) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
 
 
@@ -237,12 +239,64 @@ def test_a_record_dataset_ends(index: Index) -> None:
 
 
 def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
-    dataset = RecordDataset(Feed(index, random(), **OPTIONS))
+    """A warning says so once: the ids of `batch_sampler=feed.sampler` are those of the stream."""
+    feed = Feed(index, random(), **OPTIONS)
+    dataset = RecordDataset(feed)
     torch.manual_seed(3)
-    first = [dataset[4]["noisy"].tolist() for _ in range(2)]
+    with pytest.warns(UserWarning, match=r"torch's random.*batch_sampler=RequestSampler\(feed\)"):
+        first = [dataset[4]["noisy"].tolist()]
+    first += [dataset[4]["noisy"].tolist()]
     assert first[0] != first[1]
+    bare: DataLoader[Any] = DataLoader(RecordDataset(feed), batch_sampler=feed.sampler)
+    with pytest.warns(UserWarning, match="RequestSampler"):
+        next(iter(bare))
     torch.manual_seed(3)
     assert [dataset[4]["noisy"].tolist() for _ in range(2)] == first
+
+
+def test_a_state_of_a_torch_loader_is_one_of_its_requests(index: Index) -> None:
+    """The rest of the epoch, exactly, in a DataLoader of one's own."""
+    feed = Feed(index, random(), **OPTIONS)
+    with TorchLoader(feed, device="cpu", num_workers=2) as loader:
+        passed = iter(loader)
+        assert len(list(take(passed, 2))) == 2
+        state = loader.state_dict()
+        rest = [batch["id"].tolist() for batch in passed]
+    requests = RequestSampler(feed)
+    requests.load_state_dict(state)
+    own: DataLoader[Any] = DataLoader(
+        RecordDataset(feed), batch_sampler=requests, collate_fn=as_tensors, num_workers=2
+    )
+    assert [batch["id"].tolist() for batch in own] == rest
+    assert len(rest) == 3
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PKBatchSampler(
+            np.arange(RECORDS) % 4, p=2, k=2, seed=0, records=range(12), batches_per_epoch=2
+        ),
+        ExactOnceBatchSampler(RECORDS, batch_size=5, records=range(12)),
+        BatchSampler(SubsetSampler(range(12), of=RECORDS), batch_size=5),
+        BatchSampler(
+            ViewSampler(
+                SubsetSampler(range(12), of=RECORDS), [2] * RECORDS, per_epoch="one", seed=0
+            ),
+            batch_size=5,
+        ),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
+    index: Index, sampler: BatchStream
+) -> None:
+    """`shuffle=True` of a DataLoader would give a training the records of its validation."""
+    dataset = RecordDataset(Feed(index, sampler))
+    assert [dataset[number]["id"] for number in range(12)] == list(range(12))
+    with pytest.warns(UserWarning, match=r"asked for record \d+, .*=RequestSampler\(feed\)"):
+        list(DataLoader(dataset, batch_size=5, shuffle=True))
+    dataset[23]  # warned already
 
 
 def test_plain_samples_do_not_know_a_side_table_by_sample_id(index: Index) -> None:
@@ -301,7 +355,7 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
     before = set(multiprocessing.active_children())
     options = {"num_workers": 2, "persistent_workers": persistent}
     loader = TorchLoader(Feed(index, random(), decode=fail), **options)
-    with pytest.raises(DecodeError, match=r"^record 11 .*RuntimeError\('eleven'\)$") as caught:
+    with pytest.raises(DecodeError, match=r"^record 11 .*RuntimeError\('eleven'\)\n") as caught:
         list(loader)
     assert "in fail\n" in str(caught.value.__cause__)
     loader.close()
@@ -323,12 +377,12 @@ class StubbornError(Exception):
 def test_an_error_that_does_not_pickle_comes_home(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stubborn(self: Reader, *_: Any) -> None:
+    def stubborn(self: Reader, *_: Any, **__: Any) -> None:
         raise StubbornError("no such bucket", "")
 
     with TorchLoader(Feed(index, random()), num_workers=1) as loader:
-        assert loader.feed.spec
-        monkeypatch.setattr(Reader, "read", stubborn)
+        assert tried(loader.feed)
+        monkeypatch.setattr(Reader, "_values", stubborn)
         # Where tblib is imported, as by TensorFlow, every error comes back from a pickle.
         with pytest.raises((LoaderError, StubbornError), match=r"no such bucket$"):
             list(loader)
@@ -390,3 +444,13 @@ def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persis
     assert len(set(multiprocessing.active_children()) - before) == 2
     loader.close()
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_the_report_knows_when_each_batch_of_the_workers_was_ready(index: Index) -> None:
+    """All but the first few wait for a loop that takes long over each step."""
+    with TorchLoader(Feed(index, random()), num_workers=1) as loader:
+        for _ in loader:
+            time.sleep(0.1)
+    ready = loader.report().ready
+    assert ready is not None
+    assert ready > 0.1

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_source
 import pytest
 import torch
+from batches import expected, received
+from inside import tried
+from own_source import LABELS, WORDS, Words
 
 from twinfeed.loaders import (
     DecodeImage,
     Feed,
+    FieldSpec,
     ImageFolder,
     Index,
     Loader,
@@ -35,6 +40,8 @@ from twinfeed.samplers import (
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Log = list[dict[str, Any]]
+
+OWN = {"decode": own_source.size, "transform": own_source.noisy}
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +116,49 @@ def _host(value: Any) -> Any:
     ["random", "blocks", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"],
 )
 def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name: str) -> None:
-    def feed(container: str, readahead: int) -> Feed:
+    def feed(container: str) -> Feed:
         index = packed[container]
-        options: dict[str, Any] = {"transform": brighter, "readahead": readahead}
-        return Feed(index, samplers(index)[name], decode=both, **options)
+        return Feed(index, samplers(index)[name], decode=both, transform=brighter)
 
-    told, untold = feed(container, 1000), feed("tfrecord", 0)
-    expected = list(plain(untold))
-    assert len(expected) == 2 * len(untold)
+    expected = list(plain(feed("tfrecord")))
+    assert len(expected) == 2 * len(feed("tfrecord"))
     for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
-        assert list(carried(loader(told))) == expected
+        assert list(carried(loader(feed(container), readahead=1000))) == expected
+
+
+def words(sample: dict[str, Any]) -> dict[str, Any]:
+    """A text, and as many words as the image's brightness says."""
+    number = int(DecodeImage(mode="L")(sample)["image"][0, 0])
+    return {"text": f"nº {number}", "words": ["Wort", "où"][: number % 3] * 2}
+
+
+def test_texts_are_str_where_a_backend_has_them(packed: dict[str, Index]) -> None:
+    """Lists of texts too; in an empty rank batch as well. TensorFlow has bytes alone."""
+    index = packed["tar"]
+    sampler = ExactOnceBatchSampler(60, batch_size=59).shard(0, 2)
+    spec = {"text": FieldSpec((), np.dtype(str)), "words": FieldSpec((None,), np.dtype(str))}
+    feed = Feed(index, sampler, decode=words, collate={"words": "ragged"}, spec=spec)
+    with Reader(index) as reader:
+        stored = reader.read(np.arange(60), ["image"])["image"]
+    made = [words({"image": image}) for image in stored]
+    expected = [
+        ([made[n]["text"] for n in ids], [made[n]["words"] for n in ids]) for ids in sampler
+    ]
+    assert ([], []) in expected
+    arrays = [
+        (b["text"], [p.tolist() for p in np.split(b["words"].values, b["words"].lengths.cumsum())])
+        for b in NumpyLoader(feed)
+    ]
+    assert [(texts, rows[:-1]) for texts, rows in arrays] == expected
+    for options in ({}, {"num_workers": 1}):
+        batches = [(b["text"], b["words"]) for b in TorchLoader(feed, **options)]  # type: ignore[arg-type]
+        assert batches == expected
+    encoded = [
+        ([t.encode() for t in texts], [[word.encode() for word in row] for row in rows])
+        for texts, rows in expected
+    ]
+    batches = [(b["text"].numpy().tolist(), b["words"].to_list()) for b in TensorFlowLoader(feed)]
+    assert batches == encoded
 
 
 def test_workers_make_no_difference(packed: dict[str, Index]) -> None:
@@ -169,7 +209,7 @@ def test_nothing_runs_beside_a_transform_that_sets_global_states(
 
     index = packed["tar"]
     feed = Feed(index, samplers(index)["random"], decode=both, transform=Seeded(noting))
-    assert feed.spec
+    assert tried(feed)
     called_by.clear()
     with make(feed, prefetch=4, threads=3) as loader:
         next(iter(loader))
@@ -182,3 +222,16 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
             stored = set(reader.read(np.arange(60), ["image"])["image"])
         folder = Path(index.root).parent / "images"
         assert stored == {path.read_bytes() for path in folder.rglob("*.png")}
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": own_source.size}, OWN])
+def test_records_of_ones_own_come_as_those_of_an_index(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]
+    index = pack(samples, tmp_path)["data"]
+    for sampler in own_source.samplers():
+        wanted, feed = expected(index, sampler, **options), Feed(Words(), sampler, **options)
+        for loader in (TorchLoader(feed), TorchLoader(feed, num_workers=2), TensorFlowLoader(feed)):
+            with loader:
+                assert received(loader) == wanted

@@ -5,16 +5,19 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
 from itertools import product
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch.utils.data import DataLoader
 from torch_help import pack_words
 
 from twinfeed.loaders import Feed, Index, WorkerDiedError, pack
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import ExactOnceBatchSampler
 
 ALIVE: list[Any] = []
@@ -37,10 +40,15 @@ def killed(sample: dict[str, Any]) -> dict[str, Any]:
     return {"length": len(sample["word"])}
 
 
-def full(sample: dict[str, Any]) -> dict[str, Any]:
+def bus(sample: dict[str, Any]) -> dict[str, Any]:
     if len(sample["word"]) == 10:
-        os.kill(os.getpid(), signal.SIGBUS)  # what a full /dev/shm looks like
+        os.kill(os.getpid(), signal.SIGBUS)
     return {"length": len(sample["word"])}
+
+
+def wide(sample: dict[str, Any]) -> dict[str, Any]:
+    """Decode to 2 MB: a batch of four does not fit often into 16 MB of shared memory."""
+    return {"wide": np.zeros(1_000_000, np.int16)}
 
 
 def left(sample: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +62,10 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
     return {"length": len(sample["word"])}
 
 
-def die(decode: Any, ways: Sequence[int] = BOTH) -> None:
-    for readahead in ways:
-        feed = Feed(words(), sampler(), decode=decode, readahead=readahead)
-        with TorchLoader(feed, num_workers=2) as loader:
+def die(decode: Any) -> None:
+    for readahead in BOTH:
+        feed = Feed(words(), sampler(), decode=decode)
+        with TorchLoader(feed, num_workers=2, readahead=readahead) as loader:
             count = 0
             try:
                 for _ in loader:
@@ -89,9 +97,43 @@ def die_while_sending() -> None:
         print(error)
 
 
+def killed_in_the_body() -> None:
+    """Kill workers while the loop computes, after torch has installed its signal handler."""
+    list(DataLoader(range(4), num_workers=1))  # type: ignore[arg-type]
+    with TorchLoader(Feed(words(), sampler(1)), num_workers=2) as loader:
+        try:
+            for _ in loader:
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                time.sleep(1)
+        except RuntimeError as error:
+            print(type(error).__name__, error)
+
+
+def leaving(sample: dict[str, Any]) -> dict[str, Any]:
+    """Make the tensors that were sent out of reach, and end a moment later."""
+    if len(sample["word"]) == 1:
+        sharer: Any = resource_sharer._resource_sharer  # type: ignore[attr-defined]
+        while sharer._address is None:  # a thread sends the first batch
+            time.sleep(0.01)
+        os.unlink(sharer._address)
+        threading.Timer(0.5, os._exit, [3]).start()
+    return {"length": np.full(1, len(sample["word"]))}
+
+
+def ends_before_its_tensors_come() -> None:
+    """Fetch a tensor from a worker that torch still takes for alive."""
+    feed = Feed(words(), sampler(1), decode=leaving)
+    with TorchLoader(feed, num_workers=1) as loader:
+        try:
+            list(loader)
+        except WorkerDiedError as error:
+            print(type(error.__cause__).__name__, error)
+
+
 def interrupted(workers: int) -> None:
-    feeds = [Feed(words(), sampler(), decode=slow, readahead=readahead) for readahead in BOTH]
-    loaders = [TorchLoader(feed, num_workers=workers) for feed in feeds]
+    feed = Feed(words(), sampler(), decode=slow)
+    loaders = [TorchLoader(feed, num_workers=workers, readahead=readahead) for readahead in BOTH]
     try:
         for _ in range(1000):
             for _ in zip(*loaders, strict=True):
@@ -106,8 +148,8 @@ def broken_off(workers: int) -> None:
     index = pack_words(Path(tempfile.mkdtemp()), 6_000)
     big = ExactOnceBatchSampler(6_000, batch_size=3_000)
     for readahead in BOTH:
-        feed = Feed(index, big, readahead=readahead)
-        loaders = [TorchLoader(feed, num_workers=workers) for _ in range(2)]
+        options = {"num_workers": workers, "readahead": readahead}
+        loaders = [TorchLoader(Feed(index, big), **options) for _ in range(2)]
         for _ in loaders[0]:
             break
         ALIVE.append(iter(loaders[1]))
@@ -117,18 +159,55 @@ def broken_off(workers: int) -> None:
 
 def failed() -> None:
     for workers, readahead in product((0, 1), BOTH):
-        feed = Feed(words(), sampler(), decode=slow, readahead=readahead)
+        feed = Feed(words(), sampler(), decode=slow)
         try:
-            for _ in TorchLoader(feed, num_workers=workers):
+            for _ in TorchLoader(feed, num_workers=workers, readahead=readahead):
                 raise KeyError("the training step")
         except KeyError as error:
             print("failed in", error)
 
 
+def full(**options: Any) -> None:
+    """Keep batches until shared memory is full: of a loader, and of a DataLoader."""
+    feed, kept = Feed(words(), sampler(), decode=wide, **options), []
+    try:
+        with TorchLoader(feed, num_workers=2) as loader:
+            kept.extend(loader)
+    except WorkerDiedError as error:
+        print(len(kept), error)
+    kept.clear()
+    try:
+        kept += DataLoader(
+            RecordDataset(feed),
+            batch_sampler=RequestSampler(feed),  # type: ignore[arg-type]
+            collate_fn=as_tensors,  # type: ignore[arg-type]
+            num_workers=2,
+        )
+    except WorkerDiedError as error:
+        print(str(error).partition("WorkerDiedError: ")[2])
+
+
+def both_ways() -> None:
+    """Read by the workers of a loader, and of a DataLoader."""
+    feed = Feed(words(), sampler(), decode=wide)
+    with TorchLoader(feed, num_workers=2) as loader:
+        print(sum(1 for _ in loader))
+    requests: Any = RequestSampler(feed)
+    collate: Any = as_tensors
+    dataset = RecordDataset(feed)
+    loader = DataLoader(dataset, batch_sampler=requests, collate_fn=collate, num_workers=2)
+    print(sum(1 for _ in loader))
+
+
 SCENARIOS = {
+    "both ways": both_ways,
     "killed": lambda: die(killed),
-    "full": lambda: die(full),
-    "left": lambda: die(left, BOTH[1:]),  # torch looks every five seconds
+    "bus": lambda: die(bus),
+    "full": full,
+    "full, ragged": lambda: full(collate="ragged"),
+    "left": lambda: die(left),
+    "killed in the body": killed_in_the_body,
+    "ends before its tensors come": ends_before_its_tensors_come,
     "killed while sending": die_while_sending,
     "interrupted threads": lambda: interrupted(0),
     "interrupted workers": lambda: interrupted(2),

@@ -5,53 +5,55 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from twinfeed.loaders.command_line._preview import preview
+from twinfeed.loaders.building.bad_records import BadRecord
+from twinfeed.loaders.building.build import build_index
+from twinfeed.loaders.building.labels import FromTable
+from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
+from twinfeed.loaders.command_line._preview import lacks, preview
+from twinfeed.loaders.command_line._shared_work import Warned, workers
 from twinfeed.loaders.command_line._wording import built_with, explain, one_line, say
-from twinfeed.loaders.command_line._workers import Warned, workers
-from twinfeed.loaders.compare import compare
-from twinfeed.loaders.decode import DecodeImage
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.formats._sniff import is_index
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.shuffling import shuffled
+from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index._paths import is_url
-from twinfeed.loaders.index._remote_index import index_at_url
-from twinfeed.loaders.index.bad_records import BadRecord
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.labels import FromTable
-from twinfeed.loaders.index.opened import load_index
-from twinfeed.loaders.index.options import Reading
+from twinfeed.loaders.index.opened import load_index, open_unseen
+from twinfeed.loaders.index.options import ReadingOptions
+from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing import pack
-from twinfeed.loaders.planning import plan
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.shuffling import shuffled
-from twinfeed.loaders.verify import verify
+from twinfeed.loaders.remote.location import is_url
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
+from twinfeed.loaders.tools.compare import compare
+from twinfeed.loaders.tools.planning import plan
+from twinfeed.loaders.tools.verify import verify
 from twinfeed.samplers import (
     BatchSampler,
-    Order,
-    PKBatchSampler,
     RandomSampler,
+    Sampler,
     ShardShuffleSampler,
 )
-from twinfeed.samplers._validate import counted
+from twinfeed.samplers.validate import counted
 
-USUAL_K = 4
 _SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _RESTORE = (
-    "what to do: restore what is missing or has changed, or index what is there "
-    "(twinfeed info tells the options that an index was built with); what is bad in it is listed "
-    "with twinfeed verify SHARDS --bad-list FILE, and left out with index --exclude FILE"
+    "what to do: restore what is missing or has changed; or list what is bad in the shards that "
+    "are there with twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude "
+    "FILE (twinfeed info tells the options that an index was built with)"
 )
+_INCOMPLETE = "{} is not all that is bad: it lists no shard that is missing or has changed"
 _LEAVE_OUT = (
     "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
     "with index --exclude FILE"
@@ -60,9 +62,9 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    source = options.source
+    source: str | list[str] | Index = _one_or_all(options.source)
     if options.root is not None:
-        if not _holds_index(source):
+        if not isinstance(source, str) or not _holds_index(source):
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
     packed = pack(
@@ -90,7 +92,7 @@ def run_index(options: argparse.Namespace) -> None:
             label=options.label if table is None else FromTable(table),
             classes=_classes(options.classes),
             fields=_once("--field", options.field),
-            reading=_reading(options),
+            **_reading(options),
             exclude=options.exclude,
             root=options.root,
             executor=executor,
@@ -114,9 +116,12 @@ def run_verify(options: argparse.Namespace) -> int:
     with workers(options.jobs, warned) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor, warned)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
+        if options.bad_list:
+            say(_INCOMPLETE.format(options.bad_list))
         say(_RESTORE)
-    if any(one and one.record >= 0 for one in bad):
-        say(_LISTED.format(options.bad_list) if options.bad_list else _LEAVE_OUT)
+    elif any(one and one.record >= 0 for one in bad):
+        listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
+        say(listed or _LEAVE_OUT)
     return 1 if bad or warned.count else 0
 
 
@@ -129,7 +134,7 @@ def _verify(
         report = verify(
             target,
             bad_list=options.bad_list,
-            reading=_reading(options),
+            **_reading(options),
             root=options.root,
             executor=executor,
             progress=not options.quiet,
@@ -152,39 +157,40 @@ def _verify(
     return [*report.bad]
 
 
-def _reading(options: argparse.Namespace) -> Reading:
-    """Return how shards are to be read: the options have the names of the fields."""
-    names = {field.name for field in fields(Reading)} & vars(options).keys()
-    return Reading(**{name: getattr(options, name) for name in names})
+def _reading(options: argparse.Namespace) -> ReadingOptions:
+    """Return how shards are to be read."""
+    names = ReadingOptions.__annotations__.keys() & vars(options).keys()
+    return cast(ReadingOptions, {name: getattr(options, name) for name in names})
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Run `info`; the options are told even where the shards no longer fit."""
-    built = load_index(options.index, options.root).options
-    facts: dict[str, Any] = {}
-    try:
-        facts = _facts(open_index(options.index, root=options.root)) | {"left out": built.left_out}
-        if built.broken:
-            facts["shards that break off"] = built.broken
-    finally:
-        facts["built with"] = built.facts() if options.json else built_with(built, options.index)
-        lines = json.dumps(facts, indent=1).splitlines()
-        if not options.json:
-            lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
-        say(*lines)
+    """Run `info`; all is said even where the shards are not here, or no longer fit."""
+    index = load_index(options.index, options.root)
+    built = index.options
+    facts = _facts(index) | {"left out": built.left_out}
+    if built.broken:
+        facts["shards that break off"] = built.broken
+    facts["built with"] = vars(built) if options.json else built_with(built, options.index)
+    lines = json.dumps(facts, indent=1).splitlines()
+    if not options.json:
+        lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
+    say(*lines)
+    open_index(options.index, root=options.root)
 
 
 def _facts(index: Index) -> dict[str, Any]:
     """Return what an index holds."""
-    lengths = index.shard_lengths
+    lengths, loose, names = index.shard_lengths, index.container == "files", index.shard_paths
+    read_as = ", read as empty" if index.options.missing == "empty" else ""
     facts: dict[str, Any] = {
         "records": len(index),
         "shards": len(index.shards),
+        **({} if loose else {"first shard": names[0], "last shard": names[-1]}),
         "container": index.container,
-        "bytes": int(index.shards["bytes"].sum()),
+        "bytes": field_bytes(index) if loose else int(index.shards["bytes"].sum()),
         "records a shard": [int(lengths.min()), int(lengths.max())],
         "fields": {
-            name: field.kind + (f", {field.missing} missing" if field.missing else "")
+            name: field.kind + (f", {field.missing} missing{read_as}" if field.missing else "")
             for name, field in index.fields.items()
         },
         "columns": {
@@ -193,10 +199,13 @@ def _facts(index: Index) -> dict[str, Any]:
         },
         "fingerprint": index.fingerprint,
     }
-    if index.labels is not None:
-        _, counts = np.unique(index.labels, return_counts=True)
-        facts["classes"] = len(counts)
-        facts["records a class"] = [int(counts.min()), int(counts.max())]
+    if index.has_labels:
+        labels, counts = np.unique(index.labels, return_counts=True)
+        named = len(index.classes)  # a class may have a name, and no record here
+        facts["classes"] = named or len(counts)
+        facts["labels"] = [int(labels[0]), int(labels[-1])]
+        least = 0 if named > len(counts) else int(counts.min())
+        facts["records a class"] = [least, int(counts.max())]
         facts["class names"] = list(index.classes)
     return facts
 
@@ -206,6 +215,11 @@ def run_cat(options: argparse.Namespace) -> None:
     with Reader(index) as reader:
         for record in _records(index, options.records, options.key):
             if options.field is not None:
+                if lacks(index, options.field, record) and index.options.missing != "empty":
+                    raise LoaderError(
+                        f"{index.describe(record)} lacks the field {options.field!r}",
+                        advice="leave --field out to see what it has",
+                    )
                 (value,) = reader.read([record], [options.field])[options.field]
                 data = value if isinstance(value, bytes) else f"{value}\n".encode()
                 sys.stdout.buffer.write(data)
@@ -215,7 +229,10 @@ def run_cat(options: argparse.Namespace) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    feed = _feed(options)
+    index = open_index(options.index, root=options.root)
+    sampler = sampler_of(options, index)
+    image = None if options.size is None else image_field(index, options.field)
+    feed = feed_of(options, index, sampler, list(index.fields), image)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     say(*str(found).splitlines())
     return 0 if found.equal else 1
@@ -224,7 +241,15 @@ def run_compare(options: argparse.Namespace) -> int:
 def run_show(options: argparse.Namespace) -> None:
     from twinfeed.loaders.pictures import show_batch
 
-    _draw(show_batch(_feed(options), step=options.step), options.out)
+    index = open_index(options.index, root=options.root)
+    sampler, image = sampler_of(options, index), image_field(index, options.field)
+    lists = [name for name, field in index.fields.items() if field.kind != "bytes"]
+    lists = [name for name in lists if name not in index.columns]
+    if lists:
+        say(f"left out of the captions, as they are lists: {', '.join(lists)}")
+    fields = [name for name in index.fields if name not in lists]
+    feed = feed_of(options, index, sampler, fields, image, fit="pad")
+    _draw(show_batch(feed, step=options.step), options.out)
 
 
 def run_mixing(options: argparse.Namespace) -> None:
@@ -232,19 +257,26 @@ def run_mixing(options: argparse.Namespace) -> None:
 
     index, streams = _shuffles(options)
     buffers = options.buffer or [max(1, len(index) // 10)]
-    _draw(plot_mixing(streams, labels=index.labels, buffers=buffers), options.out)
+    labels = index.labels if index.has_labels else None
+    _draw(plot_mixing(streams, labels=labels, buffers=buffers), options.out)
 
 
 def run_plan(options: argparse.Namespace) -> None:
     index, streams = _shuffles(options)
-    for name, stream in streams.items():
-        found = plan(Feed(index, stream), cache_bytes=options.cache_bytes)
+    for name, stream in reversed(streams.items()):  # the shuffle to take comes last
+        # A decode of nothing: what a batch could hold does not matter, since nothing is read.
+        found = plan(
+            Feed(index, stream, decode=dict, missing="late"), cache_bytes=options.cache_bytes
+        )
         say(*f"{name}: {found}".splitlines())
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Return the index, and the batches of the shard-aware shuffle and of the uniform one."""
-    index = open_index(options.index, root=options.root)
+    """Return the index, and the batches of the shard-aware shuffle and of the uniform one.
+
+    The index alone says how long records and shards are, so the shards need not be here.
+    """
+    index = open_unseen(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index holds no records")
     blocks = shuffled(index, seed=options.seed)
@@ -253,7 +285,7 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
         window = blocks.window if options.window is None else options.window
         lengths, seed = index.shard_lengths, options.seed
         blocks = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
-    orders: dict[str, Order] = {
+    orders: dict[str, Sampler] = {
         f"blocks of {blocks.block:,}, {blocks.window:,} at once": blocks,
         "uniform": RandomSampler(len(index), seed=options.seed),
     }
@@ -262,28 +294,9 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
 
 def _draw(figure: Any, path: str) -> None:
+    path += "" if Path(path).suffix else ".png"  # which matplotlib would add, too
     figure.savefig(path, dpi=100)
     say(path)
-
-
-def _feed(options: argparse.Namespace) -> Feed:
-    """Return the feed of random or P x K batches, of decoded images if a size is given."""
-    if options.p is None and options.k is not None:
-        raise ValueError(
-            "--k is of P x K batches: give --p too, the number of classes in a batch, or leave "
-            "--k out"
-        )
-    index = open_index(options.index, root=options.root)
-    if options.p is None:
-        order = RandomSampler(len(index), seed=options.seed)
-        sampler: Any = BatchSampler(order, batch_size=options.batch_size)
-    elif index.labels is None:
-        raise ValueError("--p needs labels, and this index has none: index again with --label")
-    else:
-        k = USUAL_K if options.k is None else options.k
-        sampler = PKBatchSampler(index.labels, p=options.p, k=k, seed=options.seed)
-    decode = None if options.size is None else DecodeImage(size=(options.size, options.size))
-    return Feed(index, sampler, decode=decode)
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
@@ -292,7 +305,7 @@ def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[i
         raise ValueError("which records: give numbers, keys, or --key")
     named = [one for one in wanted if not _NUMBER.fullmatch(one)] + [*keys]
     found: dict[str, list[int]] = {key: [] for key in named}
-    for record, key in enumerate(index.keys(range(len(index))) if named else ()):
+    for record, key in enumerate(index.keys() if named else ()):
         if key in found:
             found[key].append(record)
     for key, records in found.items():
@@ -324,7 +337,7 @@ def _classes(path: str | None) -> list[str] | None:
         return None
     if _holds_index(path):
         return list(load_index(path, None).classes)
-    return Path(path).read_text(encoding="utf-8").splitlines()
+    return read_file(path, LIMITS.table_bytes).decode().splitlines()
 
 
 def _summary(index: Index) -> str:

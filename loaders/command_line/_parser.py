@@ -12,17 +12,17 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import Any, get_args
 
-from twinfeed.loaders._checks import bytes_of
+from twinfeed.loaders.building.labels import FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
-from twinfeed.loaders.command_line._commands import USUAL_K
+from twinfeed.loaders.command_line._feeds import USUAL_K
 from twinfeed.loaders.command_line._wording import explain, say, show_warning
-from twinfeed.loaders.compare import Backend
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats._records import CONTAINERS
-from twinfeed.loaders.index.labels import FromFolder, FromJson
+from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
-from twinfeed.loaders.limits import LIMITS
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
+from twinfeed.loaders.support.checks import bytes_of
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.tools.compare import Backend
 
 _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
@@ -37,9 +37,6 @@ examples:
   twinfeed cat data/train.index 0 17
   twinfeed verify data/train.index --jobs 4
 
-Messages name the arguments of the library: "missing='skip'" is --missing skip, "overwrite=True" is
---overwrite, "fields={'text': 'label'}" is --field text=label, "example=False" is --raw.
-
 exit status: 0 all is well, 1 data are bad, missing or changed, 2 wrong usage, 130 interrupted
 """
 
@@ -52,8 +49,8 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     >>> folder = mkdtemp()
     >>> _ = pack([{"word": b"to"}], folder)
     >>> main(["cat", f"{folder}/data.index", "0"])
-    record 0 (data-00000-of-00001.tfrecord, number 0 at byte offset 28)
-      word: 2 bytes, text: to
+    record 0 (data-00000-of-00001.tfrecord, number 0)
+      word: 2 bytes at byte 28, text: to
     0
     """
     options = _parser().parse_args(arguments)
@@ -80,9 +77,14 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 class _Command(argparse.ArgumentParser):
     """Read the arguments of one command, and show the usage of that command with every error."""
 
+    _mixed = False
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read all arguments; what is not known is an error here, not in the parser of commands."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """Read arguments and options in any order; what is not known is an error of the command."""
+        if self._mixed:  # before Python 3.13 the call below comes back to this method
+            return super().parse_known_args(args, namespace)
+        self._mixed = True
+        found, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
@@ -139,17 +141,17 @@ def _pack(commands: Any) -> None:
     parser = _command(
         commands,
         "pack",
-        "Write a folder of images, or the records of an index, to shards, and index the shards. "
-        "Images are not decoded. Pairs of image and annotation, and other samples, are packed in "
-        "Python: see LooseFiles and pack of twinfeed.loaders.",
+        "Write a folder of images, the records of an index, or those of compressed shards, to "
+        "shards, and index the shards. Images are not decoded. Pairs of image and annotation, and "
+        "other samples, are packed in Python: see LooseFiles and pack of twinfeed.loaders.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
         "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
+        "pack 'old/*.tar.gz' new/ --container tar",
     )
     add = partial(_add, parser)
-    add(
-        "source", "a folder with a folder of images for each class, a folder of images, or an index"
-    )
+    kinds = "a folder with a folder of images for each class, a folder of images, or an index"
+    add("source", f"{kinds}; or compressed shards, by paths or patterns", nargs="+")
     add("out", "the folder to write shards and indexes to")
     add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
     split = "a split, and its number of records, or its fraction of them; needs --seed"
@@ -159,7 +161,7 @@ def _pack(commands: Any) -> None:
     nbytes = "about so many bytes in a shard, such as 100M; default 200M"
     add("--shard-bytes BYTES", nbytes, default=SHARD_BYTES)
     add("--shard-records N", "at most so many records in a shard")
-    add("--root FOLDER", "the folder of an index's shards, if it is not the index's own")
+    add("--root FOLDER", "the folder or the URL of an index's shards, if it is not the index's own")
     add("--overwrite", "replace what was packed under the same names")
     add("-q/--quiet", "no progress bar")
 
@@ -176,7 +178,7 @@ def _index(commands: Any) -> None:
     )
     add, label = partial(_add, parser), partial(_add, parser.add_mutually_exclusive_group())
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
-    add("--out FOLDER", "the folder to write the index to", required=True)
+    add("--out FOLDER", "the folder to make, or the index to replace", required=True)
     label("--label FIELD", "the feature or tar member that holds the label")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
     label("--label-json FIELD[:KEY]", json_key, dest="label")
@@ -197,6 +199,8 @@ def _index(commands: Any) -> None:
     add("--missing", missing, "error", choices=get_args(Missing))
     bad = "leave out the bad records of this file, which verify --bad-list has written"
     add("--exclude FILE", bad, default=())
+    few = "take a numbered set (-00003-of-00010) of which some are missing"
+    add("--incomplete", few, dest="complete", action="store_false")
     add("--digest", "keep a SHA-256 of each shard, for verify to compare")
     _add_reading(add)
 
@@ -227,7 +231,11 @@ def _add_reading(add: Any) -> None:
     add("--raw", raw, dest="example", action="store_false")
     most = "refuse longer records; default 1 GiB"
     add("--max-record-bytes BYTES", most, default=LIMITS.record_bytes)
-    add("--root FOLDER", "the folder that shard paths are relative to")
+    root = (
+        "the folder or the URL that all shards lie below; default: the one that holds the index, "
+        "or for shards at URLs the nearest that holds them all"
+    )
+    add("--root FOLDER", root)
     add("--jobs N", "processes side by side", 1)
     add("-q/--quiet", "no progress bar")
 
@@ -244,9 +252,10 @@ def _opened(
         add("--seed N", "the seed of the order of records", 0)
     if draws == "batches":
         add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
+        add("--field NAME", "the field that holds the images; default: the only one that does")
         add("--k N", f"records of each class of a P x K batch; needs --p; default {USUAL_K}")
     if draws == "shuffles":
-        add("--block N", "records of a block; default: about 4 MB")
+        add("--block N", "records of a block; default: about 4 MB, less of small data")
         add("--window N", "blocks that are open at once; default: up to 128, 512 MB")
     return add
 
@@ -301,7 +310,8 @@ def _show(commands: Any) -> None:
         draws="batches",
     )
     add("--step N", "which batch of the epoch", 0)
-    add("--size N", "resize images to N x N pixels", 128)
+    size = "fit images into N x N pixels, with zeros beside; DecodeImage of a feed stretches them"
+    add("--size N", size, 128)
     add("--out FILE", "the picture, .png or .svg", "batch.png")
 
 
@@ -323,8 +333,8 @@ def _plan(commands: Any) -> None:
     add = _opened(
         commands,
         "plan",
-        "Say what an epoch asks of the store of its shards: with the shard-aware shuffle, and with "
-        "a uniform one. Nothing is read.",
+        "Say what an epoch asks of the store of its shards: with a uniform shuffle, and with the "
+        "shard-aware one. Nothing is read.",
         "plan data/train.index",
         "plan data/train.index --root s3://bucket/train --cache-bytes 200G",
         "plan data/train.index --block 256 --window 32 --batch-size 512",

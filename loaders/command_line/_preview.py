@@ -10,6 +10,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers.validate import counted
 
 _TEXT = 200
 _HEX = 24
@@ -22,16 +23,23 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
         named = name == "label" and index.classes
         yield f"{name}: {value}" + (f" ({index.classes[int(value)]})" if named else "")
     for name in index.fields:
-        if index.table(name)["length"][record] < 0:
-            yield f"{name}: missing"
+        if lacks(index, name, record):
+            yield f"{name}: missing" + ", read as empty" * (index.options.missing == "empty")
         else:
-            yield f"{name}: {_described(reader.read([record], [name])[name][0])}"
+            row = index._table(name)[record]
+            at = "" if index.container == "files" else f" at byte {row['offset']}"
+            yield f"{name}: {_described(reader.read([record], [name])[name][0], at)}"
 
 
-def _described(value: Any) -> str:
-    """Return a value in one line."""
+def lacks(index: Index, name: str, record: int, /) -> bool:
+    """Whether a record lacks a field."""
+    return name in index.fields and bool(index._table(name)["length"][record] < 0)
+
+
+def _described(value: Any, at: str) -> str:
+    """Return a value in one line, bytes with their place."""
     if isinstance(value, bytes):
-        return f"{len(value)} bytes, {_bytes(value)}"
+        return f"{counted(len(value), 'byte')}{at}, {_bytes(value)}"
     if isinstance(value, list):
         return f"{len(value)} values: " + "; ".join(_bytes(item) for item in value[:5])
     array = np.asarray(value)
@@ -41,7 +49,7 @@ def _described(value: Any) -> str:
 
 def _bytes(data: bytes) -> str:
     """Say what bytes are: an image, text, or anything."""
-    if image := _image(data):
+    if image := image_of(data):
         return image
     try:
         text = data.decode()
@@ -51,7 +59,7 @@ def _bytes(data: bytes) -> str:
     return f"text: {shown}"
 
 
-def _image(data: bytes) -> str | None:
+def image_of(data: bytes, /) -> str | None:
     """Return the format and size of an image that Pillow knows, if Pillow is there."""
     try:
         from PIL import Image, UnidentifiedImageError

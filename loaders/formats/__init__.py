@@ -1,12 +1,11 @@
 """The bytes of each container: where a record and each of its fields lies, and how to write them.
 
 - TFRecord files: tfrecord.py has the framing. example.py reads `tf.train.Example`, for which
-  _wire.py and _features.py read protobuf.
+  _protobuf.py and features.py read protobuf.
 - Tar files: tar.py, with the headers in _tarheader.py and the keys in _tarkeys.py.
 - Loose files: files.py.
 
-Each scans a shard into `Record`s (_records.py), checks all it meets (_checksum.py), and refuses
-what is no shard (_opening.py, _sniff.py).
+Each scans a shard into `Record`s (records.py), and refuses what is no shard (sniff.py).
 """
 
 from twinfeed.loaders.formats.files import Entry

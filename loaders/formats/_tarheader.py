@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
-from twinfeed.loaders.formats._opening import CLOSED
-from twinfeed.loaders.formats._records import LEAVE_OUT
-from twinfeed.loaders.formats._sniff import disguise, is_tar
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.formats.records import LEAVE_OUT
+from twinfeed.loaders.formats.sniff import disguise, is_tar
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import CLOSED
 
 BLOCK = 512
 _EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
@@ -73,7 +73,9 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     `file` is the open archive, seekable. When a member is yielded, the file stands at its data. The
     caller may seek. Warns (ShardWarning) of an archive without its end, and of bytes after the end.
 
-    Raises DataCorruptionError and TruncatedShardError, each naming `path`.
+    Raises:
+        DataCorruptionError: a broken header; the error names `path`.
+        TruncatedShardError: the archive ends within a member; the error names `path`.
     """
     walk = _Walk(file, path)
     while (member := walk.member()) is not None:

@@ -12,16 +12,14 @@ The values are those of `tensorflow.train.Example`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats._features import WIRES, check_numbers, list_items, unusual, usual
-from twinfeed.loaders.formats._records import Range
-from twinfeed.loaders.formats._wire import (
+from twinfeed.loaders.formats._protobuf import (
     LEN,
     WireError,
     length_delimited,
@@ -29,7 +27,17 @@ from twinfeed.loaders.formats._wire import (
     read_varints,
     varint,
 )
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.formats.features import (
+    WIRES,
+    Span,
+    check_numbers,
+    feature_lists,
+    list_items,
+    unusual,
+    usual,
+)
+from twinfeed.loaders.formats.records import Range
+from twinfeed.loaders.support.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
@@ -47,8 +55,8 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     "bytes". Any other feature is given as its list message. A feature without a list is left out:
     TensorFlow's parsers count such a feature as missing.
 
-    Raises DataCorruptionError for a malformed message, and for a list that is stored in several
-    pieces.
+    Raises:
+        DataCorruptionError: a malformed message, and a list that is stored in several pieces.
     """
     try:
         found = usual(data)
@@ -69,17 +77,35 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
 def parse(data: bytes, /) -> dict[str, Values]:
     """Return the values of every feature: a list of bytes, int64[n] or float32[n].
 
-    A feature without a list is left out. Raises DataCorruptionError for a malformed message.
+    A feature without a list is left out.
+
+    Raises:
+        DataCorruptionError: a malformed message.
     """
     try:
         found = usual(data)
         if found is not None:
             return {name: _values(kind, data[at:end]) for name, (kind, at, end) in found.items()}
-        return {
-            name: _values(spans[0][0], b"".join(data[start:stop] for _, start, stop in spans))
-            for name, spans in unusual(data).items()
-            if spans
-        }
+        return {name: _joined(data, spans) for name, spans in unusual(data).items() if spans}
+    except WireError as error:
+        raise _corrupt(error, 0) from None
+
+
+def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    """Return the context of a `tf.train.SequenceExample` as `parse` does, and its feature lists.
+
+    A feature list has the values of each step.
+
+    Raises:
+        DataCorruptionError: a malformed message.
+    """
+    try:
+        context = unusual(data, sequence=True)
+        lists = feature_lists(data)
+        return (
+            {name: _joined(data, spans) for name, spans in context.items() if spans},
+            {name: [_joined(data, spans) for spans in steps] for name, steps in lists.items()},
+        )
     except WireError as error:
         raise _corrupt(error, 0) from None
 
@@ -87,7 +113,9 @@ def parse(data: bytes, /) -> dict[str, Values]:
 def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     """Return the values of one list message: a list of bytes, int64[n] or float32[n] by `kind`.
 
-    Raises DataCorruptionError for a malformed message, ValueError for a `kind` that is no list.
+    Raises:
+        DataCorruptionError: a malformed message.
+        ValueError: a `kind` that is no list.
     """
     if kind not in WIRES:
         raise ValueError(f"kind must be one of {sorted(WIRES)}, got {kind!r}")
@@ -104,8 +132,10 @@ def encode(features: Mapping[str, Any], /) -> bytes:
     booleans make an int64_list. Floats are rounded to float32 and make a float_list. An empty
     feature must be an array, since the dtype says which list to make.
 
-    Raises TypeError for values of another type. Raises ValueError for several dimensions, numbers
-    beyond int64 or float32, and an empty list. Each error names the feature.
+    Raises:
+        TypeError: values of another type; the error names the feature.
+        ValueError: several dimensions, numbers beyond int64 or float32, and an empty list; the
+            error names the feature.
 
     >>> encode({"label": 7}).hex()
     '0a100a0e0a056c6162656c12051a030a0107'
@@ -129,10 +159,17 @@ def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
             check_numbers(kind, data, LEN, at, stop)
             return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
     items = list_items(kind, data, start, stop)
-    if kind == "bytes_list" and len(items) == 1:
-        _, at, end = items[0]
+    _, at, end = next(items, (0, 0, 0))
+    more = sum(1 for _ in items)
+    if kind == "bytes_list" and end and not more:
         return Range("bytes", 0, base + at, end - at, data[at:end], at - start)
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
+
+
+def _joined(data: bytes, spans: Sequence[Span]) -> Values:
+    """Decode the pieces of one list; a feature without a list has no values."""
+    pieces = b"".join(data[start:stop] for _, start, stop in spans)
+    return _values(spans[0][0], pieces) if spans else []
 
 
 def _values(kind: str, data: bytes) -> Values:

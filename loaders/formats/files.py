@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
-from twinfeed.loaders.formats._opening import open_regular
-from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
-from twinfeed.loaders.formats._sniff import is_index
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.sniff import is_index
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 """The extensions that `folder` takes for images."""
@@ -45,7 +45,9 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
     (compared in lower case) are left out. A ShardWarning counts the files that are not images,
     unless the caller names extensions.
 
-    Raises FileNotFoundError for a missing root, NotADirectoryError for a root that is a file.
+    Raises:
+        FileNotFoundError: a missing root.
+        NotADirectoryError: a root that is a file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -113,8 +115,10 @@ def scan(
     The record's `header` is made of the paths and sizes. `on_bad` is called with the error of a
     record that is too long, and the scan goes on.
 
-    Raises FileNotFoundError for a missing file, UnsafeContentError for a path that leaves `root`
-    (also through a link), and DataCorruptionError for a record longer than `max_record_bytes`.
+    Raises:
+        FileNotFoundError: a missing file.
+        UnsafeContentError: a path that leaves `root` (also through a link).
+        DataCorruptionError: a record longer than `max_record_bytes`.
     """
     places = Places(root)
     for number, entry in enumerate(entries):
@@ -136,8 +140,7 @@ def scan(
             continue
         fields = {}
         for place, (field, path) in enumerate(zip(entry.paths, full, strict=True)):
-            with open(open_regular(path), "rb", buffering=0) as file:
-                data = file.read()
+            data = read_file(path, max_record_bytes)
             fields[field] = Range("bytes", place, 0, len(data), data, 0)
         header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
         octets = header.encode("utf-8", "surrogateescape")
@@ -174,7 +177,8 @@ def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> No
     most = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:5]
     counts = ", ".join(f"{kind} {count}" for kind, count in most)
     warnings.warn(
-        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts})",
+        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts}), "
+        f"such as {min(others)}",
         ShardWarning,
         stacklevel=3,
     )

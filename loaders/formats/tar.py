@@ -13,21 +13,24 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats._checksum import crc32c
-from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard
-from twinfeed.loaders.formats._records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
 from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, repeated, split_name
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_shard
 
 LINKED = 16
 """Most bytes that an archive's hard links may stand for, in multiples of the archive's own size."""
 
 _LINK = "write the archive again with the file itself (tar --dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
-APART = "write the archive again, sorted by name, or put the members together with join=True"
+APART = (
+    "write the archive again, sorted by name, or put the members together with --join (in Python "
+    "join=True)"
+)
 """Advice for a key that comes again. Such a key is half a sample: leaving it out does not help."""
 _NAMES = "rename the file and write the archive again"
 _FIT = (
@@ -54,9 +57,12 @@ def scan(
     `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
     raises an error, with the number of the first lost sample.
 
-    Raises DataCorruptionError (a header, a name, two members of one name, a key met again later, a
-    link for a member) and TruncatedShardError. Warns (ShardWarning) of an archive without its end,
-    and of bytes after the end.
+    Warns (ShardWarning) of an archive without its end, and of bytes after the end.
+
+    Raises:
+        DataCorruptionError: a header, a name, two members of one name, a key that comes again
+            later, a link for a member.
+        TruncatedShardError: the archive ends within a member.
     """
     path = os.fspath(path)
     numbers = itertools.count()
@@ -157,7 +163,8 @@ class _Sample:
             offsets = f"offsets {self.fields[extension].offset} and {offset}"
             self.fail(member, f"field {extension!r} twice in one sample: {offsets}", _DUPLICATE)
         elif self.bytes > self.limit:
-            self.fail(member, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
+            whole = member._replace(start=self.start)
+            self.fail(whole, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
         elif self.bad is None:
             file.seek(offset)
             data = file.read(size)
@@ -215,8 +222,9 @@ class TarWriter(Closing):
     def write(self, key: str, fields: Mapping[str, bytes], /) -> None:
         """Append one sample, its fields in the order given.
 
-        Raises ValueError for a key or an extension that would be read back differently, and for a
-        name that would lead out of the folder where the archive is extracted.
+        Raises:
+            ValueError: a key or an extension would be read back differently, or a name would lead
+                out of the folder where the archive is extracted.
         """
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():

@@ -14,20 +14,23 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from twinfeed.loaders._closing import Closing
-from twinfeed.loaders._system import advise
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats._checksum import masked
-from twinfeed.loaders.formats._opening import BUFFER, CLOSED, open_shard, read_at
-from twinfeed.loaders.formats._records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
-from twinfeed.loaders.formats._sniff import HEAD, disguise
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.limits import LIMITS
+from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.sniff import HEAD, disguise
+from twinfeed.loaders.support.checksum import masked
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_file, open_shard, read_at
+from twinfeed.loaders.support.system import advise
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
-_RESTORE = "restore the shard, or leave the record out with build_index(exclude=...)"
+_RESTORE = (
+    "restore the shard, or leave the record out with twinfeed index --exclude FILE (in Python "
+    "exclude=)"
+)
 _UNSTEADY = "the file reads differently each time: check the disk, the network mount and the RAM"
 
 
@@ -48,8 +51,9 @@ def scan(
     - `on_bad` is called with the error of a record whose data are bad, and the scan goes on. Broken
       framing always raises an error.
 
-    Raises DataCorruptionError (a checksum, a length, a message that is no Example) and
-    TruncatedShardError.
+    Raises:
+        DataCorruptionError: a checksum, a length, a message that is no Example.
+        TruncatedShardError: the shard ends within a record.
     """
     path = os.fspath(path)
     with open_shard(path) as file:
@@ -129,7 +133,7 @@ def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedSha
 def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
     """Return the error of a header that is cut, or whose length does not match its checksum."""
     if where["offset"] == 0:
-        with open(where["path"], "rb") as file:
+        with open_file(where["path"]) as file:
             what = disguise(file.read(HEAD))
         if what:
             problem = f"not an uncompressed TFRecord file: {what[0]}"
@@ -147,7 +151,7 @@ def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
 
 def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorruptionError:
     """Return the error of data with a wrong checksum, after reading the data once more."""
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         advise(file.fileno(), 0, 0, "DONTNEED")
         again = read_at(file.fileno(), len(data) + FOOTER, offset + HEADER)
     same = again == data + footer

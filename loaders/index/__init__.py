@@ -1,11 +1,11 @@
 """The index: where every record and field lies, with labels and checksums, in memory-mapped arrays.
 
-- opened.py is the index that is open. _store.py writes the folder of arrays, _arrays.py has their
-  types, and opens and checks them. _paths.py has the paths of the shards.
-- build.py builds the index. _sources.py and _shards.py find the shards. options.py says what an
-  index holds of the shards, and _collect.py with labels.py takes this from each shard. _parts.py
-  keeps what one shard gave, and _survey.py sums the parts up. _merge.py joins the parts, with
-  _classes.py for the labels. bad_records.py has the list of records to leave out.
+opened.py is the index that is open, with the arrays that it must have, and sizes.py how large its
+records are. manifest.py reads and checks the manifest and has the version of the format, arrays.py
+maps arrays of any name, class_arrays.py the records by class, and remote_index.py brings an index
+at a URL. paths.py has the paths of the shards, and options.py how an index was built. The room
+building/ writes indexes: _survey.py the arrays of shards, _merge.py those of records, _classes.py
+those of classes.
 """
 
 from twinfeed.loaders.index.opened import Field, Index, open_index

@@ -7,8 +7,11 @@ are, and their CRC-32C.
 from __future__ import annotations
 
 import os
+import shlex
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,20 +19,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._checks import Ids, Int64s, check_ids, choice
-from twinfeed.loaders._temporary import remove_temporary
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError, StaleIndexError
-from twinfeed.loaders.formats._features import WIRES
-from twinfeed.loaders.index._arrays import ROW, Arrays, Columns, StringColumn, row_types
-from twinfeed.loaders.index._paths import check_shards, is_url, refuse_unfinished, remembered_root
-from twinfeed.loaders.index._remote_index import bring_index
-from twinfeed.loaders.index._store import digest_of, read_manifest
+from twinfeed.loaders.errors import (
+    REBUILD,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+    UnsafeContentError,
+)
+from twinfeed.loaders.formats.features import WIRES
+from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
+from twinfeed.loaders.index.class_arrays import check_class_order
+from twinfeed.loaders.index.manifest import digest_of, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.remote._store import store_of
+from twinfeed.loaders.index.paths import check_files, check_shards, inside, join, refuse_unfinished
+from twinfeed.loaders.index.remote_index import bring_index
 from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
+from twinfeed.loaders.remote.location import (
+    ROOTS,
+    Location,
+    Root,
+    allowed,
+    is_url,
+    place_of,
+    quoted,
+    unquoted,
+)
+from twinfeed.loaders.remote.network import RefusedError
+from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.support.checks import Ids, Int64s, check_ids, choice
+from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder
-from twinfeed.samplers._explain import html_table
-from twinfeed.samplers._validate import counted
+from twinfeed.samplers.explain import html_table
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.validate import counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
@@ -54,22 +76,23 @@ class Index:
 
     `build_index`, `pack` and `open_index` return an index. An index pickles as its path.
 
-    - `fields`: what can be read of a record.
-    - `columns`: arrays of one row per record, with `label` among them if there are labels.
-    - `classes`: the names of the labels, or empty if labels are numbers without names.
-    - `shard_lengths` (int64[S]): the number of records of each shard.
-    - `fingerprint`: stands for the data. It is the same wherever the index is copied, and changes
-      when a record, a label or a class changes.
-    - `digests`: by name, a SHA-256 of what each bytes field and each column holds, the same in
-      every container.
-    - `options`: how the index was built.
-    - `digest`: a SHA-256 of the whole manifest, for `open_index(digest=…)`.
-    - `cache`: keeps on a local disk what is read of remote shards, or None.
-
     The bytes of the index itself are checked too (IndexFormatError): a small array when the index
     is opened, and a large column, or the keys, when first used. This takes about half a second per
     gigabyte, once. A process that is sent the index does not check again. Where a field lies is
     checked by the CRC of what is read there.
+
+    Attributes:
+        fields: what can be read of a record.
+        columns: arrays of one row per record, with `label` among them if there are labels.
+        classes: the names of the labels, or empty if labels are numbers without names.
+        shard_lengths: the number of records of each shard, int64[S].
+        fingerprint: stands for the data. It is the same wherever the index is copied, and changes
+            when a record, a label or a class changes.
+        digests: by name, a SHA-256 of what each bytes field and each column holds, the same in
+            every container.
+        options: how the index was built.
+        digest: a SHA-256 of the whole manifest, for `open_index(digest=…)`.
+        cache: keeps on a local disk what is read of remote shards, or None.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -83,13 +106,14 @@ class Index:
     ) -> None:
         self.path = path
         self.where = str(path)  # or the URL that `path` is a copy of
-        self.root = root
+        self.shards_at: Root = place_of(root)
         self.cache = cache
         self.manifest = manifest
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
+        told = self.options.root
+        self.built_at = Location.of(told, typed=False) if told and is_url(told) else None
         self.digest: str = digest_of(manifest)
-        self.classes: tuple[str, ...] = tuple(manifest["classes"])
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
             {
@@ -99,16 +123,25 @@ class Index:
         )
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
-        self._records = int(manifest["records"])
+        self._records: int = manifest["records"]
         self._check_arrays()
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
-        self._words = {  # numpy is slow to take rows of mixed types
-            name: table.view(np.uint32).reshape(len(table), -1)
-            for name, table in self._tables.items()
+        self._bytes = {  # numpy is slow to take rows of mixed types
+            name: table.view(f"V{table.itemsize}") for name, table in self._tables.items()
         }
         self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
+
+    @property
+    def root(self) -> str:
+        """The folder or the URL that the shards lie below."""
+        return str(self.shards_at)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the shards lie in a store, not in a folder of this machine."""
+        return isinstance(self.shards_at, Location)
 
     def _check_arrays(self) -> None:
         """Raise IndexFormatError unless all arrays are there, of the right type and length."""
@@ -118,11 +151,15 @@ class Index:
         strings = {"shardpaths": shards}
         if self.has_keys:
             strings["keys"] = records
-        if "files-ends" in arrays:
-            strings["files"] = len(arrays["files-ends"])
+        if "tags-ends" in arrays:
+            strings["tags"] = shards
+        for name in ("files", "classes"):
+            if f"{name}-ends" in arrays:
+                strings[name] = len(arrays[f"{name}-ends"])
         wanted = [
             ("shards", shards, SHARD),
             ("shardstops", shards, "<i8"),
+            ("shardlengths", shards, "<i8"),
             *([("shardsums", shards, "u1")] if self.options.digest else []),
             *((f"field-{n}", records, *rows) for n in fields),
             *((f"column-{n}", records, "<i8", "<f4") for n in columns),
@@ -135,6 +172,7 @@ class Index:
             if name not in arrays
             or arrays[name].dtype not in map(np.dtype, types)
             or len(arrays[name]) != length
+            or arrays[name].ndim > (2 if name.startswith(("column-", "shardsums")) else 1)
         ]
         if wrong or arrays["shardstops"][-1] != records:
             raise IndexFormatError(
@@ -150,13 +188,13 @@ class Index:
         """The table of shards: the bytes of each, and the checksum of its record headers."""
         return self._arrays.check("shards")
 
-    @property
-    def shard_stops(self) -> Int64s:
+    @cached_property
+    def _shard_stops(self) -> Int64s:
         """The id after the last record of each shard, int64[S]."""
         return self._arrays.check("shardstops")
 
     @property
-    def shard_sums(self) -> npt.NDArray[np.uint8]:
+    def _shard_sums(self) -> npt.NDArray[np.uint8]:
         """The SHA-256 of each shard, uint8[S, 32], or no rows if the index was built without."""
         held = "shardsums" in self._arrays
         return self._arrays.check("shardsums") if held else np.zeros((0, 32), np.uint8)
@@ -167,33 +205,57 @@ class Index:
         return self._strings("shardpaths")
 
     @property
+    def classes(self) -> Sequence[str]:
+        """The names of the labels, by number, which may be mapped: a sequence like a tuple."""
+        return self._strings("classes") if "classes-ends" in self._arrays else ()
+
+    @property
     def files(self) -> StringColumn:
         """The paths that the rows of tables refer to by number: of loose files, or of shards."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
-    def tag(self, number: int, /) -> str | None:
+    def _tag(self, number: int, /) -> str | None:
         """Return the tag that its store gave a shard when the shard was indexed, or None.
 
         There is no tag for shards that are now read from another place.
         """
-        tags = self.options.tags
-        return tags[number] if tags and self.root == self.options.root else None
+        if "tags-ends" not in self._arrays or self.root != self.options.root:
+            return None
+        return self._strings("tags")[number] or None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
         """Return a column of strings. Only messages and a first look take it unchecked."""
         get = self._arrays.check if checked else self._arrays.__getitem__
-        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"))
+        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._spelling(name))
 
-    def look_at_shards(self) -> None:
-        """Compare the sizes of all shards, or of a few spread over many, with the index."""
-        arrays, n = self._arrays, len(self._arrays["shards"])
-        chosen = np.linspace(0, n - 1, n if n <= _LOOKED_AT else _OF_MANY).astype(np.int64)
-        paths = self._strings("shardpaths", checked=False)
-        names = [paths[place] for place in chosen.tolist()]
+    def _spelling(self, name: str) -> Callable[[str], str] | None:
+        """Return what turns a path in the index into a path below the root, if they differ: a URL
+        of a web server has quoted names.
+        """
+        web = isinstance(self.shards_at, Location) and self.shards_at.web
+        built = self.built_at is not None and self.built_at.web
+        if web == built or name not in ("shardpaths", "files"):
+            return None
+        return quoted if web else unquoted
+
+    def _look_at_shards(self) -> None:
+        """Compare the sizes of all shards, or of a few spread over many, with the index.
+
+        Of loose files, one of a few must be there.
+        """
+        loose = self.container == "files"
+        paths = self._strings("files" if loose else "shardpaths", checked=False)
+        n, most = len(paths), _OF_MANY if loose else _LOOKED_AT
+        chosen = np.linspace(0, n - 1, n if n <= most else _OF_MANY).astype(np.int64)
         try:
-            check_shards(self.root, names, arrays["shards"]["bytes"][chosen].tolist())
+            names = [paths[place] for place in chosen.tolist()]
+            if not loose:
+                sizes = self._arrays["shards"]["bytes"][chosen].tolist()
+                check_shards(self.shards_at, names, sizes)
+            elif isinstance(self.shards_at, str):
+                check_files(self.shards_at, names)
         except (LoaderError, OSError):
-            _ = self.shards, self.shard_paths  # raises if it is the index that is damaged
+            _ = self.shards, self.shard_paths, self.files  # raises if the index is damaged
             raise
 
     def __len__(self) -> int:
@@ -223,7 +285,7 @@ class Index:
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
         told = self.fingerprint, checked, self.cache, self.where
-        return _reopen, (str(self.path), self.root, *told)
+        return _reopen, (str(self.path), self.shards_at, *told)
 
     @property
     def has_keys(self) -> bool:
@@ -231,10 +293,26 @@ class Index:
         return "keys-ends" in self._arrays
 
     @property
-    def labels(self) -> Int64s | None:
-        """The labels, int64[N]; None without a column `label` of one integer per record."""
+    def has_labels(self) -> bool:
+        """Whether there is a column `label` of one integer per record."""
         label = self.columns.get("label")
-        return None if label is None or label.ndim > 1 or label.dtype.kind != "i" else label
+        return label is not None and label.ndim == 1 and label.dtype.kind == "i"
+
+    @property
+    def labels(self) -> Int64s:
+        """The labels, int64[N].
+
+        Raises:
+            LoaderError: there are none; see `has_labels`.
+        """
+        if not self.has_labels:
+            raise LoaderError(
+                "the index has no labels",
+                path=self.where,
+                advice=f"build it with label=, of the fields {list(self.fields)} or another "
+                "source; images get their labels from a folder for each class",
+            )
+        return self.columns["label"]
 
     @property
     def class_order(self) -> ClassOrder | None:
@@ -244,20 +322,27 @@ class Index:
         """
         if self.manifest["class_order"] is None:
             return None
-        mapped = self._arrays.mapped
-        return ClassOrder.from_arrays(
-            records=mapped("classorder-records"),
-            starts=mapped("classorder-starts"),
-            sizes=mapped("classorder-sizes"),
-            digest=self.manifest["class_order"],
-        )
+        names = ("records", "starts", "sizes")
+        arrays = {name: self._arrays.mapped(f"classorder-{name}") for name in names}
+        if "class order" not in self._arrays.checked:
+            try:
+                check_class_order(**arrays, num_records=len(self))
+            except (KeyError, ValueError) as error:
+                raise IndexFormatError(
+                    "damaged index: its class order is none",
+                    path=self.where,
+                    found=error,
+                    advice=REBUILD,
+                ) from None
+            self._arrays.checked.add("class order")
+        return ClassOrder.from_arrays(**arrays, digest=self.manifest["class_order"])
 
     @property
     def shard_lengths(self) -> Int64s:
         """The number of records of each shard, int64[S]."""
-        return np.diff(self.shard_stops, prepend=0)
+        return self._arrays.check("shardlengths")
 
-    def table(self, field: str, /) -> npt.NDArray[Any]:
+    def _table(self, field: str, /) -> npt.NDArray[Any]:
         """Return the table of a field as it is stored: N rows of (offset, length, crc). Loose files
         have the number of the file in place of the offset.
         """
@@ -269,30 +354,33 @@ class Index:
                 f"and the columns {list(self.columns)}"
             ) from None
 
-    def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
+    def _rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
         """Return a `ROW` for each field of each record, record by record."""
-        rows = np.zeros((len(ids), len(fields)), ROW)
+        rows = np.zeros((len(fields), len(ids)), ROW)
         if self.container != "files":
-            rows["file"].T[:] = self.shard_stops.searchsorted(ids, "right")
-        for place, field in enumerate(fields):
-            dtype = self.table(field).dtype
-            held = self._words[field].take(ids, 0).view(dtype)[:, 0]  # faster than indexing
+            rows["file"] = self._shard_stops.searchsorted(ids, "right")
+        for row, field in zip(rows, fields, strict=True):
+            dtype = self._table(field).dtype
+            held = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
             for name in dtype.names or ():
-                rows[name][:, place] = held[name]
-        return rows.reshape(-1)
+                row[name] = held[name]
+        return rows.T.reshape(-1)
 
     def place(self, record: int, /) -> tuple[str, int]:
         """Return the path of a record's shard, relative to the root, and the record's number there.
 
         Bad records are not counted.
         """
-        stops = self.shard_stops
+        stops = self._shard_stops
         shard = int(stops.searchsorted(record, "right"))
         return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
 
-    def keys(self, ids: Ids, /) -> list[str]:
-        """Return the key of each record, or "shard#number" if the container has no keys."""
-        ids = check_ids(ids, len(self)).tolist()
+    def keys(self, ids: Ids | None = None, /) -> list[str]:
+        """Return the key of each of these records, by default of all records.
+
+        The key is "shard#number" if the container has no keys.
+        """
+        ids = check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
         if self.has_keys:
             return list(map(self._strings("keys").__getitem__, ids))
         return ["{}#{}".format(*self.place(record)) for record in ids]
@@ -302,13 +390,13 @@ class Index:
         record = int(check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.place(record)
-        held = [table[record] for table in self._tables.values() if table["length"][record] >= 0]
-        if self.container == "files" and held:
-            return f"record {record} ({self.files[int(held[0]['file'])]}{key})"
-        where = f" at byte offset {min(int(row['offset']) for row in held)}" if held else ""
-        return f"record {record} ({shard}, number {number}{where}{key})"
+        tables = self._tables.values() if self.container == "files" else ()
+        held = [table[record] for table in tables if table["length"][record] >= 0]
+        where = self.files[int(held[0]["file"])] if held else f"{shard}, number {number}"
+        return f"record {record} ({where}{key})"
 
 
+@counterparts()
 def open_index(
     path: str | os.PathLike[str],
     /,
@@ -321,23 +409,31 @@ def open_index(
 
     Each shard must have the size that it was indexed with. Of more than a thousand shards, only
     sixteen are looked at, spread over all. The others are checked when they are first read, and so
-    are shards at a URL and loose files.
+    are shards at a URL. Of loose files, one of sixteen must be there, and each is checked when it
+    is read.
 
-    Shard paths are relative to `root`. The default is the URL that the index was built with, or
-    else the folder that holds the index folder.
+    Args:
+        path: the index folder, or its URL.
+        root: what shard paths are relative to. The default is the folder, or the place in a store,
+            that holds the index folder. If the first shard does not lie there, the URL that the
+            index was built with is followed, if it is on the same host or in the same bucket as the
+            index, or if TWINFEED_ROOTS in the environment allows it: URLs with spaces or newlines
+            between them, each with all that lies below. Any other place is refused, and the error
+            has the `root` to give.
+        digest: the `Index.digest` that you got in a way that you trust, where the index comes from
+            somebody else. A checksum is no signature: whoever can write the index can write
+            checksums that fit. The digest covers the index with all its checksums.
+        cache: keeps on a local disk what is read of shards at a URL, for later epochs and other
+            processes. The default is the cache that the environment names; see `DiskCache`. An
+            index at a URL is copied to the cache, where the copy stays, or else to a temporary
+            folder.
 
-    A `cache` keeps on a local disk what is read of shards at a URL, for later epochs and other
-    processes. The default is the cache that the environment names; see `DiskCache`. An index at a
-    URL is copied to the cache, where the copy stays, or else to a temporary folder.
-
-    A checksum is no signature: whoever can write the index can write checksums that fit. Where the
-    index comes from somebody else, give the `digest` (`Index.digest`) that you got in a way that
-    you trust. The digest covers the index with all its checksums.
-
-    Raises FileNotFoundError (no index; shards missing: the first five are named), IndexFormatError
-    (an incomplete or damaged index, or another version), StaleIndexError (a shard has another
-    size, or the index another digest), UnsafeContentError (a path that leaves the root) and
-    LoaderError (a store that cannot be reached, or refuses).
+    Raises:
+        FileNotFoundError: no index is there, or shards are missing: the first five are named.
+        IndexFormatError: an incomplete or damaged index, or another version.
+        StaleIndexError: a shard has another size, or the index another digest.
+        UnsafeContentError: a path that leaves the root, or shards at a place that nobody named.
+        LoaderError: a store that cannot be reached, or refuses.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -348,12 +444,9 @@ def open_index(
     """
     if not isinstance(cache, DiskCache | None):
         raise TypeError(f"cache must be a DiskCache, got {cache!r}")
-    if cache is None and is_url(os.fspath(path)):
-        cache = cache_of_environment()
-    index = load_index(path, root, cache)
-    if is_url(index.root):
-        index.cache = cache or cache_of_environment()
-        store_of(index.root).forget()
+    index = open_unseen(path, root, cache)
+    if isinstance(index.shards_at, Location):
+        store_of(index.shards_at).forget()
     if digest is not None and index.digest != digest:
         raise StaleIndexError(
             "this is another index",
@@ -362,48 +455,118 @@ def open_index(
             found=index.digest,
             advice="get the index again from where the digest comes from",
         )
-    if index.container != "files":  # there may be millions of files: each is checked when read
-        index.look_at_shards()
+    index._look_at_shards()
     return index
 
 
-def load_index(
+def open_unseen(
     path: str | os.PathLike[str],
     root: str | os.PathLike[str] | None,
     cache: DiskCache | None = None,
     /,
 ) -> Index:
+    """Open an index as `open_index` does, whose shards need not be there."""
+    if cache is None and is_url(os.fspath(path)):
+        cache = cache_of_environment()
+    index = load_index(path, root, cache)
+    if root is None:
+        find_shards(index)
+    if index.remote:
+        index.cache = cache or cache_of_environment()
+    return index
+
+
+def find_shards(index: Index) -> None:
+    """Go to the place where the index was built, if the shards are not beside the index and the
+    index may lead there.
+
+    Raises:
+        UnsafeContentError: another place: an index may come from anybody.
+    """
+    near, place = index.shards_at, index.built_at
+    if place is None or place == near or _is_beside(index):
+        return
+    here = isinstance(near, Location) and place.shares_host(near)
+    if not here and not allowed(place):
+        raise UnsafeContentError(
+            "the shards of this index lie elsewhere, and an index does not choose where requests "
+            "go",
+            path=index.where,
+            expected=f"shards beside the index, below {near}",
+            found=f"shards at {place}",
+            advice=f"if you trust this place, open the index with root={str(place)!r} (in a "
+            f"terminal --root {shlex.quote(str(place))}), or set {ROOTS} to it",
+        )
+    index.shards_at = place
+
+
+def _is_beside(index: Index) -> bool:
+    """Return whether the first shard, or the first file, lies beside the index."""
+    held = "files" if index.container == "files" else "shardpaths"
+    with suppress(RefusedError, UnsafeContentError):  # stores may refuse, too
+        return is_there(index.shards_at, index._strings(held, checked=False)[0])
+    return False
+
+
+def is_there(root: Root, name: str, /) -> bool:
+    """Return whether a shard, or a file, lies below a root."""
+    if isinstance(root, str):
+        return os.path.exists(join(root, name))
+    try:
+        store_of(root).facts([inside(name, key=True)], fresh=True)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def load_index(
+    path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | Location | None,
+    cache: DiskCache | None = None,
+    /,
+) -> Index:
     """Open the index folder at `path`, a path or a URL, without a look at its shards."""
-    given = os.fspath(path)
-    if is_url(given):
+    given = place_of(path)
+    where: Root
+    if isinstance(given, Location):
         folder, temporary = bring_index(given, cache)
-        near = given.rstrip("/").rpartition("/")[0]
+        where = given.parent
     else:
         folder, temporary = Path(os.path.abspath(given)), None
-        near = str(folder.parent)
-        refuse_unfinished(near, folder.name)
-    manifest, index = read_manifest(folder), None
+        where = str(folder.parent)
+        refuse_unfinished(where, folder.name)
+    if root is not None:
+        where = root if isinstance(root, Location) else place_of(root)
+    place = given if isinstance(given, Location) else folder
+    manifest, index = read_manifest(folder, place), None
     while index is None:
         try:
-            where = remembered_root(manifest["options"].get("root"), near)
-            index = Index(folder, where if root is None else os.fspath(root), manifest, cache)
+            index = Index(folder, str(where), manifest, cache)
         except FileNotFoundError:
-            before, manifest = manifest, read_manifest(folder)
+            before, manifest = manifest, read_manifest(folder, place)
             if manifest == before:  # it was not replaced by a new build meanwhile
                 raise IndexFormatError(
-                    "incomplete index: an array is missing", path=folder, advice=REBUILD
+                    "incomplete index: an array is missing", path=place, advice=REBUILD
                 ) from None
-        except IndexFormatError:
+        except LoaderError as error:
+            if isinstance(error, IndexFormatError) and isinstance(place, Location):
+                error.path = str(place)  # the copy may be gone by now
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise IndexFormatError(
                 "damaged index: its manifest tells what cannot be",
-                path=folder,
+                path=place,
                 found=f"{type(error).__name__}: {error}",
                 advice=REBUILD,
             ) from None
-    if is_url(given):
-        index.where = given
+    index.shards_at, index.where = where, str(place)
     if temporary is not None:
         weakref.finalize(index, remove_temporary, temporary)
     return index
@@ -419,7 +582,7 @@ def check_index(index: Index) -> None:
 
 def _reopen(
     path: str,
-    root: str,
+    root: str | Location,
     fingerprint: str,
     checked: set[str],
     cache: DiskCache | None,

@@ -1,11 +1,12 @@
 """Writing shards: `pack` divides samples over them, and indexes them.
 
-_samples.py says what can be packed, _check.py refuses what is no sample, _split.py divides,
-_shard_writer.py writes, _place.py puts in place.
+_pack.py is `pack`. _inputs.py says what can be packed, with _compressed.py for compressed shards,
+_check.py refuses what is no sample, _split.py divides, _shard_writer.py writes, _place.py puts in
+place.
 """
 
+from twinfeed.loaders.packing._inputs import ImageFolder, LooseFiles
 from twinfeed.loaders.packing._pack import pack
-from twinfeed.loaders.packing._samples import ImageFolder, LooseFiles
 from twinfeed.loaders.packing._shard_writer import SHARD_BYTES, ShardContainer
 
 __all__ = ["SHARD_BYTES", "ImageFolder", "LooseFiles", "ShardContainer", "pack"]

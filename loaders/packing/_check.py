@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.index.labels import Label, is_label
+from twinfeed.loaders.index.options import Label, is_label
 
 
 @contextmanager
-def told_of(number: int, sample: object) -> Iterator[None]:
+def naming(number: int, sample: object) -> Iterator[None]:
     """Name the record, by its number in the source and its key, in an error that it causes."""
     try:
         yield

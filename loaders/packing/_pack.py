@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import re
 import reprlib
+import shlex
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from twinfeed.loaders._atomic import locked, room_for
-from twinfeed.loaders._checks import choice, count, flag
-from twinfeed.loaders._progress import bar
+from twinfeed.loaders.building.build import build_index
+from twinfeed.loaders.building.labels import FromJson, LabelSource
+from twinfeed.loaders.building.shards import expand, is_compressed
+from twinfeed.loaders.building.sources import refuse_part
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats._sniff import is_index
+from twinfeed.loaders.formats.sniff import image_extension, is_index
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index._paths import to_write
-from twinfeed.loaders.index._remote_index import index_at_url
-from twinfeed.loaders.index._shards import refuse_compressed
-from twinfeed.loaders.index.build import build_index
-from twinfeed.loaders.index.labels import FromJson, LabelSource
-from twinfeed.loaders.index.options import Missing, Reading
-from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
-from twinfeed.loaders.packing._samples import (
+from twinfeed.loaders.index.options import Missing
+from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.index.sizes import field_bytes
+from twinfeed.loaders.packing._compressed import CompressedShards, head_of, some_compressed
+from twinfeed.loaders.packing._inputs import (
     ImageFolder,
     InAnyOrder,
     LooseFiles,
@@ -33,6 +35,7 @@ from twinfeed.loaders.packing._samples import (
     size_of,
     taken,
 )
+from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     Kinds,
@@ -41,14 +44,25 @@ from twinfeed.loaders.packing._shard_writer import (
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
-from twinfeed.samplers import _validate
-from twinfeed.samplers._bits import root_key
-from twinfeed.samplers._permutation import permute
-from twinfeed.samplers._validate import counted
+from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.remote.location import is_url
+from twinfeed.loaders.support.atomic import locked, room_for
+from twinfeed.loaders.support.checks import choice, count, flag
+from twinfeed.loaders.support.progress import bar
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import root_key
+from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.validate import counted
 
 Source = InAnyOrder | Iterable[Sample]
+Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_MAGIC = re.compile(r"[*?\[{]")
 _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
+
+
+_SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
 
 
 class _Piece(NamedTuple):
@@ -60,8 +74,9 @@ class _Piece(NamedTuple):
     stops: Collection[int] = ()
 
 
+@counterparts()
 def pack(
-    source: Source | str | os.PathLike[str],
+    source: Source | Shards,
     out: str | os.PathLike[str],
     /,
     *,
@@ -76,22 +91,6 @@ def pack(
 ) -> dict[str, Index]:
     """Write `source` to shards in the folder `out`, index them, and return the index of each split.
 
-    - `source`: an `ImageFolder`, `LooseFiles`, an `Index`, the path of an image folder or of an
-      index, or an iterable of dicts. A dict has bytes, str, numbers or arrays by field name,
-      `__key__` (a str) for the key, and `label` (an int or a str) for the class. The fields and
-      columns of an index are packed as they are, whatever the index was made of.
-    - `out`: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
-      (`train.index`).
-    - `container`: "tfrecord", or "tar" (webdataset).
-    - `split`: the name of each split, with its number of records, or its fraction of them. Numbers
-      add up to all records, fractions to 1. By default there is one split, "data".
-    - `seed`: shuffles the records; None keeps their order. A split needs a seed.
-    - `shards`: the least number of shards of each split.
-    - `shard_bytes`: about how many bytes a shard has.
-    - `shard_records`: the most records of a shard.
-    - `overwrite`: whether to replace what was packed under the same names.
-    - `progress`: whether to show a progress bar.
-
     A TFRecord holds integers as int64 and floats as float32, since an Example has no other numbers.
     The values of a field must be of one kind in all records. A field that a record lacks is read as
     empty, and a ShardWarning counts the records that lack it. A tar holds numbers as text, and the
@@ -105,9 +104,32 @@ def pack(
     until the next `pack` finishes the work. Files that no packer named are never deleted. An
     iterable that is shuffled, split or cut to several `shards` is written twice, first as it comes.
 
-    Raises TypeError and ValueError for arguments or samples that do not fit (the record is named),
-    FileExistsError for files of the same names, TimeoutError where another process holds the lock
-    of `out`, OSError where the disk is full.
+    Args:
+        source: an `ImageFolder`, `LooseFiles`, an `Index`, the path of an image folder or of an
+            index, an iterable of dicts, or compressed shards: TFRecord or tar of gzip, bzip2, xz or
+            zlib, named by a path, a pattern or a list. A dict has bytes, str, numbers or arrays by
+            field name, `__key__` (a str) for the key, and `label` (an int or a str) for the class.
+            The fields and columns of an index are packed as they are, whatever the index was made
+            of. Compressed shards are decompressed one at a time, in `out`. To choose their label,
+            index the new shards with `build_index(label=…)`.
+        out: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
+            (`train.index`).
+        container: "tfrecord", or "tar" (webdataset).
+        split: the name of each split, with its number of records, or its fraction of them. Numbers
+            add up to all records, fractions to 1. By default there is one split, "data".
+        seed: shuffles the records; None keeps their order. A split needs a seed.
+        shards: the least number of shards of each split.
+        shard_bytes: about how many bytes a shard has.
+        shard_records: the most records of a shard.
+        overwrite: whether to replace what was packed under the same names.
+        progress: whether to show a progress bar.
+
+    Raises:
+        TypeError: arguments or samples have another type (the record is named).
+        ValueError: arguments or samples do not fit (the record is named).
+        FileExistsError: files of the same names lie in `out`.
+        TimeoutError: another process holds the lock of `out`.
+        OSError: the disk is full.
 
     >>> import tempfile
     >>> words = [{"word": word, "label": word[0]} for word in ("to", "be", "or", "not", "to", "be")]
@@ -115,7 +137,7 @@ def pack(
     >>> len(packed["train"]), packed["eval"].classes
     (4, ('b', 'n', 'o', 't'))
     """
-    seed = None if seed is None else _validate.seed(seed)
+    seed = None if seed is None else validate.seed(seed)
     flag("overwrite", overwrite)
     choice("container", container, get_args(ShardContainer))
     count("shards", shards)
@@ -124,28 +146,19 @@ def pack(
         count("shard_records", shard_records)
     if split is not None:
         check_split(split, seed)
-    source = _opened(source)
+    opened = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
+        source = opened.samples(work) if isinstance(opened, CompressedShards) else opened
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
         pieces = _pieces(samples, split, seed, shards, shard_bytes)
         written = {piece.name: Written(work, piece.name, container) for piece in pieces}
-        nbytes = size_of(samples)
-        kinds: Kinds = {}
-        with room_for(folder, nbytes, work=work):
-            for name, records_of, records, stops in pieces:
-                write_shards(
-                    written[name],
-                    bar(records_of, f"packing {name}", "record", progress, total=records),
-                    kinds=kinds,
-                    stops=stops,
-                    # Shards of a known size are cut evenly, at the stops.
-                    most_bytes=shard_bytes if nbytes is None else math.inf,
-                    most_records=shard_records,
-                )
+        limits = _Limits(size_of(samples), shard_bytes, shard_records)
+        with room_for(folder, limits.known, work=work):
+            _write(pieces, written, limits, progress)
             classes = _classes(samples, written.values())
             for done in written.values():
                 _index(done, classes, progress)
@@ -157,21 +170,49 @@ def pack(
             return {name: open_index(folder / f"{name}.index") for name in written}
 
 
-def _opened(source: object) -> Source:
-    """Return a source of samples. The path of an index or of a folder of images is opened."""
+class _Limits(NamedTuple):
+    """Hold the bytes of all samples, if they are known, and the most of a shard."""
+
+    known: int | None
+    nbytes: int
+    records: int | None
+
+
+def _write(
+    pieces: Iterable[_Piece], written: Mapping[str, Written], limits: _Limits, progress: bool
+) -> None:
+    """Write the shards of all splits."""
+    kinds: Kinds = {}
+    for name, samples, records, stops in pieces:
+        write_shards(
+            written[name],
+            bar(samples, f"packing {name}", "record", progress, total=records),
+            kinds=kinds,
+            stops=stops,
+            # Shards of a known size are cut evenly, at the stops.
+            most_bytes=limits.nbytes if limits.known is None else math.inf,
+            most_records=limits.records,
+        )
+
+
+def _opened(source: Any) -> Source | CompressedShards:
+    """Return a source of samples. What is named by a path is opened."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if is_index(path) or index_at_url(source):
             return open_index(source)
-        if path.exists() and not path.is_dir():
-            refuse_compressed(str(path))
-            raise LoaderError(
-                "a file, which is neither a folder of images nor an index",
-                path=path,
-                advice=f"index the shard, then pack the index: twinfeed index {path} --out "
-                f"{path.with_suffix('.index')}",
-            )
-        return ImageFolder(path)
+    if _names_shards(source):
+        paths = expand(source, compressed=True)
+        if some_compressed(paths):
+            return CompressedShards(paths)
+        refuse_part(paths[0])
+        raise LoaderError(
+            "a file, which is neither a folder of images nor an index, nor compressed",
+            path=paths[0],
+            advice=_indexed_first(source, paths[0]),
+        )
+    if isinstance(source, (str, os.PathLike)):
+        return ImageFolder(source)
     if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
@@ -180,12 +221,40 @@ def _opened(source: object) -> Source:
     return source
 
 
-def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample]:
-    """Return samples that can be taken in any order: an iterable is first written to `spool`.
+def _indexed_first(source: Any, path: str) -> str:
+    """Say how the records of files that are not compressed are packed."""
+    if image_extension(head_of(path)):
+        return f"give the folder that holds the images: {os.path.dirname(path) or '.'}"
+    shards = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "SHARDS"
+    out = Path(path).with_suffix(".index") if shards == path else Path(path).parent / "data.index"
+    command = ["twinfeed", "index", shards, "--out", "data.index" if is_url(path) else str(out)]
+    return f"index the shards, then pack the index: {shlex.join(command)}"
 
-    If `spool` is None, an iterable stays as it is.
+
+def _names_shards(source: Any) -> bool:
+    """Whether a source is a file's name, a pattern, or a list of these."""
+    if isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+        magic = not os.path.exists(name) and _MAGIC.search(name)
+        return bool(is_url(name) or is_compressed(name) or os.path.isfile(name) or magic)
+    named = isinstance(source, (list, tuple)) and len(source)
+    return bool(named) and all(isinstance(one, (str, os.PathLike)) for one in source)
+
+
+def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample]:
+    """Return samples that can be taken in any order: an iterable is first written to `spool`, and
+    shards at a URL are read through a cache there.
+
+    If `spool` is None, the source stays as it is.
     """
-    if spool is None or isinstance(source, _IN_ANY_ORDER):
+    if spool is None:
+        return source
+    if isinstance(source, Index) and source.remote and source.cache is None:
+        near = copy.copy(source)
+        stored = field_bytes(source) + int(source.shards["bytes"].sum())
+        near.cache = DiskCache(spool / "cache", bytes=stored + _SPARE)
+        return near
+    if isinstance(source, _IN_ANY_ORDER):
         return source
     spool = spool / "spool"
     spool.mkdir()
@@ -232,7 +301,7 @@ def _classes(source: object, written: Iterable[Written]) -> tuple[str, ...]:
     if len({bool(done.named) for done in written}) > 1:
         raise ValueError("labels are names in one split and integers in another: give all one kind")
     known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
-    return known or tuple(sorted(set().union(*(done.named for done in written))))
+    return tuple(known) or tuple(sorted(set().union(*(done.named for done in written))))
 
 
 def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
@@ -261,7 +330,9 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
         label=label if written.counts["label"] else None,
         classes=classes if written.named else None,
         fields=fields if container == "tar" else None,
-        reading=Reading(missing=missing, key=key, digest=True),
+        missing=missing,
+        key=key,
+        digest=True,
         progress=progress,
     )
     if len(index) != written.records:
@@ -279,5 +350,5 @@ def _warn_of_gaps(written: Written) -> None:
             f"fields that some of the {written.records} records of {written.name!r} lack read as "
             f"empty there: {', '.join(lacks)}",
             ShardWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

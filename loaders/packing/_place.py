@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from twinfeed.loaders._atomic import beside, locked, sync, writable
+from twinfeed.loaders.building.store import others_in
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.formats._sniff import MANIFEST
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import PLACING
-from twinfeed.loaders.index._store import read_manifest
+from twinfeed.loaders.index.manifest import read_manifest
+from twinfeed.loaders.index.paths import PLACING
+from twinfeed.loaders.support.atomic import beside, locked, sync, writable
+from twinfeed.loaders.support.owned import delete_marked, delete_whole, is_marked, mark
 
 _WORK = "packing"
 _OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
-_IN_INDEX = re.compile(rf"{re.escape(MANIFEST)}|columns-[0-9a-f]{{16}}|\..*-[0-9a-f]{{16}}")
 _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
@@ -32,8 +32,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
         taken += [path.name for path in (index, *shards) if path.exists()]
         others += [path.name for path in shards if path.is_dir()]
         if index.is_dir() and not index.is_symlink():
-            held = [each.name for each in index.iterdir()]
-            others += [f"{index.name}/{each}" for each in held if not _IN_INDEX.fullmatch(each)]
+            others += [f"{index.name}/{each}" for each in others_in(index)]
         elif os.path.lexists(index):
             others.append(index.name)
     if taken and not overwrite:
@@ -62,7 +61,7 @@ def workplace(folder: Path, /) -> Iterator[Path]:
         yield work
     finally:
         with locked(folder), suppress(FileNotFoundError):  # the work was put in place
-            shutil.rmtree(work)
+            delete_whole(work)
         os.close(own)
         if not there:
             with suppress(OSError):  # it holds something
@@ -76,8 +75,9 @@ def _begin(folder: Path, work: Path) -> int:
         _finish(folder)
         for left in folder.glob(f".{_WORK}-*"):
             if _OWN_WORK.fullmatch(left.name):
-                _remove_unheld(left)
+                (_remove_unheld if is_marked(left) else delete_marked)(left)
         work.mkdir(mode=0o700)  # else another user could open and lock the folder
+        mark(work)
         own = os.open(work, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,12 +85,12 @@ def _begin(folder: Path, work: Path) -> int:
 
 
 def _remove_unheld(work: Path) -> None:
-    """Remove a folder that nobody locks: its packer was killed, and lost the lock."""
+    """Remove a packer's folder that nobody locks: the packer was killed, and lost the lock."""
     with suppress(OSError):  # a link, another user's, or in use
         fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(work)
+            delete_whole(work)
         finally:
             os.close(fd)
 
@@ -114,14 +114,18 @@ def put_in_place(work: Path, folder: Path, /) -> None:
 def _finish(folder: Path) -> None:
     """Put in place what lies ready. A killed packer may have done a part of this already."""
     placing = folder / PLACING
-    if not placing.is_dir():
+    if not os.path.lexists(placing):
         return
+    if not is_marked(placing):
+        raise FileExistsError(
+            errno.EEXIST, "no packer made this, and it is in the way: move it", str(placing)
+        )
     for index in sorted(placing.glob("*.index")):
         _place(placing, folder, index.name)
     sync(folder)
     done = beside(folder / _WORK)
     os.rename(placing, done)
-    shutil.rmtree(done)
+    delete_whole(done)
 
 
 def _place(placing: Path, folder: Path, name: str) -> None:

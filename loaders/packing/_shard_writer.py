@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twinfeed.loaders._atomic import sync
-from twinfeed.loaders.formats._sniff import image_extension
 from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.packing._check import checked, kind_of, told_of
-from twinfeed.loaders.packing._samples import Sample
+from twinfeed.loaders.packing._check import checked, kind_of, naming
+from twinfeed.loaders.packing._inputs import Sample
+from twinfeed.loaders.support.atomic import sync
 
 ShardContainer = Literal["tfrecord", "tar"]
 Kinds = dict[str, tuple[str, int]]
@@ -94,7 +94,7 @@ def write_shards(
         keys: dict[str, int] = {}
         with open_writer(path) as writer:
             for in_shard, (number, sample) in enumerate(chain([first], items), 1):
-                with told_of(number, sample):
+                with naming(number, sample):
                     key, values = checked(sample)
                     written.note(key, values)
                     if isinstance(writer, TarWriter):

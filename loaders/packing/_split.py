@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+
+import numpy as np
 
 Split = Mapping[str, int | float]
 
@@ -15,11 +18,16 @@ def check_split(split: Split, seed: int | None, /) -> None:
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
-            f"{{'train': 0.8, 'eval': 0.2}}, got {split!r}"
+            f"{{'train': 0.8, 'eval': 0.2}}, got {reprlib.repr(split)}"
         )
     for name, size in split.items():
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise ValueError(f"split= names must be fit for files, got {name!r}")
+        if isinstance(size, (np.ndarray, Sequence)) and not isinstance(size, str):
+            raise TypeError(
+                f"split= sizes must be numbers, got {len(size):,} ids for {name!r}: pack a "
+                "generator of their samples, as docs/shuffling.md shows"
+            )
         if isinstance(size, bool) or not isinstance(size, numbers.Real):
             raise TypeError(f"split= sizes must be numbers, got {size!r} for {name!r}")
         if not size >= 0:
@@ -41,6 +49,6 @@ def counts_of(split: Split, n: int, /) -> dict[str, int]:
             )
         return {name: int(size) for name, size in split.items()}
     if not math.isclose(total, 1):
-        raise ValueError(f"split= must be counts, or fractions that add up to 1, got {total}")
+        raise ValueError(f"split= must be counts, or fractions that add up to 1, got {total:g}")
     ends = [round(reached * n) for reached in accumulate(split.values(), initial=0.0)]
     return {name: end - begin for name, (begin, end) in zip(split, pairwise(ends), strict=True)}

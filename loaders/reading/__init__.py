@@ -1,8 +1,11 @@
-"""Reading by id: reader.py gives fields, and _fetch.py the bytes of fields.
+"""Reading by id: reader.py gives fields, and a fetcher (fetcher.py) the bytes of fields.
 
-- _handles.py holds the open files, and _ahead.py plans what is read ahead.
-- _remote.py reads shards at a URL. _held.py holds what was fetched ahead.
-- _asking.py serves workers for which another process reads.
+- local.py fetches from local shards and files, with the open files of _handles.py.
+- _remote.py fetches from shards at a URL. held.py holds what was fetched before it is needed.
+- schedule.py has what a stream draws, planner.py reads ahead of it, and ranges.py says what is read
+  in one piece.
+- asking.py serves workers for which another process reads.
+- source.py is what a feed asks of whatever holds its records.
 - side_table.py joins memory-mapped arrays by sample id.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 from weakref import WeakSet
 
-from twinfeed.loaders._system import file_limit
+from twinfeed.loaders.support.system import file_limit
 
 
 class Handle:

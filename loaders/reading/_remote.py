@@ -7,26 +7,26 @@ from functools import cached_property
 
 import numpy as np
 
-from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index._paths import join, stale_file
-from twinfeed.loaders.reading._fetch import (
+from twinfeed.loaders.index.paths import inside, join, stale_file
+from twinfeed.loaders.reading.fetcher import Fetcher, Followed, WrongBytes
+from twinfeed.loaders.reading.held import Ahead, HeldRange
+from twinfeed.loaders.reading.ranges import (
     MOST_AT_ONCE,
     Extents,
-    Fetcher,
-    Followed,
     Rows,
-    WrongBytes,
     extent_of,
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.reading._held import Ahead, Range
-from twinfeed.loaders.remote._chunks import Chunks, chunk_bytes
-from twinfeed.loaders.remote._download import describe
-from twinfeed.loaders.remote._store import Facts, store_of
-from twinfeed.loaders.remote._uses import NOW, NextUses
+from twinfeed.loaders.remote.chunks import Chunks, chunk_bytes
+from twinfeed.loaders.remote.download import describe
+from twinfeed.loaders.remote.location import Location
+from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.remote.stores import Facts
+from twinfeed.loaders.remote.uses import NOW, NextUses
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.checksum import crc32c
 
 _LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
@@ -38,9 +38,10 @@ class RemoteShards(Fetcher):
     range, each range is compared. Otherwise each file is compared once.
     """
 
-    def __init__(self, index: Index, verify: bool) -> None:
-        super().__init__(index, verify)
-        self.store = store_of(index.root)
+    def __init__(self, index: Index, checksums: bool) -> None:
+        super().__init__(index, checksums)
+        assert isinstance(index.shards_at, Location)
+        self.store = store_of(index.shards_at)
         self.gap = _gap(index)
         self.chunks = _chunks(index)
         self._uses: NextUses | None = None
@@ -56,7 +57,10 @@ class RemoteShards(Fetcher):
         if self._uses is None or self._followed != stream:
             self._followed = stream
             chunks = int(self.chunks.starts[-1])
-            self._uses = NextUses(stream.sampler, chunks, self._chunks_of, planned=stream.planned)
+            whole = stream.schedule.whole
+            self._uses = NextUses(
+                whole.sampler, whole.batches, chunks, self._chunks_of, planned=stream.planned
+            )
         self.chunks.follow(self._uses, epoch, step)
 
     def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -64,7 +68,7 @@ class RemoteShards(Fetcher):
         assert self.chunks is not None
         assert self._followed is not None
         fields = self._followed.fields
-        rows = self.index.rows(fields, records)
+        rows = self.index._rows(fields, records)
         held = rows["length"] > 0
         rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]
         size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
@@ -81,7 +85,7 @@ class RemoteShards(Fetcher):
         self._look_at(rows)
         with self._lock:
             ranges = self._ranges(rows)
-        counts: dict[Range, int] = {}
+        counts: dict[HeldRange, int] = {}
         for one in ranges:
             counts[one] = counts.get(one, 0) + 1
         try:
@@ -106,17 +110,18 @@ class RemoteShards(Fetcher):
         with self._lock:
             self._ahead.clear()
 
-    def _ranges(self, rows: Rows) -> list[Range]:
+    def _ranges(self, rows: Rows) -> list[HeldRange]:
         """Return the range of each row: told ahead, or made here of rows near each other."""
+        nothing = HeldRange(0, 0, 0, 0, uses=0, step=NOW)  # of an empty field, which asks for none
         found = [
-            self._ahead.find(file, offset, offset + length)
+            self._ahead.find(file, offset, offset + length) if length else nothing
             for offset, length, file, _ in rows.tolist()
         ]
         alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
         lone = rows[alone]
         for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
             start, stop = extent_of(lone[first:last])
-            one = Range(0, int(lone["file"][first]), start, stop, uses=0, step=NOW)
+            one = HeldRange(0, int(lone["file"][first]), start, stop, uses=0, step=NOW)
             one.begin(self._read, soon=True)
             for place in alone[first:last].tolist():
                 found[place] = one
@@ -124,13 +129,13 @@ class RemoteShards(Fetcher):
         self._ahead.need([one for one in dict.fromkeys(ranges) if one.number])
         return ranges
 
-    def _cut(self, rows: Rows, ranges: list[Range]) -> list[bytes]:
+    def _cut(self, rows: Rows, ranges: list[HeldRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
         out = []
         for place, (offset, length, _, crc) in enumerate(rows.tolist()):
             one = ranges[place]
             data = bytes(one.data()[offset - one.start : offset - one.start + length])
-            if len(data) != length or (self.verify and crc32c(data) != crc):
+            if len(data) != length or (self.checksums and crc32c(data) != crc):
                 data = self._anew(one.file, offset, offset + length, data)
                 if len(data) != length or crc32c(data) != crc:
                     raise WrongBytes(place, data)
@@ -146,12 +151,11 @@ class RemoteShards(Fetcher):
 
     def _path(self, number: int) -> str:
         """Return a file's path below the root, which it must not leave."""
-        join(self.index.root, path := self.index.files[number])
-        return path
+        return inside(self.index.files[number], key=True)
 
     def _expected(self, number: int) -> Facts:
         """Return the indexed size and tag of a file. Loose files have no tags."""
-        tag = None if self.index.container == "files" else self.index.tag(number)
+        tag = None if self.index.container == "files" else self.index._tag(number)
         return Facts(int(self._sizes[number]), tag)
 
     @cached_property
@@ -167,7 +171,7 @@ class RemoteShards(Fetcher):
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, where it must be as it was indexed."""
         piece = self.store.read(self._path(file), start, stop)
-        if self.store.tells:
+        if self.store.gives_facts:
             self._compare(file, piece.facts)
         return piece.data
 
@@ -177,12 +181,14 @@ class RemoteShards(Fetcher):
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             tag = None if expected.tag is None else found.tag
-            told = describe(Facts(found.bytes, tag))
-            raise stale_file(self.store.url(self._path(file)), describe(expected), told)
+            answered = describe(Facts(found.bytes, tag))
+            raise stale_file(self.store.url(self._path(file)), describe(expected), answered)
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the facts of the rows' files, all at once, where ranges come without facts."""
-        if self.store.tells or self.index.container == "files":  # else a request for each file
+        if (
+            self.store.gives_facts or self.index.container == "files"
+        ):  # else a request for each file
             return
         new = [file for file in set(rows["file"].tolist()) if file not in self._known]
         facts = self.store.facts([self._path(file) for file in new])
@@ -197,16 +203,16 @@ def _chunks(index: Index) -> Chunks | None:
         return None
     sizes = _sizes(index)
     if index.container == "files":  # there may be too many for a digest of each
-        told = [f"{index.root} {index.fingerprint}"]
+        depends = [f"{index.root} {index.fingerprint}"]
     else:
-        told = [
-            f"{join(index.root, path)} {shard} {index.tag(number)}"
+        depends = [
+            f"{join(index.root, path)} {shard} {index._tag(number)}"
             for number, (path, shard) in enumerate(
                 zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
             )
         ]
     size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), index.cache)
-    return Chunks(index.cache, told, sizes, size)
+    return Chunks(index.cache, depends, sizes, size)
 
 
 def _sizes(index: Index) -> Int64s:
@@ -214,7 +220,7 @@ def _sizes(index: Index) -> Int64s:
     if index.container != "files":
         return index.shards["bytes"].astype(np.int64)
     sizes = np.zeros(len(index.files), np.int64)
-    for rows in map(index.table, index.fields):
+    for rows in map(index._table, index.fields):
         # A damaged row is left out here. Reading the row raises the error.
         held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
         sizes[held["file"]] = held["length"]

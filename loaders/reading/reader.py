@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders import _checks, _system
-from twinfeed.loaders._checks import Ids, Int64s
-from twinfeed.loaders._closing import Closing
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
@@ -21,21 +18,19 @@ from twinfeed.loaders.errors import (
     StaleIndexError,
     TruncatedShardError,
 )
-from twinfeed.loaders.formats._checksum import crc32c
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
-from twinfeed.loaders.limits import LIMITS
-from twinfeed.loaders.reading._fetch import (
-    Fetcher,
-    Followed,
-    WrongBytes,
-    extents_of,
-    fetcher,
-    many_near,
-)
 from twinfeed.loaders.reading._handles import default_limit
-from twinfeed.samplers import BatchStream
+from twinfeed.loaders.reading._remote import RemoteShards
+from twinfeed.loaders.reading.fetcher import Fetcher, Followed, WrongBytes
+from twinfeed.loaders.reading.local import LocalShards, WholeFiles
+from twinfeed.loaders.reading.ranges import extents_of, many_near
+from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support.checks import Ids, Int64s
+from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.limits import LIMITS
 
 Value = Any
 _MUCH = 1 << 26
@@ -45,12 +40,14 @@ _LOOKED_AT = 16  # ranges that tell whether reading waits: a few may be warm by 
 class Reader(Closing):
     """Read the fields of records by id from the shards of `index`.
 
-    Every field's bytes are compared with the CRC-32C that the index holds, unless `verify` is
-    False. At most `max_open_files` shards stay open (by default a quarter of what the process may
-    open).
-
     A reader may be used by several threads, forked, and pickled. Files are opened when they are
     read.
+
+    Args:
+        index: where the records lie.
+        checksums: whether every field's bytes are compared with the CRC-32C that the index holds.
+        max_open_files: the most shards that stay open (by default a quarter of what the process may
+            open).
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -61,20 +58,21 @@ class Reader(Closing):
     """
 
     def __init__(
-        self, index: Index, /, *, verify: bool = True, max_open_files: int | None = None
+        self, index: Index, /, *, checksums: bool = True, max_open_files: int | None = None
     ) -> None:
         check_index(index)
         if max_open_files is not None:
-            max_open_files = _checks.count("max_open_files", max_open_files)
+            max_open_files = checks.count("max_open_files", max_open_files)
         self.index = index
-        self.verify = _checks.flag("verify", verify)
+        self.checksums = checks.flag("checksums", checksums)
         self.max_open_files = max_open_files
         self._fill = index.options.missing == "empty"
+        self._lacking = {name for name, field in index.fields.items() if field.missing}
         self._renew()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by parameters: the files are opened where they are read."""
-        again = partial(Reader, verify=self.verify, max_open_files=self.max_open_files)
+        again = partial(Reader, checksums=self.checksums, max_open_files=self.max_open_files)
         return again, (self.index,)
 
     def close(self) -> None:
@@ -82,27 +80,48 @@ class Reader(Closing):
         if self._pid == os.getpid():
             self._own.close()
 
-    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Value]]:
+    def read(
+        self,
+        ids: Ids,
+        fields: Sequence[str] | None = None,
+        /,
+        *,
+        missing: Mapping[str, Value] | None = None,
+    ) -> dict[str, list[Value]]:
         """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
 
         A field gives `bytes`. A feature of several values gives a list of bytes or an array. A
         column gives its rows. Repeated ids are read once, and neighbours in one piece.
 
-        Raises IndexError for an id outside [0, N), KeyError for an unknown field, LoaderError
-        where a record lacks a field, StaleIndexError, DataCorruptionError.
+        Args:
+            ids: of the records, int.
+            fields: their names. Default: every field.
+            missing: the value of a field for the records that lack the field.
+
+        Raises:
+            IndexError: an id outside [0, N).
+            KeyError: an unknown field.
+            LoaderError: a record lacks a field.
+            StaleIndexError: a shard has changed.
+            DataCorruptionError: bytes do not match their checksum.
         """
-        ids = _checks.as_ids(ids)
-        names = self._names(fields)
-        stored = [name for name in names if name not in self.index.columns]
-        values = dict(zip(stored, self._read_fields(ids, stored), strict=True))
-        for name in names:
-            if name not in values:
-                values[name] = list(
-                    self.index.columns[name][_checks.check_ids(ids, len(self.index))]
-                )
+        return self._values(checks.as_ids(ids), self._names(fields), missing or {})
+
+    def _values(
+        self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
+    ) -> dict[str, list[Value]]:
+        """Return what `read` does, of arguments that are known to be of these types."""
+        columns = self.index.columns
+        stored = [name for name in names if name not in columns]
+        values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
+        if len(stored) == len(names):
+            return values
+        checks.check_ids(ids, len(self.index))
+        for name in columns.keys() & names:
+            values[name] = list(columns[name][ids])
         return {name: values[name] for name in names}
 
-    def extents(
+    def _extents(
         self, ids: Ids, fields: Sequence[str] | None = None, /, *, uses: Int64s | None = None
     ) -> npt.NDArray[Any]:
         """Return the ranges of files in which distinct records lie. Neighbours share a range.
@@ -112,40 +131,28 @@ class Reader(Closing):
         their shards are left out. Reading such a record says what is wrong.
         """
         names = [name for name in self._names(fields) if name not in self.index.columns]
-        ids = _checks.check_ids(ids, len(self.index))
-        rows = self.index.rows(names, ids)
+        ids = checks.check_ids(ids, len(self.index))
+        rows = self.index._rows(names, ids)
         uses = np.repeat(np.ones_like(ids) if uses is None else uses, len(names))
         held = rows["length"] > 0
         held[self._outside(rows)] = False
         return extents_of(rows[held], uses[held], self._fetcher.gap)
 
-    def waits(self, extents: npt.NDArray[Any], /) -> bool:
+    def _waits(self, extents: npt.NDArray[Any], /) -> bool:
         """Whether reading would wait for a disk or a network, by a look at a few of the ranges."""
         return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
 
-    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
+    def _ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
         """Begin to fetch the ranges that coming batches will read, without waiting.
 
-        `extents` come from the method `extents`, in the order in which they will be read. With
+        `extents` come from `_extents`, in the order in which they will be read. With
         `fresh`, ranges that were told before and have not begun are dropped.
         """
         self._fetcher.ahead(extents, fresh=fresh)
 
-    def follow(
-        self,
-        sampler: BatchStream,
-        fields: Sequence[str],
-        epoch: int,
-        step: int,
-        /,
-        *,
-        planned: bool = False,
-    ) -> None:
-        """Note which batch of a stream is read now. A cache then keeps what is needed soonest.
-
-        `planned` says that the ranges of the stream are told with `ahead`.
-        """
-        self._fetcher.follow(Followed(sampler, tuple(fields), planned), epoch, step)
+    def _follow(self, stream: Followed, epoch: int, step: int, /) -> None:
+        """Note which batch of a stream is read now. A cache then keeps what is needed soonest."""
+        self._fetcher.follow(stream, epoch, step)
 
     @property
     def _fetcher(self) -> Fetcher:
@@ -156,41 +163,56 @@ class Reader(Closing):
 
     def _renew(self) -> None:
         self._pid = os.getpid()
-        _system.keep_freed_memory()
+        system.keep_freed_memory()
         self._own = self._begin()
 
     def _begin(self) -> Fetcher:
         """Return a new fetcher."""
         limit = self.max_open_files or default_limit()
-        return fetcher(self.index, verify=self.verify, max_open_files=limit)
+        if self.index.remote:
+            return RemoteShards(self.index, self.checksums)
+        if self.index.container == "files":
+            return WholeFiles(self.index, self.checksums)
+        return LocalShards(self.index, self.checksums, limit)
 
     def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         """Return the fields to read."""
-        return tuple(self.index.fields) if fields is None else _checks.names("fields", fields)
+        return tuple(self.index.fields) if fields is None else checks.names("fields", fields)
 
-    def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[list[Value]]:
+    def _read_fields(
+        self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
+    ) -> list[list[Value]]:
         """Return the values of each field in the order of `ids`."""
         if not names or not len(ids):
             return [[] for _ in names]
         unique, inverse = ids, None
         ordered = np.sort(ids)
-        _checks.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
+        checks.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
         gaps = ordered[1:] - ordered[:-1]
-        if not gaps.all() or many_near(gaps == 1):  # some are the same, or side by side
+        least = np.minimum.reduce(gaps, initial=2)
+        if not least or (least == 1 and many_near(gaps == 1)):  # some are the same, or side by side
             unique, inverse = np.unique(ids, return_inverse=True)
-        data = self._fetch(unique, names, inverse is not None or len(names) > 1)
+        data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
         out = []
         for place, name in enumerate(names):
             values = self._decode(name, data[place :: len(names)])
+            if name in missing and name in self._lacking:
+                lacking = self.index._rows([name], unique)["length"] == -1
+                values = [
+                    missing[name] if lacks else value
+                    for value, lacks in zip(values, lacking.tolist(), strict=True)
+                ]
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
         return out
 
-    def _fetch(self, ids: Int64s, names: Sequence[str], neighbours: bool) -> list[bytes]:
-        """Return the bytes of each field, record by record; b"" where it is missing."""
-        rows = self.index.rows(names, ids)
+    def _fetch(
+        self, ids: Int64s, names: Sequence[str], missing: Container[str], neighbours: bool
+    ) -> list[bytes]:
+        """Return the bytes of each field, record by record; b"" where it may be `missing`."""
+        rows = self.index._rows(names, ids)
         where = None
-        if any(self.index.fields[name].missing for name in names):
-            where = self._held(rows, ids, names)
+        if not self._lacking.isdisjoint(names):
+            where = self._held(rows, ids, names, missing)
             rows = rows[where]
         self._check_batch(rows)
         try:
@@ -233,11 +255,15 @@ class Reader(Closing):
         # Records of one index do not overlap, except for hard links in a tar.
         return min(LIMITS.batch_bytes, LINKED * int(self.index.shards["bytes"].sum()))
 
-    def _held(self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str]) -> Int64s:
+    def _held(
+        self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
+    ) -> Int64s:
         """Return the places of the rows that are there; raise if a row may not be missing."""
         held = rows["length"] != -1
-        if not self._fill and not held.all():
-            raise self._missing(int(np.argmin(held)), ids, names)
+        allowed = [self._fill or name in missing for name in names]
+        lacking = np.flatnonzero(~(held.reshape(-1, len(names)) | allowed))
+        if len(lacking):
+            raise self._missing(int(lacking[0]), ids, names)
         return np.flatnonzero(held)
 
     def _outside(self, rows: npt.NDArray[Any]) -> Int64s:
@@ -273,18 +299,21 @@ class Reader(Closing):
         record, name = int(ids[place // len(names)]), names[place % len(names)]
         return LoaderError(
             f"{self.index.describe(record)} lacks the field {name!r}",
-            advice="read other fields, or index with fields=, and missing='skip' or 'empty'",
+            advice=f"give Feed or Reader.read a value for it, missing={{{name!r}: …}}, or "
+            "read other fields",
         )
 
     def _wrong(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
         """Return the error of bytes that are not as indexed, after reading them once more."""
+        whole = self.index.container == "files"
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
-            "offset": int(row["offset"]),
+            "offset": None if whole else int(row["offset"]),
             "record": self.index.place(record)[1],
             "key": self.index.keys([record])[0],
         }
-        where = f"field {name!r} of {self.index.describe(record)}"
+        at = "" if whole else f" at byte {row['offset']}"
+        where = f"field {name!r}{at} of {self.index.describe(record)}"
         if len(found) < row["length"]:
             return TruncatedShardError(
                 f"the shard ends within {where}",
@@ -307,7 +336,8 @@ class Reader(Closing):
                 "the file reads differently each time: check the disk, the mount and the RAM"
                 if again == "different"
                 else f"restore the shard; if it was changed on purpose, {REBUILD}; "
-                "to leave bad records out: twinfeed verify, then build_index(exclude=...)"
+                "to leave bad records out: twinfeed verify --bad-list FILE, then "
+                "twinfeed index --exclude FILE (in Python exclude=)"
             ),
             **facts,
         )

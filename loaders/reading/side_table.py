@@ -10,23 +10,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders._checks import Ids, Int64s, check_ids
 from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.support.checks import Ids, Int64s, check_ids
+from twinfeed.loaders.support.regular import open_regular
 
 
 class SideTable:
     """Map a `.npy` file with a row for each sample: captions as numbers, another model's features.
 
-    `table[ids]` reads the rows of these sample ids, and nothing else of the file. An id outside
-    [0, N) raises IndexError. If samples and rows have different orders, `rows` is the row of each
-    sample, int64[N]. `by_key` finds these rows by keys.
+    `table[ids]` reads the rows of these sample ids, and nothing else of the file.
 
     The table pickles as its path. A numpy.memmap would pickle with all its data. Every process maps
     the same pages.
 
-    Raises ValueError for a file that is not a whole `.npy` of numbers or truth values, and for
-    `rows` that leave the table.
+    Args:
+        path: the `.npy` file.
+        rows: the row of each sample, int64[N], if samples and rows have different orders. `by_key`
+            finds these rows by keys.
+
+    Raises:
+        ValueError: a file that is not a whole `.npy` of numbers or truth values, and `rows` that
+            leave the table.
+        IndexError: `table[ids]` of an id outside [0, N).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,8 +54,11 @@ class SideTable:
     ) -> SideTable:
         """Join the rows of `path`, whose keys are `keys`, to the records of `index`.
 
-        Raises ValueError, with counts and the first five cases, for records without a row and for
-        repeated keys. Rows that belong to no record are ignored.
+        Rows that belong to no record are ignored.
+
+        Raises:
+            ValueError: records without a row, and repeated keys; with counts and the first five
+                cases.
 
         >>> import tempfile
         >>> from twinfeed.loaders import pack
@@ -65,7 +74,7 @@ class SideTable:
             raise ValueError(
                 f"{len(twice)} of the {len(keys)} keys are there twice (first: {twice[:5]})"
             )
-        wanted = index.keys(range(len(index)))
+        wanted = index.keys()
         missing = [key for key in wanted if key not in place]
         if missing:
             raise ValueError(
@@ -100,6 +109,7 @@ class SideTable:
 def _mapped(path: str) -> npt.NDArray[Any]:
     """Map the array of an `.npy` file, which must be one of rows of numbers."""
     try:
+        os.close(open_regular(path))
         data = np.lib.format.open_memmap(path, mode="r")
         problem = None if data.ndim else "it holds a single value"
         if data.dtype.kind not in "biufc":

@@ -1,10 +1,11 @@
 """Stores of shards: what a URL leads to, read by ranges.
 
-- _store.py says what a store can do, and chooses a store by the URL: _objects.py (obstore) or
-  _files.py (fsspec). _helper.py reads, over _link.py, for a process that was forked from a process
-  that used obstore.
-- _network.py has the constants and the attempts. _wire.py has the requests in flight. _download.py
+- location.py takes URLs apart, and says which are refused.
+- stores.py says what a store can do. opening.py chooses one by the location: _objects.py (obstore),
+  _web.py (HTTP) or _fsspec.py (fsspec). _helper.py asks, over link.py, what _helping.py reads for a
+  process that was forked from a process that used obstore.
+- network.py has the constants and the attempts. wire.py has the requests in flight. download.py
   brings whole files here.
-- cache.py names a cache on a disk. _disk.py has the entries of the cache, _chunks.py reads through
-  the cache, and _uses.py knows when each chunk is needed next.
+- cache.py names a cache on a disk. disk.py has the entries of the cache. chunks.py reads through
+  the cache and decides which chunks make room, by uses.py, which knows when each is needed next.
 """

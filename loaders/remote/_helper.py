@@ -7,22 +7,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote import _network
-from twinfeed.loaders.remote._link import Link, answer
-from twinfeed.loaders.remote._network import PassingError
-from twinfeed.loaders.remote._store import Facts, Piece, Store, direct_store
+from twinfeed.loaders.remote import network
+from twinfeed.loaders.remote.link import Link
+from twinfeed.loaders.remote.network import PassingError
+from twinfeed.loaders.remote.stores import Facts, Piece, Store
 
 
 class Helped(Store):
     """Let a helper process make the requests, with its own threads and connections."""
 
-    tells = True
+    gives_facts = True
 
     def _there(self, name: str, *arguments: object) -> Any:
         try:
@@ -42,11 +42,15 @@ class Helped(Store):
         size = self._facts(path).bytes
         if size is None:
             raise LoaderError("the server does not tell how long this shard is", path=path)
-        for start in range(0, size, _network.NETWORK.piece):
-            yield self._read(path, start, min(size, start + _network.NETWORK.piece)).data
+        for start in range(0, size, network.NETWORK.piece):
+            yield self._read(path, start, min(size, start + network.NETWORK.piece)).data
 
     def _walk(self) -> Iterator[str]:
         yield from self._there("_walk")
+
+    def _folders(self) -> Sequence[str]:
+        found: list[str] = self._there("_folders")
+        return found
 
     def _write(self, path: str, file: Path, /) -> None:
         self._there("_write", path, file)
@@ -54,6 +58,8 @@ class Helped(Store):
     def _delete(self, path: str, /) -> None:
         self._there("_delete", path)
 
+
+_RUN = __name__.replace("_helper", "_helping")  # which this module cannot import
 
 _helpers: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
 _starting: dict[int, threading.Lock] = {}
@@ -71,7 +77,7 @@ def _helper() -> Link:
             with there:
                 code = (
                     f"import sys; sys.path[:] = {sys.path!r}; "
-                    f"from {__name__} import serve; serve({there.fileno()})"
+                    f"from {_RUN} import serve; serve({there.fileno()})"
                 )
                 process = subprocess.Popen(
                     [sys.executable, "-c", code],
@@ -81,21 +87,3 @@ def _helper() -> Link:
             found = Link(Connection(here.detach()))
             _helpers[os.getpid()] = found, process
         return found
-
-
-def serve(fd: int) -> None:
-    """Make the requests that come over a socket, many at once, until the socket closes."""
-    lock = threading.Lock()
-    stores: dict[str, Store] = {}
-
-    def call(root: str, name: str, *arguments: Any) -> Any:
-        with lock:
-            if root not in stores:
-                stores[root] = direct_store(root)
-        value = getattr(stores[root], name)(*arguments)
-        if name == "_walk":
-            return list(value)
-        return (bytes(value.data), value.facts) if name == "_read" else value
-
-    answer(Connection(fd), call, _network.NETWORK.requests)
-    os._exit(0)

@@ -1,87 +1,95 @@
-"""Stores that obstore serves: S3 and what speaks its protocol, GCS, Azure, and HTTP."""
+"""Stores that obstore serves: S3 and what speaks its protocol, GCS, and Azure."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions
-from obstore.store import from_url
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote import _network
-from twinfeed.loaders.remote._network import PassingError, gone, no_ranges, refused
-from twinfeed.loaders.remote._store import Facts, Piece, Store, refuse_query
+from twinfeed.loaders.remote import network as _network
+from twinfeed.loaders.remote.location import OBJECTS, WEB, Location, masked, without_signature
+from twinfeed.loaders.remote.network import PassingError, RefusedError, gone, no_ranges, refused
+from twinfeed.loaders.remote.stores import Facts, Piece, Store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig
 
 _STATUS = re.compile(r"status code: (\d{3})")
+_BEFORE = re.compile(r".*?Error performing [A-Z]+ \S+ in \S+ - |Generic \w+ error: ", re.DOTALL)
+_BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+_METADATA = re.compile(r"/latest/(api|meta-data)/|/computeMetadata/|/metadata/identity/")
 _CHUNK = 1 << 20
-_NO_LENGTH = "Content-Length Header missing"
 
-# What to do where a store refuses, by the first letter of its URL.
+# What to do where a store refuses, by its kind.
 _CREDENTIALS = {
-    "s": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket "
-    "AWS_SKIP_SIGNATURE=true",
-    "g": "set GOOGLE_SERVICE_ACCOUNT to the path of a key, or for a public bucket "
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket "
+    "AWS_SKIP_SIGNATURE=true; for a store that is not Amazon's set AWS_ENDPOINT_URL too",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT to the path of a key, or for a public bucket "
     "GOOGLE_SKIP_SIGNATURE=true",
-    "a": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
     "AZURE_SKIP_SIGNATURE=true",
-    "h": "a plain URL carries no credentials: look at the URL, or name the store itself, as in "
-    "s3://bucket/shard",
+}
+_PROFILE = (
+    "profiles are not read: put AWS_PROFILE into the environment with "
+    'eval "$(aws configure export-credentials --format env)"'
+)
+_HALVES = {
+    "Missing AccessKeyId": "AWS_ACCESS_KEY_ID",
+    "Missing SecretAccessKey": "AWS_SECRET_ACCESS_KEY",
+}
+"""What obstore says of half a key, and the variable of the other half."""
+
+# Where the environment gives the URL of a store. obstore panics where some of these are no URL.
+_ENDPOINTS = {
+    "s3": _network.S3_ENDPOINTS,
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 
 
 class Objects(Store):
     """Make single requests with obstore's own API, without its retries and its merging."""
 
-    tells = True
+    gives_facts = True
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: Location) -> None:
         super().__init__(root)
         network = _network.NETWORK
         waits: ClientConfig = {"connect_timeout": _span(network.connect_seconds)}
-        if root.startswith("http://") or _told_of_http():
+        if _http_allowed():
             waits["allow_http"] = True
-        self._web = root.startswith(("http://", "https://"))
         request, silent = _span(network.request_seconds), _span(network.silent_seconds)
-        self._ranges = self._open({**waits, "timeout": request})
-        self._streams = self._open({**waits, "timeout": "7days", "read_timeout": silent})
+        _check_endpoints(root)
+        with _configured(root), _naming(root):
+            self._ranges = _open(root, {**waits, "timeout": request})
+            self._streams = _open(root, {**waits, "timeout": "7days", "read_timeout": silent})
 
-    def _open(self, options: ClientConfig) -> Any:
-        once = {"max_retries": 0, "retry_timeout": timedelta(days=1)}
-        with _told(self.root):
-            return from_url(self.root, client_options=options, retry_config=once)  # type: ignore[call-overload]
-
-    def _at(self, path: str) -> str:
-        """Return a path as obstore takes it: obstore itself quotes the paths of web servers."""
-        if not self._web:
-            return path
-        refuse_query(self.url(path))
-        return unquote(path)
+    @contextmanager
+    def _at(self, path: str) -> Iterator[str]:
+        """Give a path to obstore, whose errors name the URL of the file."""
+        with _naming(self.root / path):
+            yield path
 
     def _facts(self, path: str, /) -> Facts:
-        with _told(self.url(path)):
-            try:
-                return _facts(obstore.head(self._ranges, self._at(path)))
-            except exceptions.GenericError as error:
-                if _NO_LENGTH not in str(error):
-                    raise
-                return Facts()
+        with self._at(path) as place:
+            return _facts(obstore.head(self._ranges, place))
 
     def _read(self, path: str, start: int, stop: int, /) -> Piece:
-        with _told(self.url(path)):
+        with self._at(path) as place:
             try:
-                found = obstore.get(self._ranges, self._at(path), options={"range": (start, stop)})
+                found = obstore.get(self._ranges, place, options={"range": (start, stop)})
             except exceptions.BaseError as error:
                 if _status(error) != 416:  # the file ends before the range begins
                     raise
@@ -89,38 +97,96 @@ class Objects(Store):
             return Piece(memoryview(found.bytes()), _facts(found.meta))
 
     def _stream(self, path: str, /) -> Iterator[memoryview]:
-        with _told(self.url(path)):
-            try:
-                found = obstore.get(self._streams, self._at(path))
-            except exceptions.GenericError as error:
-                if _NO_LENGTH not in str(error):
-                    raise
-                yield from self._lists()._stream(path)
-                return
-            for chunk in found.stream(min_chunk_size=_CHUNK):
+        with self._at(path) as place:
+            for chunk in obstore.get(self._streams, place).stream(min_chunk_size=_CHUNK):
                 yield memoryview(chunk)
 
     def _walk(self) -> Iterator[str]:
-        if self._web:
-            yield from self._lists()._walk()
-            return
-        with _told(self.root):
+        with _naming(self.root):
             for chunk in obstore.list(self._ranges):
                 yield from (each["path"] for each in chunk)
 
-    def _lists(self) -> Store:
-        """Return the store that reads pages of listings, and files of unknown length."""
-        from twinfeed.loaders.remote._files import Files
-
-        return Files(self.root)
+    def _folders(self) -> Sequence[str]:
+        with _naming(self.root):
+            return obstore.list_with_delimiter(self._ranges)["common_prefixes"]
 
     def _write(self, path: str, file: Path, /) -> None:
-        with _told(self.url(path)):
-            obstore.put(self._streams, self._at(path), file)
+        with self._at(path) as place:
+            obstore.put(self._streams, place, file)
 
     def _delete(self, path: str, /) -> None:
-        with _told(self.url(path)):
-            obstore.delete(self._ranges, self._at(path))
+        with self._at(path) as place:
+            obstore.delete(self._ranges, place)
+
+
+def _open(root: Location, options: ClientConfig) -> Any:
+    """Open a bucket, below a key that is taken as it is. (obstore's `from_url` would decode it.)"""
+    more: Any = {
+        "prefix": root.key or None,
+        "client_options": options,
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=1)},
+    }
+    kind = OBJECTS[root.scheme]
+    if kind == "s3":
+        return S3Store(root.host, **more)
+    if kind == "gs":
+        return GCSStore(root.host, **more)
+    container, _, server = root.host.partition("@")
+    if server:
+        more["account_name"] = server.partition(".")[0]
+        more["use_fabric_endpoint"] = server.endswith("fabric.microsoft.com")
+    return AzureStore(container, **more)
+
+
+def _check_endpoints(root: Location) -> None:
+    """Raise LoaderError where the environment gives what is no URL as the URL of a store, or one
+    without encryption that it does not allow.
+    """
+    names = [name for name in _ENDPOINTS[OBJECTS[root.scheme]] if name in os.environ]
+    for name in names:
+        given = os.environ[name]
+        if not _is_url(given):
+            raise LoaderError(
+                f"{name} in the environment is not the URL of a server",
+                path=root,
+                expected="such as http://localhost:9000 or https://s3.example.org",
+                found=repr(masked(given)),
+                advice=f"give {name} a URL, or unset {name}",
+            )
+    if names and urlsplit(os.environ[names[0]]).scheme == "http" and not _http_allowed():
+        raise LoaderError(
+            f"{names[0]} in the environment is without encryption, which is not allowed",
+            path=root,
+            found=masked(os.environ[names[0]]),
+            advice=f"set {names[0].partition('_')[0]}_ALLOW_HTTP=true, in a network that you trust",
+        )
+
+
+def _is_url(text: str) -> bool:
+    """Whether this is the URL of a web server."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:  # a port that is none, or half a pair of brackets
+        return False
+    return parts.scheme in WEB and bool(parts.hostname) and not re.search(r"\s", text)
+
+
+@contextmanager
+def _configured(root: Location) -> Iterator[None]:
+    """Raise LoaderError where a store cannot be opened: nothing is sent yet that may pass."""
+    try:
+        yield
+    except PassingError as error:
+        lacking = _HALVES.get(str(error))
+        raise LoaderError(
+            "a store cannot be opened with what the environment says of it",
+            path=root,
+            found=error,
+            advice=f"set {lacking} too"
+            if lacking
+            else "mend or unset the store's variables in the environment",
+        ) from None
 
 
 def _span(seconds: float) -> str:
@@ -128,7 +194,7 @@ def _span(seconds: float) -> str:
     return f"{round(1000 * seconds)}ms"
 
 
-def _told_of_http() -> bool:
+def _http_allowed() -> bool:
     """Whether the environment allows stores without encryption.
 
     obstore itself reads these variables only if no time-outs are given.
@@ -148,37 +214,72 @@ def _status(error: Exception) -> int | None:
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
+def _naming(place: Location) -> Iterator[None]:
     """Turn the errors of obstore into the errors of this library."""
     try:
         yield
-    except FileNotFoundError:
-        raise gone(url) from None
+    except FileNotFoundError as error:
+        raise (_no_bucket(place, error) or gone(str(place))) from None
     except exceptions.NotSupportedError:
-        raise no_ranges(url) from None
+        raise no_ranges(str(place)) from None
+    except exceptions.InvalidPathError as error:
+        raise LoaderError(
+            "the keys below this place cannot be listed: there is a key that cannot be read",
+            path=place,
+            found=ascii(_reason(error)),
+            advice="name the shards without a pattern, or rename the object",
+        ) from None
     except exceptions.BaseError as error:
-        reason = _reason(error)
-        if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        reason, kind = _reason(error), OBJECTS[place.scheme]
+        profile = kind == "s3" and "AWS_PROFILE" in os.environ
+        credentials = _CREDENTIALS[kind]
+        if _METADATA.search(str(error)):  # asked last, for want of credentials
+            raise PassingError(
+                f"this machine's cloud gives none either: {reason}",
+                problem="no credentials are in the environment",
+                advice=_PROFILE if profile else credentials,
+            ) from None
+        if _status(error) in (401, 403):  # obstore has no class for these in a listing
+            raise RefusedError(
+                "the store refuses to serve this", path=place, found=reason, advice=credentials
+            ) from None
+        if missing := _no_bucket(place, error):
+            raise missing from None
+        if "incorrectly configured region" in reason:
             raise LoaderError(
-                "the store refuses to serve this",
-                path=url,
-                found=reason,
-                advice=_CREDENTIALS[url[0]],
+                "the bucket is in another region",
+                path=place,
+                advice="set AWS_REGION to the region of the bucket",
             ) from None
         final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
-        if final or "builder error" in reason:
+        if final or "builder error" in reason or "URL error" in reason:
             raise LoaderError(
-                "the server of this shard refuses the request",
-                path=url,
+                "the server refuses the request",
+                path=place,
                 found=reason,
-                advice="check the URL and the store's variables in the environment (an endpoint at "
-                "http:// needs AWS_ALLOW_HTTP=true)",
+                advice="check the URL and the store's variables in the environment (s3:// "
+                "elsewhere than at Amazon needs AWS_ENDPOINT_URL)",
             ) from None
         raise PassingError(reason) from None
 
 
+def _no_bucket(place: Location, error: Exception) -> LoaderError | None:
+    """Return the error of a bucket that is not there, None if the bucket is there, or unknown."""
+    if not _NO_BUCKET.search(str(error)):
+        return None
+    return LoaderError(
+        f"there is no bucket (or container) {place.host}",
+        path=place,
+        advice="check the name of the bucket, and the store's variables in the environment",
+    )
+
+
 def _reason(error: Exception) -> str:
-    """Return what an error of obstore says first; the rest is its source in Rust."""
-    text = str(error).partition("\n\nDebug source")[0]
+    """Return the reason that an error of obstore gives, without credentials of an endpoint: not the
+    request before it, nor its source in Rust; of an answer in XML the code and the message.
+    """
+    text = _BEFORE.sub("", str(error).partition("\n\nDebug source")[0], count=1)
+    text = _BODY.sub(r"\1: \2", text)
     kind = re.search(r"kind: (TimedOut|Timeout|Interrupted|Connect)", str(error))
-    return " ".join(text.split()) + (f" ({kind[1]})" if kind else "")
+    masked = without_signature(re.sub(r"//[^\s/]*@", "//***@", text))
+    return " ".join(masked.split()) + (f" ({kind[1]})" if kind else "")

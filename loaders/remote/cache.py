@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinfeed.loaders._checks import bytes_of, count
+from twinfeed.loaders.support.checks import bytes_of, count
 
 FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
 """The variables of the environment that name a cache for every index at a URL."""
@@ -17,14 +17,20 @@ class DiskCache:
     """Keep what is read of remote shards in `folder`, at most `bytes` bytes of it.
 
     Every process of this user on this machine may use the folder at the same time, for any number
-    of data sets. If the folder does not exist, it is made, for its owner alone. The folder may be
-    deleted whenever nobody uses it.
+    of data sets.
 
     A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
     TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (such as 200G or 1.5 TiB) name a cache for
     every index that is opened without a cache, if the index or its shards lie at a URL.
 
-    Raises TypeError and ValueError for `bytes` that is no positive integer.
+    Args:
+        folder: if it does not exist, it is made, for its owner alone. The folder may be deleted
+            whenever nobody uses it.
+        bytes: the most that the folder holds, in bytes.
+
+    Raises:
+        TypeError: `bytes` is no integer.
+        ValueError: `bytes` is not positive.
 
     >>> DiskCache("/mnt/ssd/twinfeed", bytes=200 * 10**9).bytes
     200000000000

@@ -2,19 +2,29 @@
 
 `TensorFlowLoader` (loader.py) carries a feed to a loop, and gives a `tf.data.Dataset` for
 `model.fit`, for `map` and for `tf.distribute`. `prefetch_to_device` (device.py) is the last step of
-what is made of the dataset. `original_errors` (errors.py) raises what was raised within a pipeline.
-`twinfeed.loaders.keras` resumes `fit` at any step.
+what is made of the dataset. `original_errors` (original.py) raises what was raised within a
+pipeline. `twinfeed.loaders.keras` resumes `fit` at any step.
+
+`choose` (choosing.py) lets a sampler choose from datasets of the user's own.
 
 How a dataset is made:
 
-- _pipeline.py is the frame, in which an engine gives the batches of a pass: _gather.py, _choose.py,
-  or for TFRecord files _files.py with _fields.py and _runs.py.
+- _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
+  _operators.py knows which operators were applied, and _processes.py how many processes train.
+- _pipeline.py is the frame, in which an engine gives the batches of a pass: _gather.py,
+  choosing.py with _optional.py, or for TFRecord files _native.py with _fields.py and _runs.py.
+  _choose.py serves the last two.
 - _serve.py reads a batch, and _layout.py hands the batch over to TensorFlow.
-- _calls.py lets TensorFlow call all of them.
+- _callbacks.py lets TensorFlow call all of them.
 """
 
-from twinfeed.loaders.tensorflow.device import prefetch_to_device
-from twinfeed.loaders.tensorflow.errors import original_errors
-from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
+from twinfeed.loaders.support.extras import needing
 
-__all__ = ["TensorFlowLoader", "original_errors", "prefetch_to_device"]
+with needing("twinfeed.loaders.tensorflow", "tensorflow"):
+    from twinfeed.loaders.tensorflow import _processes as _processes
+    from twinfeed.loaders.tensorflow.choosing import choose
+    from twinfeed.loaders.tensorflow.device import prefetch_to_device
+    from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
+    from twinfeed.loaders.tensorflow.original import original_errors
+
+__all__ = ["TensorFlowLoader", "choose", "original_errors", "prefetch_to_device"]

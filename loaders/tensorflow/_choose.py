@@ -1,104 +1,102 @@
-"""The engine in which the sampler chooses from datasets: here, a dataset of ids for each shard."""
+"""How numbers choose from datasets, and how what they chose becomes batches of any sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders._checks import Int64s
-from twinfeed.loaders.tensorflow._calls import called
-from twinfeed.loaders.tensorflow._serve import Server
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.tensorflow._callbacks import called
+from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
 
 
-class Selection(NamedTuple):
-    """The samples of the rest of an epoch, end to end, and how they are batched.
+class Sizes(NamedTuple):
+    """The sizes of the batches of a pass, in the graph.
 
-    `batches` (int64[steps, width]) has the place of each sample in `ids`, and -1 where a batch is
-    smaller than the widest. `sizes` is int64[steps]. Every batch takes `width` elements, with empty
-    elements for -1, and is cut to its size afterwards.
+    - `each`: int64[steps].
+    - `unit`: int64[], at least 1; it divides each size.
+    - `same`: the size of all batches of the stream; None where the sizes differ.
     """
 
-    ids: Int64s
-    batches: Int64s
-    sizes: Int64s
+    each: tf.Tensor
+    unit: tf.Tensor
+    same: int | None
+
+    @classmethod
+    def called(cls, method: Callable[[Int64s], Any], begun: tf.Tensor, same: int | None) -> Sizes:
+        """Ask a method for `each` and `unit`."""
+        each, unit = called(method, [begun], [tf.int64] * 2)
+        each.set_shape([None])
+        unit.set_shape([])
+        return cls(each, unit, same)
 
 
-def select(server: Server, epoch: int, start: int, /) -> Selection:
-    """Draw the rest of an epoch from step `start` on."""
-    drawn = server.feed.sampler.batches(epoch, start, server.steps)
-    sizes = np.array([len(ids) for ids in drawn], np.int64)
-    places = np.full((len(drawn), sizes.max(initial=1)), -1)
-    places[np.arange(places.shape[1]) < sizes[:, None]] = np.arange(sizes.sum())
-    return Selection(np.concatenate([np.zeros(0, np.int64), *drawn]), places, sizes)
+def unit_of(sizes: Int64s) -> np.int64:
+    """Return the largest number of elements of which every batch is a multiple."""
+    return max(np.int64(1), np.gcd.reduce(sizes))
+
+
+def batched(elements: tf.data.Dataset, sizes: Sizes) -> tf.data.Dataset:
+    """Cut elements into batches; where they end early, the last batch is smaller."""
+    if sizes.same is not None:
+        return elements.batch(sizes.same)
+    # In units, no element is drawn beyond the end of its batch: that element may fail.
+    return elements.batch(sizes.unit).rebatch(sizes.each)
 
 
 def chosen(
     datasets: Sequence[tf.data.Dataset],
-    selector: tf.Tensor,
-    rest: tf.data.Dataset,
+    numbers: tf.data.Dataset,
+    sizes: Sizes,
+    begun: tf.Tensor,
+    ended: Callable[[Int64s, np.int64, np.int64], bool],
 ) -> tf.data.Dataset:
-    """Choose from `datasets` by number; the number after the last dataset chooses `rest`.
+    """Choose from `datasets` by `numbers`, int64 scalars: (step, batch) for the rest of a pass.
 
-    `selector` is int64[steps, width]. The result has an element for each step, and then empty
-    elements without end.
+    A dataset without a further element would end the epoch in silence. So `ended` is called for
+    the first batch that is not whole, with the pass, the step, and the elements that there are. It
+    must raise.
     """
-    choices = tf.data.Dataset.from_tensor_slices(tf.reshape(selector, [-1]))
-    elements = tf.data.Dataset.choose_from_datasets(
-        [*datasets, rest], choices, stop_on_empty_dataset=True
-    )
-    steps = elements.batch(tf.shape(selector, tf.int64)[1], drop_remainder=True)
-    # Without the empty elements, an epoch would end early in silence where a source has too few.
-    nothing = tf.data.Dataset.from_tensors(tf.constant([], rest.element_spec.dtype))
-    return steps.concatenate(nothing.repeat())
+    elements = tf.data.Dataset.choose_from_datasets(datasets, numbers, stop_on_empty_dataset=True)
+    batches = batched(elements, sizes)
+    spec = batches.element_spec
+    nothing = tf.data.Dataset.from_tensors(0).map(lambda _: tf.raw_ops.OptionalNone()).repeat()
+    rows = batches.map(lambda *batch: wrapped(batch)).concatenate(nothing)
+
+    def whole(step: tf.Tensor, size: tf.Tensor, row: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        found = tf.cond(
+            tf.raw_ops.OptionalHasValue(optional=row),
+            lambda: _length(unwrapped(row, spec)),
+            lambda: tf.constant(0, tf.int64),
+        )
+        fine = tf.cond(
+            found < size, lambda: called(ended, [begun, step, found], tf.bool), lambda: True
+        )
+        with tf.control_dependencies([fine]):
+            batch = tf.nest.map_structure(tf.identity, unwrapped(row, spec), expand_composites=True)
+        return step, _of_size(batch, sizes.same)
+
+    steps = tf.data.Dataset.range(begun[2], begun[2] + tf.size(sizes.each, tf.int64))
+    placed = tf.data.Dataset.zip((steps, tf.data.Dataset.from_tensor_slices(sizes.each), rows))
+    return placed.map(whole)
 
 
-class ChooseIds:
-    """One dataset of ids for each shard, and one gather of what was chosen."""
+def _length(batch: Any) -> tf.Tensor:
+    """Return the number of elements of a batch."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first, tf.int64)[0]
 
-    by_calls = False
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        lengths = server.feed.index.shard_lengths
-        self._source = np.repeat(np.arange(len(lengths)), lengths)
-        self._count = len(lengths)
-
-    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of one pass."""
-        server = self.server
-        selector, sizes, ids, bounds = called(self.plan, [begun], [tf.int64] * 4)
-        selector.set_shape([None, None])
-        for part in (sizes, ids, bounds):
-            part.set_shape([None])
-        sources = [
-            tf.data.Dataset.range(bounds[number], bounds[number + 1])
-            for number in range(self._count)
-        ]
-        nothing = tf.data.Dataset.from_tensors(tf.constant(-1, tf.int64)).repeat()
-        places = tf.data.Dataset.range(begun[2], server.places)
-        sized = tf.data.Dataset.from_tensor_slices(sizes)
-        taken = chosen(sources, selector, nothing)
-        steps = tf.data.Dataset.zip((places, sized, taken))
-
-        def fetch(place: tf.Tensor, size: tf.Tensor, taken: tf.Tensor) -> tuple[tf.Tensor, object]:
-            taken = server.whole(taken)[:size]
-            padding = tf.fill([size], tf.constant(-1, tf.int64))
-            found = tf.where(taken < 0, padding, tf.gather(ids, tf.maximum(taken, 0)))
-            return place, server.fetch(begun, place, found)
-
-        return server.mapped(steps, fetch, server.parallel)
-
-    def plan(self, begun: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Sort the samples of an epoch by source. Each source is then a range of the sorted ids."""
-        ids, batches, sizes = select(self.server, int(begun[1]), int(begun[2]))
-        held = np.flatnonzero(ids >= 0)
-        records = self.server.feed.sampler.records(ids[held])
-        source = np.full(len(ids) + 1, self._count)  # the last entry is for -1
-        source[held] = self._source[records]
-        order = held[np.argsort(source[held], kind="stable")]
-        bounds = np.searchsorted(source[order], np.arange(self._count + 1))
-        # One more id, so that there is one to take where an epoch holds nothing but padding.
-        return source[batches], sizes, np.append(ids[order], -1), bounds.astype(np.int64)
+def _of_size(batch: Any, size: int | None) -> Any:
+    """Make the size of a batch static, where it is known."""
+    for part in tf.nest.flatten(batch):
+        if isinstance(part, tf.Tensor):
+            part.set_shape([size, *part.shape[1:]])
+    return batch

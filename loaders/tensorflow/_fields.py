@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders._batcher import Batcher
-from twinfeed.loaders._checks import Array, Ids, Int64s, check_ids
-from twinfeed.loaders.errors import REBUILD, DataCorruptionError, LoaderError
-from twinfeed.loaders.feed import Feed
+from twinfeed.loaders.errors import REBUILD, DataCorruptionError
+from twinfeed.loaders.feed.feed import Feed, index_of
+from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request
-from twinfeed.loaders.tensorflow._calls import called
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._serve import Server, spread
 
@@ -35,20 +35,22 @@ class ParsedFields:
     """
 
     def __init__(self, server: Server) -> None:
-        self.server, self.index = server, server.feed.index
+        self.server, self.index = server, index_of(server.feed, "this engine")
         self.parallel = max(1, server.threads)
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
-        self._fill = self.index.options.missing == "empty"
+        self._missing: dict[str, bytes] = dict(server.feed.missing)
+        if self.index.options.missing == "empty":
+            self._missing = dict.fromkeys(self.names, b"") | self._missing
         self._example = self.index.options.example
-        rest = Feed(self.index, server.feed.sampler, fields=(), side=server.feed.side, spec={})
+        rest = Feed(self.index, server.sampler, fields=(), side=server.feed.side, spec={})
         self._rest = Batcher(rest, reader=server.reader)
         self._layout = Layout(rest, server.layout.batch, server.reader)
 
     @staticmethod
     def fit(feed: Feed) -> bool:
         """Whether all fields are byte strings, and no Python function changes them."""
-        names = [name for name in feed.fields if name not in feed.index.columns]
-        kinds = {feed.index.fields[name].kind for name in names}
+        index = index_of(feed, "this engine")
+        kinds = {index.fields[name].kind for name in feed.fields if name not in index.columns}
         return feed.decode is None and feed.transform is None and kinds <= {"bytes"}
 
     def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
@@ -69,23 +71,24 @@ class ParsedFields:
     def batch(
         self,
         begun: tf.Tensor,
-        *,
         place: tf.Tensor,
-        size: tf.Tensor,
         records: tf.Tensor,
         aside: tuple[tf.Tensor, ...],
     ) -> dict[str, Any]:
         """Give the batch."""
         *rest, lengths = aside
-        records = self.server.whole(records)[:size]
+        size = tf.shape(records)[0]
         batch = self._layout.restore([part[:size] for part in rest])
         if not self._example:
             batch |= dict.fromkeys(self.names, records)
         elif self.names:
-            features = dict.fromkeys(self.names, tf.io.FixedLenFeature([], tf.string, ""))
+            features = {
+                name: tf.io.FixedLenFeature([], tf.string, self._missing.get(name, b""))
+                for name in self.names
+            }
             batch |= tf.io.parse_example(records, features)
         found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
-        same = tf.reduce_all(tf.stack(found) == lengths[:, :size]) if found else True
+        same = tf.reduce_all(tf.equal(tf.stack(found), lengths[:, :size])) if found else True
         checked = tf.cond(same, lambda: True, lambda: self._refuse(begun, place, found))
         with tf.control_dependencies([checked]):
             batch["id"] = tf.identity(batch["id"])
@@ -95,7 +98,7 @@ class ParsedFields:
 
     def rows(self, begun: Int64s, first: np.int64, width: np.int64) -> list[Array]:
         """Give the arrays of some steps, each [steps, width, …], and the lengths of the fields."""
-        sampler, epoch = self.server.feed.sampler, int(begun[1])
+        sampler, epoch = self.server.sampler, int(begun[1])
         last = min(int(first) + _STEPS, self.server.steps)
         drawn = sampler.batches(epoch, int(first), last)
         ids = np.concatenate(drawn)
@@ -111,8 +114,9 @@ class ParsedFields:
     def _lengths(self, name: str, records: Int64s) -> Int64s:
         """Return the bytes of a field in each record; 0 for padding."""
         stored = np.zeros(len(records), np.int64)
-        found = self.index.table(name)["length"][records[records >= 0]]
-        stored[records >= 0] = np.where(found == -1, 0, found) if self._fill else found
+        found = self.index._table(name)["length"][records[records >= 0]]
+        value = self._missing.get(name)
+        stored[records >= 0] = found if value is None else np.where(found == -1, len(value), found)
         return stored
 
     def _refuse(self, begun: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
@@ -123,11 +127,12 @@ class ParsedFields:
         records = self.server.request(begun, int(place)).records
         expected = [self._lengths(name, records) for name in self.names]
         number = int(np.flatnonzero((np.array(found) != np.array(expected)).any(axis=0))[0])
+        self.server.reader.read(records[number : number + 1], self.names)  # says what it lacks
         raise DataCorruptionError(
             f"{self.index.describe(records[number])}: its fields are not as long as indexed",
             expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
             found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
-            advice=f"{REBUILD}; where it renames fields, use engine='gather'",
+            advice=REBUILD,
         )
 
 
@@ -137,7 +142,7 @@ class FedFields:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.parallel = server.parallel
-        self._given = server.reader = GivenRecords(server.feed.index)
+        self._given = server.reader = GivenRecords(index_of(server.feed, "this engine"))
 
     def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
         """Make a dataset of unused numbers: the feed makes the whole batch."""
@@ -146,17 +151,13 @@ class FedFields:
     def batch(
         self,
         begun: tf.Tensor,
-        *,
         place: tf.Tensor,
-        size: tf.Tensor,
         records: tf.Tensor,
         aside: tf.Tensor,
     ) -> dict[str, Any]:
         """Give the batch."""
         layout = self.server.layout
-        return layout.restore(
-            called(self.arrays, [begun, place, self.server.whole(records)[:size]], layout.dtypes)
-        )
+        return layout.restore(called(self.arrays, [begun, place, records], layout.dtypes))
 
     def arrays(self, begun: Int64s, place: np.int64, data: Array) -> list[Array]:
         """Make the batch of the records that TensorFlow read."""
@@ -182,34 +183,38 @@ class GivenRecords(Reader):
         yield
         del self._local.held
 
-    def waits(self, extents: npt.NDArray[Any], /) -> bool:
+    def _waits(self, extents: npt.NDArray[Any], /) -> bool:
         """Return False: TensorFlow has read these records already."""
         return False
 
-    def ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
+    def _ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
         """Leave reading ahead to TensorFlow."""
 
-    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Any]]:
-        """Return what `Reader.read` does."""
-        ids = check_ids(ids, len(self.index))
+    def _values(
+        self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Any], /
+    ) -> dict[str, list[Any]]:
         data = [self._local.held[record] for record in ids.tolist()]
         example = self.index.options.example
         parsed = [parse(item) if example else {} for item in data]
         values: dict[str, list[Any]] = {}
-        for name in self.index.fields if fields is None else fields:
+        for name in names:
             if name in self.index.columns:
                 values[name] = list(self.index.columns[name][ids])
             elif not example:
                 values[name] = data
             else:
                 rows = zip(parsed, ids.tolist(), strict=True)
-                values[name] = [self._value(name, row, record) for row, record in rows]
+                values[name] = [self._value(name, row, record, missing) for row, record in rows]
         return values
 
-    def _value(self, name: str, row: dict[str, Any], record: int) -> Any:
+    def _value(
+        self, name: str, row: dict[str, Any], record: int, missing: Mapping[str, Any]
+    ) -> Any:
         kind = self.index.fields[name].kind
         if name in row:
             return row[name][0] if kind == "bytes" else row[name]
+        if name in missing:
+            return missing[name]
         if self.index.options.missing == "empty":
             return b"" if kind == "bytes" else decode_list(kind, b"")
-        raise LoaderError(f"{self.index.describe(record)} lacks the field {name!r}")
+        raise self._missing(0, np.array([record]), [name])

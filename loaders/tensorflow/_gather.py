@@ -12,15 +12,13 @@ from twinfeed.loaders.tensorflow._serve import Server
 class Gather:
     """Ask for each batch by its place; `server.parallel` batches are read at once."""
 
-    by_calls = True
-
     def __init__(self, server: Server) -> None:
         self.server = server
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (place, batch) of one pass."""
         server = self.server
-        places = tf.data.Dataset.range(begun[2] * len(server.ranks), server.places)
+        places = tf.data.Dataset.range(begun[2] * server.ranks, server.places)
 
         def fetch(place: tf.Tensor) -> tuple[tf.Tensor, Any]:
             return place, server.fetch(begun, place)

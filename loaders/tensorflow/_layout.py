@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders._batcher import Batch, Batcher
-from twinfeed.loaders.collate import Ragged, mode_of
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request
+from twinfeed.loaders.feed.collate import Ragged, mode_of
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.reading.source import Reads
 
 Array = npt.NDArray[Any]
 
@@ -24,7 +25,7 @@ class Layout:
     `batch` is the size of every batch, or None where batches differ in size.
     """
 
-    def __init__(self, feed: Feed, batch: int | None, reader: Reader) -> None:
+    def __init__(self, feed: Feed, batch: int | None, reader: Reads) -> None:
         self.batch = batch
         empty = Batcher(feed, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs = {

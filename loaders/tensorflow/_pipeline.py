@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.data.ops import debug_mode  # which TensorFlow does not export
 
-from twinfeed.loaders.tensorflow._calls import called, generated
+from twinfeed.loaders.tensorflow._callbacks import called, generated
+from twinfeed.loaders.tensorflow._gather import Gather
+from twinfeed.loaders.tensorflow._operators import followed
+from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
+from twinfeed.loaders.tensorflow._passes import PassServer
+from twinfeed.loaders.tensorflow._processes import policy_for
 from twinfeed.loaders.tensorflow._serve import Server
 
 Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
@@ -17,9 +24,9 @@ Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
 class Engine(Protocol):
     """Make the batches of a pass in their order."""
 
-    server: Server
-    by_calls: bool
-    """Whether the batches may come by `Server.read_together` instead."""
+    @property
+    def server(self) -> PassServer:
+        """Where the passes begin."""
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
@@ -32,16 +39,34 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it believes the static number of rows.
     """
+    with _in_graphs():
+        return _delivered(engine, prefetch)
+
+
+@contextmanager
+def _in_graphs() -> Iterator[None]:
+    """Build as without `enable_debug_mode`, which would call eagerly what declares shapes."""
+    debugs = debug_mode.DEBUG_MODE
+    debug_mode.toggle_debug_mode(False)
+    try:
+        yield
+    finally:
+        debug_mode.toggle_debug_mode(debugs)
+
+
+def _delivered(engine: Engine, prefetch: int) -> tf.data.Dataset:
+    """Make the dataset, which notes when the last batch of a pass leaves."""
     server = engine.server
     last = server.places - 1
     passes = generated(server.passes, tf.TensorSpec([5], tf.int64))
-    placed = (_in_calls if engine.by_calls and server.together > 1 else _in_steps)(
-        engine, passes, prefetch
-    )
+    if isinstance(engine, Gather) and engine.server.together > 1:
+        placed = _in_calls(engine.server, passes, prefetch)
+    else:
+        placed = _in_steps(engine, passes, prefetch)
 
     def deliver(begun: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
         tf.cond(
-            (place == last) | (place < 0),
+            tf.equal(place, last) | (place < 0),  # in a graph of TF1, == compares objects
             lambda: called(server.delivered, [begun, place], tf.bool),
             lambda: False,
         )
@@ -52,11 +77,10 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     options.deterministic = True
     # A prefetch after the last step would deliver batches that nobody has asked for.
     options.experimental_optimization.inject_prefetch = False
-    # Each rank has its own stream: tf.distribute must not cut it once more.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = policy_for(server.sampler)
     delivered = delivered.with_options(options)
     delivered.twinfeed_engine = engine  # what the graph calls lives as long as the dataset
-    return delivered
+    return followed(delivered)
 
 
 def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
@@ -65,47 +89,35 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     Each batch of a step is wrapped into one opaque value. The values are the rows of the step,
     which is declared to have one row. Steps without rows fill the epoch up.
     """
-    ranks = len(engine.server.ranks)
+    ranks = engine.server.ranks
     spec: Any = None
 
     def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
         placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
         spec = placed.element_spec
-        rows = placed.map(wrap)
+        rows = placed.map(lambda *placed: wrapped(placed))
         if ranks > 1:  # with one rank, TensorFlow would fuse batch and map, and make a batch ahead
             rows = rows.batch(ranks, drop_remainder=True)
         return rows.map(lambda rows: _said_to_be(1, tf.reshape(rows, [-1])))
 
-    def wrap(*placed: Any) -> tf.Tensor:
-        parts = tf.nest.flatten(placed, expand_composites=True)
-        return tf.raw_ops.OptionalFromValue(components=parts)
-
-    def unwrap(wrapped: tf.Tensor) -> Any:
-        flat = tf.nest.flatten(spec, expand_composites=True)
-        parts = tf.raw_ops.OptionalGetValue(
-            optional=wrapped,
-            output_types=[one.dtype for one in flat],
-            output_shapes=[one.shape for one in flat],
-        )
-        return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
-
     passes = passes.flat_map(one_pass)
     if prefetch:
         passes = passes.prefetch(prefetch)
-    none = tf.data.Dataset.from_tensors(tf.raw_ops.OptionalNone()[None][:0])
-    none = none.map(lambda rows: _said_to_be(1, rows)).repeat()
+    # Made within the map: TensorFlow cannot write out a dataset of no opaque values, for snapshot.
+    none = tf.data.Dataset.from_tensors(0).repeat()
+    none = none.map(lambda _: _said_to_be(1, tf.raw_ops.OptionalNone()[None][:0]))
     rows = passes.concatenate(none).take(engine.server.steps).unbatch()
-    return lambda deliver: rows.map(lambda wrapped: deliver(*unwrap(wrapped)))
+    return lambda deliver: rows.map(lambda row: deliver(*unwrapped(row, spec)))
 
 
-def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
+def _in_calls(server: Server, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make several batches by each call into Python: a call costs as much as many short records.
 
     The batches of a call are its rows. Every call is declared to give the same number of rows.
     Calls without rows fill the epoch up.
     """
-    server, layout = engine.server, engine.server.layout
+    layout = server.layout
     calls = server.calls(server.steps)
     specs = [tf.TensorSpec([5], tf.int64), *[tf.TensorSpec([], tf.int64)] * 2]
     specs += [tf.TensorSpec([layout.batch, *one.shape[1:]], one.dtype) for one in layout.flat]
@@ -131,9 +143,7 @@ def _in_calls(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
 
     empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
     none = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *rows: said(rows)).repeat()
-    passes = passes.flat_map(one_pass)
-    if prefetch:
-        passes = passes.prefetch(-(-prefetch // server.together))
+    passes = passes.flat_map(one_pass).prefetch(-(-prefetch // server.together))
     rows = passes.concatenate(none).take(calls).unbatch().take(server.steps)
     return lambda deliver: rows.map(lambda *row: deliver(*single(*row)))
 

@@ -6,20 +6,27 @@ import tensorflow as tf
 
 
 def prefetch_to_device(
-    dataset: tf.data.Dataset, /, *, device: str | None = None, buffer_size: int = 2
+    dataset: tf.data.Dataset, /, *, device: str | None = None, prefetch: int = 2
 ) -> tf.data.Dataset:
-    """Keep `buffer_size` batches ready on `device`; the last step of a pipeline, after every `map`.
+    """Keep `prefetch` batches ready on `device`; the last step of a pipeline, after every `map`.
 
-    `device` is a name such as "/GPU:0"; by default the first GPU that TensorFlow sees, else the
-    CPU. Strings have no place on a GPU: TensorFlow leaves them on the host. The length is kept.
-    Raises ValueError for a device that TensorFlow does not see.
+    Strings have no place on a GPU: TensorFlow leaves them on the host. The length is kept.
+
+    Args:
+        dataset: the pipeline.
+        device: a name such as "/GPU:0"; by default the first GPU that TensorFlow sees, else the
+            CPU.
+        prefetch: the number of batches.
+
+    Raises:
+        ValueError: a device that TensorFlow does not see.
 
     >>> dataset = prefetch_to_device(tf.data.Dataset.range(2), device="/CPU:0")
     >>> len(dataset), next(iter(dataset)).device
     (2, '/job:localhost/replica:0/task:0/device:CPU:0')
     """
     length = dataset.cardinality()
-    copy = tf.data.experimental.prefetch_to_device(chosen_device(device), buffer_size)
+    copy = tf.data.experimental.prefetch_to_device(chosen_device(device), prefetch)
     copied = dataset.apply(copy)
     # The copy hides the length. An op that asserts the length would fetch everything back.
     copied.cardinality = lambda: length

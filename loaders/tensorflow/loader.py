@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from twinfeed.loaders import _checks
-from twinfeed.loaders._loader import Loader
-from twinfeed.loaders._making import ahead
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.tensorflow._choose import ChooseIds
-from twinfeed.loaders.tensorflow._files import ChooseFiles, readers_for
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.loader import B
+from twinfeed.loaders.making.ahead import batches_ahead
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
+from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._gather import Gather
+from twinfeed.loaders.tensorflow._native import ChooseFiles, check_files, readers_for
 from twinfeed.loaders.tensorflow._pipeline import Engine, batches_of
 from twinfeed.loaders.tensorflow._serve import Server
-from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
-from twinfeed.loaders.tensorflow.errors import originals_of
+from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.samplers.misnamed import counterparts
 
 EngineName = Literal["gather", "choose_from_datasets"]
 
 
-class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
+class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`. Errors are raised as they were
     raised. The loader is the place in a checkpoint: `tf.train.Checkpoint(loader=loader)`.
-
-    - `engine`: "gather" reads each batch by its ids. "choose_from_datasets" lets the sampler choose
-      from datasets. The batches are the same. The datasets are TensorFlow's own sequential readers
-      where the stream meets local TFRecord shards in stored order, no record is left out, and the
-      process may open enough files at once. Otherwise, and for P×K over several ranks, there is a
-      dataset of ids for each shard.
-    - `device` gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
-      sees, else the CPU.
-    - `prefetch`: batches kept ready ahead of the step, on the host and on the device. Where records
-      are short and nothing is decoded, up to 16 batches are read at once, and up to 31 more than
-      `prefetch` are ready. With 0, each batch is read by itself.
-    - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
-      share one batch, and as many others decode one image each for coming batches, beside the live
-      images. Default: the processors this process may use, at most 8; one thread if short records
-      are read and nothing is decoded.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
     `counted` for loops over what is made of either.
@@ -54,11 +39,30 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     The tf.data service runs a pipeline in processes of its own. Other processes cannot call this
     one, so a dataset of this loader fails there.
 
-    `dataset.cache()` keeps the batches of one epoch, and gives the same batches in later epochs.
-    This is right for an evaluation. In a training the loader does not hear of later epochs, and
-    `ResumeCallback` refuses such a `fit`.
+    `dataset.cache()` and `snapshot()` keep the batches of one epoch, and give them in later epochs.
+    This is right for an evaluation. In a training it is refused where somebody counts.
 
-    Raises ValueError for an unknown engine and for a device that TensorFlow does not see.
+    Args:
+        feed: what is fed.
+        engine: "gather" reads each batch by its ids. "choose_from_datasets" lets the sampler choose
+            from TensorFlow's own sequential readers of files, which serve local TFRecord shards
+            that the stream visits in stored order. The batches are the same.
+        device: gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
+            sees, else the CPU.
+        prefetch: batches kept ready ahead of the step, on the host and on the device. Where records
+            are short and nothing is decoded, up to 16 batches are read at once, and up to 31 more
+            than `prefetch` are ready. With 0, each batch is read by itself.
+        threads: threads that make one batch each. If the sampler reuses decoded images, the threads
+            share one batch, and as many others decode one image each for coming batches, beside the
+            live images. Default: the processors this process may use, at most 8; one thread if
+            short records are read and nothing is decoded.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+        readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
+            for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
+
+    Raises:
+        ValueError: an unknown engine, a feed that its readers cannot serve, and a device that
+            TensorFlow does not see.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -73,8 +77,7 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
     2
     """
 
-    _counts = "loop over loader.counted(dataset)"
-
+    @counterparts(**OF_LOADERS, **OF_PROCESSES)
     def __init__(
         self,
         feed: Feed,
@@ -84,32 +87,17 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         device: str | None = None,
         prefetch: int = 2,
         threads: int | None = None,
+        checksums: bool = True,
+        readahead: int | None = None,
     ) -> None:
-        super().__init__(feed)
-        self.engine = _checks.choice("engine", engine, get_args(EngineName))
+        super().__init__(feed, checksums=checksums, readahead=readahead)
+        self.engine = checks.choice("engine", engine, get_args(EngineName))
+        if engine == "choose_from_datasets":
+            check_files(feed)
         self.device = device if device is None else chosen_device(device)
-        self.prefetch, known = ahead(feed, prefetch, threads)
+        self.prefetch, known = batches_ahead(feed, prefetch, threads)
         # None stays None: where nothing is decoded, the server knows whether threads help.
-        self.threads = None if threads is None and not feed.alone else known
-
-    @cached_property
-    def dataset(self) -> tf.data.Dataset:
-        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
-
-        Its length is always that of a whole epoch, and shapes are static where they can be. A pass
-        runs from where the loader stands to the end of the epoch. An evaluation always runs whole,
-        except in the first pass after `load_state_dict`. A pass begins when its first batch is
-        drawn, and a pass that is given up costs nothing. When a pass has delivered its last batch,
-        the loader stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the
-        loader follows what was received.
-
-        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
-        batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
-        under a strategy. So take `counted` or a `ResumeCallback` there.
-
-        Warns where passes begin one training epoch a third time: the same batches come again.
-        """
-        return self._dataset_of([self.feed])
+        self.threads = None if threads is None and not feed._alone else known
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
@@ -119,7 +107,8 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
         of an epoch, as Keras expects. Each step has a batch for every replica. All else is as
         `dataset` says.
 
-        Raises ValueError where the replicas cannot be shared out evenly over the pipelines.
+        Raises:
+            ValueError: the replicas cannot be shared out evenly over the pipelines.
         """
         replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
         own, over = divmod(replicas, pipelines)
@@ -129,74 +118,37 @@ class TensorFlowLoader(Loader, tf.train.experimental.PythonState):
                 f"replicas and {pipelines} pipelines"
             )
         first = context.input_pipeline_id * own
-        return self._dataset_of([self.feed.shard(first + n, replicas) for n in range(own)])
+        ranks = [self.feed.shard(first + n, replicas) for n in range(own)]
+        return self._dataset_of(ranks, by_rank=True)
 
-    def counted(self, dataset: Iterable[Any], /) -> Iterator[Any]:
-        """Iterate over what was made of `dataset`, and count what the loop receives.
+    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
+        strategy = getattr(model, "distribute_strategy", None)
+        if strategy is not None and strategy.num_replicas_in_sync > 1:
+            return strategy.distribute_datasets_from_function(
+                lambda context: self.dataset_for(context).map(arrange)
+            )
+        return super()._for_keras(arrange, model)
 
-        `dataset` may be mapped, cut by `take`, prefetched to a device, or distributed. Each of its
-        elements is a batch. The pass is one of the loader's: the same rules hold as for iterating
-        over the loader itself.
-        """
-        self._stop()
-        epoch, start = self._cursor.begin()
-        self._arm(epoch, start)
-        self._meter.begin(start)
-        running = _Pass(self, dataset)
-        yield from self._deliver(running, self._received)
+    def _made(self) -> tf.data.Dataset:
+        return self._dataset_of([self.feed])
 
-    def serialize(self) -> str:
-        """Give the state to `tf.train.Checkpoint`."""
-        return json.dumps(self.state_dict())
-
-    def deserialize(self, state: str | bytes, /) -> None:
-        """Take the state from `tf.train.Checkpoint`."""
-        self.load_state_dict(json.loads(state))
-
-    def _begin(self, epoch: int, start: int) -> _Pass:
-        self._arm(epoch, start)
-        return _Pass(self, self._on_device)
-
-    @cached_property
-    def _on_device(self) -> tf.data.Dataset:
-        """The dataset that the loader itself iterates over."""
-        device = chosen_device(self.device)
-        if device == "/CPU:0":
-            return self.dataset
-        return prefetch_to_device(self.dataset, device=device, buffer_size=self.prefetch)
-
-    def _dataset_of(self, feeds: list[Feed]) -> tf.data.Dataset:
-        engine = self._engine_for(Server(self, feeds, self._reader))
+    def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
+        check_process()
+        server = Server(
+            feeds,
+            self._reader,
+            self._uncounted,
+            self._meter,
+            plans=self._plans,
+            prefetch=self.prefetch,
+            threads=self.threads,
+            by_rank=by_rank,
+        )
+        engine = self._engine_for(server)
         return batches_of(engine, self.prefetch)
 
     def _engine_for(self, server: Server) -> Engine:
         """Make the engine that serves the stream."""
         if self.engine == "gather":
             return Gather(server)
-        if len(server.ranks) > 1:
-            raise ValueError(
-                f"engine='choose_from_datasets' serves one replica for each input pipeline, "
-                f"got {len(server.ranks)}: use engine='gather'"
-            )
-        readers = readers_for(server)
-        return ChooseFiles(server, readers) if readers else ChooseIds(server)
-
-
-class _Pass(Iterator[Any]):
-    """Iterate once, with errors as they were raised."""
-
-    def __init__(self, loader: TensorFlowLoader, dataset: Iterable[Any]) -> None:
-        self._loader = loader
-        self._dataset = dataset
-        self._batches: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        with originals_of(self._loader):
-            if self._batches is None:
-                self._batches = iter(self._dataset)
-            return next(self._batches)
-
-    def close(self) -> None:
-        """Give up the iterator, with the batches drawn ahead, and count no more."""
-        self._loader._disarm()
-        self._dataset, self._batches = (), iter(())
+        return ChooseFiles(server, readers_for(server))

@@ -2,11 +2,16 @@
 
 `TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or
 drives a real `torch.utils.data.DataLoader` (_workers.py), and puts the batches on to the device
-ahead of the step (_device.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a
-`DataLoader` of your own.
+ahead of the step (_copier.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a
+`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py knows how
+many processes there are.
 """
 
-from twinfeed.loaders.torch.dataset import RecordDataset, RequestSampler, as_tensors
-from twinfeed.loaders.torch.loader import TorchLoader
+from twinfeed.loaders.support.extras import needing
+
+with needing("twinfeed.loaders.torch", "torch"):
+    from twinfeed.loaders.torch import _processes as _processes
+    from twinfeed.loaders.torch.dataset import RecordDataset, RequestSampler, as_tensors
+    from twinfeed.loaders.torch.loader import TorchLoader
 
 __all__ = ["RecordDataset", "RequestSampler", "TorchLoader", "as_tensors"]

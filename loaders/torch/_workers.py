@@ -8,15 +8,17 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders._batcher import Batch, Batcher
-from twinfeed.loaders._meter import Meter, Spent
-from twinfeed.loaders._system import SHARED_MEMORY, shared_memory
 from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, sendable
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.request import Request
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.meter import Meter, Spent
+from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.torch._sharing import FEWER, full
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
 # How long the system may take to tell that a process has ended, in seconds.
@@ -45,10 +47,10 @@ class CatchingDataset(RecordDataset):
     """Serve batches of tensors, jagged tensors in their parts, and errors as values.
 
     torch would replace the words of an error that is raised. Use `collate_fn=as_served`. The
-    workers read with `reader`, or each with its own reader.
+    workers read with `reader`, of which each has a copy.
     """
 
-    def __init__(self, feed: Feed, reader: Reader | None, /, *, threads: int) -> None:
+    def __init__(self, feed: Feed, reader: Reads, /, *, threads: int) -> None:
         self._records = len(feed.index)
         self._batcher = Batcher(feed, reader=reader, threads=threads)
 
@@ -79,15 +81,17 @@ class WorkerBatches(Iterator[Batch]):
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, start: int, /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
         self.meter, self._step = meter, start
-        self._iterator: Any = None
-        self.ended = False
+        self._iterator: Any = dataloader._iterator  # where workers stay from pass to pass
+        self._begun = self.ended = False
 
     def __next__(self) -> Batch:
         if self._dataloader is None:
             raise StopIteration
-        if self._iterator is None:
-            self._iterator = iter(self._dataloader)
         try:
+            if not self._begun:
+                self._iterator = iter(self._dataloader)
+                self._begun = True
+                _unregister(self._iterator)
             batch: Any = next(self._iterator)
         except (RuntimeError, EOFError, OSError) as error:
             self.explain(error)
@@ -112,14 +116,13 @@ class WorkerBatches(Iterator[Batch]):
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError where a worker was killed, or ended with an error."""
+        """Raise WorkerDiedError where a worker has ended before torch ended the workers."""
         workers = list(getattr(self._iterator, "_workers", ()))
-        for number, worker in enumerate(workers):
-            # torch itself terminates workers, and does so while an iteration ends.
-            if worker.exitcode not in (None, 0, -signal.SIGTERM):
-                for other in workers:
-                    other.terminate()
-                raise _died(number, workers)
+        dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
+        if dead and not self._iterator._shutdown:
+            for worker in workers:
+                worker.terminate()
+            raise _died(dead[0], workers)
 
     def release(self) -> None:
         """If a worker has ended, end all workers, and the wait for their batches.
@@ -150,6 +153,24 @@ class WorkerBatches(Iterator[Batch]):
                     raise _died(number, workers) from error
 
 
+def _unregister(iterator: Any) -> None:
+    """Take workers from those whose death torch reports by a signal.
+
+    Where another DataLoader has installed torch's signal handler, the handler would raise torch's
+    error in the body of the loop.
+    """
+    if iterator._worker_pids_set:
+        iterator._worker_pids_set = False
+        _remove_worker_pids(id(iterator))
+
+
+def disown(iterator: Any, /) -> None:
+    """In a forked child, keep torch and multiprocessing from ending the parent's workers."""
+    if iterator is not None:
+        iterator._shutdown = True
+        multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
+
+
 def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     """Return the error of one of the workers, which has ended."""
     worker = workers[number]
@@ -170,14 +191,10 @@ def died(
 
 
 def _advice(number: int, forked: bool) -> str:
-    fewer = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
     if number == signal.SIGKILL:
-        return f"the system may have run out of memory (see `dmesg`): {fewer}"
+        return f"the system may have run out of memory (see `dmesg`): {FEWER}"
     if number == signal.SIGBUS:
-        return (
-            f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
-            f"enlarge it (in a container `--shm-size`), {fewer}"
-        )
+        return full()
     if not forked and number < 0:  # the worker may have ended before its work began
         return IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

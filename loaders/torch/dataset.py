@@ -3,70 +3,102 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from twinfeed.loaders import _checks
-from twinfeed.loaders._batcher import Batch, Batcher
-from twinfeed.loaders._samples import Sample
-from twinfeed.loaders.collate import Ragged
-from twinfeed.loaders.feed import Feed, check_feed
-from twinfeed.loaders.index._paths import is_url
-from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch._device import JaggedParts, joined
+from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.feed.definition import Batch, Sample
+from twinfeed.loaders.feed.feed import Feed, check_feed
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.reading.source import reader_of
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.temporary import socket_folder
+from twinfeed.loaders.torch._copier import JaggedParts, joined
+from twinfeed.loaders.torch._sharing import shared
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
-    """Turn the arrays of a batch into tensors, without a copy; byte strings stay a list.
+    """Turn the arrays of a batch into tensors, without a copy; strings stay a list.
 
-    A `Ragged` becomes a jagged nested tensor.
+    A `Ragged` becomes a jagged nested tensor, or of strings a list of lists.
+
+    Raises:
+        TypeError: a list of samples, of a DataLoader that asks for record numbers.
 
     >>> as_tensors({"id": np.array([3, 1]), "name": [b"x", b"y"]})
     {'id': tensor([3, 1]), 'name': [b'x', b'y']}
     """
+    if isinstance(batch, list):
+        raise TypeError(
+            "as_tensors takes a whole batch, got a list of samples: give the DataLoader "
+            "batch_sampler=RequestSampler(feed), or leave collate_fn= out"
+        )
     return joined(as_parts(batch))
 
 
 def as_parts(batch: Mapping[str, Any], /) -> Batch:
     """Turn arrays into tensors, and each `Ragged` into the parts of a jagged tensor."""
-    return {name: _as_parts(value) for name, value in batch.items()}
+    return shared({name: _as_parts(value) for name, value in batch.items()})
 
 
 def _as_parts(value: Any) -> Any:
+    if isinstance(value, Ragged) and value.values.dtype == object:
+        return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])
         some = len(value.lengths) > 0
         return JaggedParts(
-            torch.from_numpy(value.values),
+            _tensor(value.values),
             torch.from_numpy(offsets),
             shortest=int(value.lengths.min()) if some else None,
             longest=int(value.lengths.max()) if some else None,
         )
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.require(value, requirements="W"))
+        return _tensor(value if value.flags.writeable else value.copy())
     return value
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Turn an array into a tensor that shares its memory."""
+    if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, which torch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 class RecordDataset(Dataset[Any]):
     """Serve whole batches to a `DataLoader`: one for each `Request` of a `RequestSampler`.
 
     For a `DataLoader` of your own, with every option that torch has:
-    `DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors)`.
+    `DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors)`, or
+    with `sampler=RequestSampler(feed), batch_size=None` in place of `batch_sampler`.
 
     Asked for plain record numbers, the dataset is map-style like any other: `dataset[3]` is one
-    sample. A DataLoader with a `batch_size` or with torch's own samplers collates such samples.
-    There is no step then, and the seed of a transform comes from torch's random numbers.
+    sample. A DataLoader with a `batch_size`, with torch's own samplers, or with
+    `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
+    transform comes from torch's random numbers, of which a warning tells once. Another tells of a
+    record that is not of the `records=` of the feed's sampler, which torch's samplers do not know.
 
     The dataset does not know which batch comes next. So nothing is read ahead, and of shards at a
     URL each record is a request. There is a warning where no disk cache keeps what is read.
 
-    Raises ValueError in a worker process for a sampler that reuses decoded images: they stay in
-    the process that decoded them.
+    Args:
+        feed: what is fed.
+        threads: share the decoding of a batch.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+
+    Raises:
+        ValueError: in a worker process, a sampler that reuses decoded images: they stay in the
+            process that decoded them.
 
     >>> from tempfile import mkdtemp
     >>> from torch.utils.data import DataLoader
@@ -81,35 +113,85 @@ class RecordDataset(Dataset[Any]):
     {'id': 2, 'word': b'or'}
     """
 
-    def __init__(self, feed: Feed, /, *, threads: int = 0) -> None:
+    def __init__(self, feed: Feed, /, *, threads: int = 0, checksums: bool = True) -> None:
         check_feed(feed)
-        if is_url(feed.index.root) and feed.index.cache is None:
+        index = feed.index
+        if isinstance(index, Index) and index.remote and index.cache is None:
             warnings.warn(
-                f"each record of {feed.index.root} will be a request, since a RecordDataset does "
+                f"each record of {index.root} will be a request, since a RecordDataset does "
                 f"not know what comes next: take TorchLoader(feed, num_workers=…), which asks for "
                 f"whole blocks ahead, or open the index with cache=DiskCache(…)",
                 stacklevel=2,
             )
+        socket_folder()  # which the workers inherit
         self._records = len(feed.index)
+        self._warns = feed._seeded
+        self._drawn = _drawn(feed)
         # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
-        threads = _checks.count("threads", threads, minimum=0)
-        self._batcher = Batcher(feed, threads=threads)
+        threads = checks.count("threads", threads, minimum=0)
+        reader = reader_of(feed.index, checksums=checksums)
+        self._batcher = Batcher(feed, reader=reader, threads=threads)
 
     def __len__(self) -> int:
         return self._records
 
-    def __getitem__(self, record: int, /) -> Sample:
-        """Read one sample."""
+    def __getitem__(self, record: int | Request, /) -> Sample:
+        """Read one sample, or the batch of a request: torch asks so with `batch_size=None`."""
+        if isinstance(record, Request):
+            return self.__getitems__(record)  # type: ignore[no-any-return]
         return self.__getitems__([record])[0]  # type: ignore[no-any-return]
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request, or a list of samples for a list of records."""
         if not isinstance(wanted, Request):
+            if any(isinstance(one, Request) for one in wanted):
+                raise TypeError(
+                    "requests are whole batches: give DataLoader batch_sampler=RequestSampler(feed)"
+                    ", or batch_size=None beside sampler="
+                )
+            self._warn_of_seeds()
             seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-            return self._batcher.plain(np.asarray(wanted, np.int64), seeds)
+            samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
+            self._warn_of_others(wanted)
+            return samples
         if self._batcher.samples.cache is not None and get_worker_info() is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         return _Whole(self._batcher(wanted))
+
+    def _warn_of_seeds(self) -> None:
+        """Warn, once, where a transform gets seeds that are not those of the stream."""
+        if self._warns:
+            self._warns = False
+            warnings.warn(
+                "a RecordDataset was asked for plain record numbers, so the transform's seeds come "
+                "from torch's random numbers and differ from those of TorchLoader: give the "
+                "DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors for the "
+                "stream's own seeds",
+                stacklevel=3,
+            )
+
+    def _warn_of_others(self, records: Sequence[int]) -> None:
+        """Warn, once, where a record is read that the feed's sampler leaves out."""
+        if self._drawn is None or not len(self._drawn):
+            return
+        at = np.minimum(self._drawn.searchsorted(records), len(self._drawn) - 1)
+        others = np.flatnonzero(self._drawn[at] != records)
+        if len(others):
+            other = records[others[0]]
+            self._drawn = None
+            warnings.warn(
+                f"a RecordDataset was asked for record {other}, which the feed's sampler leaves "
+                f"out, so a sampler of torch's chooses the records: give the DataLoader "
+                f"batch_sampler=RequestSampler(feed), collate_fn=as_tensors in place of "
+                f"batch_size=, shuffle= and sampler=",
+                stacklevel=3,
+            )
+
+
+def _drawn(feed: Feed) -> Array | None:
+    """Return the records that the sampler may draw, ascending; None where all of them are."""
+    part = feed.sampler._part
+    return part if part is None or (part[1:] >= part[:-1]).all() else np.sort(part)
 
 
 class _Whole(dict[str, Any]):
@@ -153,9 +235,9 @@ class RequestSampler:
     """
 
     def __init__(self, feed: Feed, /) -> None:
-        self._stream = copy.copy(feed.sampler)
+        self._stream = copy.copy(check_feed(feed).sampler)
         self._stream._passes = None  # a place of its own, whatever the feed's sampler has drawn
-        self._seeded = feed.seeded
+        self._seeded = feed._seeded
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -166,6 +248,7 @@ class RequestSampler:
 
     def set_epoch(self, epoch: int, /) -> None:
         """Begin `epoch` with the next pass. A state that was loaded in that epoch still counts."""
+        self._check_sharing(sys._getframe(1))
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,11 +269,33 @@ class RequestSampler:
     @property
     def drop_last(self) -> bool:
         """What the sampler says; see `BatchStream.drop_last`."""
-        return self._stream.drop_last
+        return self._check_sharing(sys._getframe(1)) > 1 or self._stream.drop_last
+
+    def _check_sharing(self, caller: FrameType) -> int:
+        """Return over how many processes Accelerate shares the batches out, if it is the caller.
+
+        There may be more processes.
+
+        Raises:
+            TypeError: records would be lost or repeated.
+        """
+        asking = caller.f_locals.get("self")
+        if not type(asking).__module__.startswith("accelerate."):
+            return 1
+        state = getattr(asking, "state", asking)  # of what dispatches from one process
+        shared_by = int(getattr(state, "num_processes", 1))
+        if shared_by > 1:
+            self._stream._check_sharing(shared_by)
+        return shared_by
 
     @property
     def batch_size(self) -> NoReturn:
-        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard."""
+        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard.
+
+        Raises:
+            TypeError: the requests are already of one rank.
+            AttributeError: requests are whole batches, of any size.
+        """
         if self._stream.world_size > 1:
             rank, world_size = self._stream.rank, self._stream.world_size
             raise TypeError(

@@ -2,56 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from functools import cached_property
 from itertools import count
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from twinfeed.loaders import _checks
-from twinfeed.loaders._batcher import Batch, planner_for, stored_fields
-from twinfeed.loaders._loader import Loader
-from twinfeed.loaders._making import ahead, making
-from twinfeed.loaders._prefetch import Prefetcher, in_order
-from twinfeed.loaders.errors import WorkerDiedError
-from twinfeed.loaders.feed import Feed
-from twinfeed.loaders.index._paths import is_url
-from twinfeed.loaders.reading._asking import Answering
-from twinfeed.loaders.request import Request
-from twinfeed.loaders.torch._device import Copier, Sent, chosen_device, copier_for
-from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.loader import B, fields_named
+from twinfeed.loaders.loop.uncounted import Announced, asker
+from twinfeed.loaders.making.ahead import batches_ahead, making
+from twinfeed.loaders.making.batcher import stored_fields
+from twinfeed.loaders.making.prefetch import Prefetcher, in_order
+from twinfeed.loaders.reading.asking import Answering
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
+from twinfeed.loaders.support.temporary import socket_folder
+from twinfeed.loaders.torch._copier import Copier, Sent, chosen_device, copier_for
+from twinfeed.loaders.torch._processes import refuse_workers
+from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served, disown
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
+from twinfeed.samplers import ExactOnceBatchSampler
+from twinfeed.samplers.misnamed import counterparts
 
 
-class TorchLoader(Loader):
+class TorchLoader(FeedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`.
-
-    - `device` gets the tensors. Default: the current CUDA device, or the CPU where there is none.
-    - `prefetch`: batches kept ready on the device, ahead of the step. With 0, the calling thread
-      does all the work.
-    - `threads`: threads that make one batch each. If the sampler reuses decoded images, the threads
-      share one batch, and as many others decode one image each for coming batches, beside the live
-      images. Default: the processors this process may use, at most 8; no threads if nothing is
-      decoded. Reads and image decoders release the interpreter lock.
-    - `num_workers`: processes that make the batches, for a transform that holds the lock. They are
-      those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
-    - `prefetch_factor`: batches that each worker makes ahead, as in a `DataLoader`.
-    - `persistent_workers`: whether the workers stay from pass to pass.
-    - `multiprocessing_context`: how the workers are started, such as "spawn".
-    - `timeout`: seconds to wait for a worker's batch. 0 waits for ever.
-    - `worker_init_fn`: a function that each worker calls with its number when it starts.
 
     On a GPU, the memory of a batch is free when the steps that read the batch have run. A loop that
     never waits for the device may be far ahead of these steps. Capture CUDA graphs before the loop,
     or with `capture_error_mode="thread_local"`, as other threads use the device.
 
-    Raises ValueError where options contradict each other, and for a device that torch cannot use.
+    Args:
+        feed: what is fed.
+        device: gets the tensors. Default: the current CUDA device, or the CPU where there is none.
+        prefetch: batches kept ready on the device, ahead of the step. With 0, the calling thread
+            does all the work.
+        threads: threads that make one batch each. If the sampler reuses decoded images, the threads
+            share one batch, and as many others decode one image each for coming batches, beside the
+            live images. Default: the processors this process may use, at most 8; no threads if
+            nothing is decoded. Reads and image decoders release the interpreter lock.
+        num_workers: processes that make the batches, for a transform that holds the lock. They are
+            those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
+        prefetch_factor: batches that each worker makes ahead, as in a `DataLoader`.
+        persistent_workers: whether the workers stay from pass to pass.
+        multiprocessing_context: how the workers are started, such as "spawn".
+        timeout: seconds to wait for a worker's batch. 0 waits for ever.
+        worker_init_fn: a function that each worker calls with its number when it starts.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+        readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
+            for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
+
+    Raises:
+        ValueError: options contradict each other, or torch cannot use the device.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -65,6 +78,9 @@ class TorchLoader(Loader):
     tensor([2]) [b'or'] 0
     """
 
+    _unshared = ("_running", "_workers", "_answering")
+
+    @counterparts(**OF_LOADERS, **PINNED)
     def __init__(
         self,
         feed: Feed,
@@ -79,19 +95,21 @@ class TorchLoader(Loader):
         multiprocessing_context: str | BaseContext | None = None,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
+        checksums: bool = True,
+        readahead: int | None = None,
     ) -> None:
-        super().__init__(feed)
+        super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = chosen_device(device)
-        self.num_workers = _checks.count("num_workers", num_workers, minimum=0)
+        self.num_workers = checks.count("num_workers", num_workers, minimum=0)
         if num_workers:
-            self.prefetch = _checks.count("prefetch", prefetch, minimum=0)
-            wanted = _checks.count("threads", threads or 0, minimum=0)
-            self.threads = 0 if feed.alone else wanted
+            self.prefetch = checks.count("prefetch", prefetch, minimum=0)
+            wanted = checks.count("threads", threads or 0, minimum=0)
+            self.threads = 0 if feed._alone else wanted
         else:
-            self.prefetch, self.threads = ahead(feed, prefetch, threads)
+            self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
         if num_workers and not prefetch:
             raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
-        if num_workers and feed.sampler.live is not None:
+        if num_workers and feed.sampler._live is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -105,10 +123,23 @@ class TorchLoader(Loader):
         # A DataLoader checks the options.
         DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
 
+    def __getitem__(self, key: object, /) -> NoReturn:
+        """Refuse to be a dataset."""
+        raise TypeError(
+            "a TorchLoader is no dataset: iterate over the loader itself; "
+            "a DataLoader takes RecordDataset(feed)"
+        )
+
+    def _forked(self) -> None:
+        for holder in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
+            disown(getattr(holder, "_iterator", None))
+        super()._forked()
+
     @cached_property
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches."""
-        reader = None if self._answering is None else self._answering.reader()
+        socket_folder()
+        reader = self._reader if self._answering is None else self._answering.reader()
         dataset = CatchingDataset(self.feed, reader, threads=self.threads)
         serve: dict[str, Any] = {"batch_sampler": self._place, "collate_fn": as_served}
         # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
@@ -118,22 +149,37 @@ class TorchLoader(Loader):
     @cached_property
     def _answering(self) -> Answering | None:
         """What reads remote shards for the workers: this process, since it plans what is read."""
-        remote = is_url(self.feed.index.root)
-        return Answering(self, self._reader, self.threads) if remote else None
+        reader = self._reader
+        if isinstance(reader, Reader) and reader.index.remote:
+            return Answering(self, reader, self.threads)
+        return None
 
     def _begin(self, epoch: int, start: int) -> _Pass:
+        refuse_workers()
         return _Pass(self, epoch, start)
 
     @property
-    def sampler(self) -> TorchLoader:
-        """Itself: trainers look for `loader.batch_sampler.sampler` when they set the epoch."""
-        return self
+    def sampler(self) -> TorchLoader[B] | SequentialSampler:
+        """Itself: trainers look for `loader.batch_sampler.sampler` when they set the epoch.
 
-    batch_sampler = sampler
+        Of an evaluation, a sampler that Lightning knows to shuffle nothing.
+        """
+        return _StoredOrder(self) if self.feed.sampler.evaluation else self
 
     @property
-    def dataset(self) -> NoReturn:
-        """Refuse to let batches be skipped: trainers that skip batches ask for the dataset."""
+    def batch_sampler(self) -> TorchLoader[B]:
+        """Itself."""
+        return self
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The records of an evaluation, which can be counted by `len`, and not read.
+
+        Raises:
+            AttributeError: in a training, since trainers that skip batches ask for the dataset.
+        """
+        if isinstance(self.feed.sampler, ExactOnceBatchSampler):
+            return _Records(len(self.feed.sampler._order))
         raise AttributeError(
             "a TorchLoader has no dataset, and batches are not skipped: load_state_dict goes on "
             "where a run stopped, so turn off the trainer's own skipping (ignore_data_skip=True in "
@@ -143,8 +189,6 @@ class TorchLoader(Loader):
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
         """Make a `DataLoader` of the batches, for Keras on torch. The DataLoader counts nothing.
 
-        - `arrange` turns a batch into what a model is given, such as `(inputs, targets)`.
-
         The DataLoader has the length of an epoch. A pass runs from the loader's place to the end of
         the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. A pass
         that is given up changes nothing: Keras looks at a batch to build a model. After the last
@@ -153,20 +197,30 @@ class TorchLoader(Loader):
 
         Lightning, Accelerate and transformers take the loader itself. If one of them makes another
         DataLoader from this DataLoader, the other DataLoader raises TypeError.
-        """
-        return _Lent(self, arrange or as_served)
 
-    def _lent(self) -> Iterator[Batch]:
+        Args:
+            arrange: turns a batch into what a model is given, such as `(inputs, targets)`.
+        """
+        return _Uncounted(self, arrange or as_served)
+
+    def _for_keras(self, arrange: Callable[[Batch], Any], model: Any) -> DataLoader[Any]:
+        return self.dataloader(arrange)
+
+    def _feed_of(self, batches: Any) -> Feed | None:
+        return batches._loader.feed if isinstance(batches, _Uncounted) else None
+
+    def _uncounted_pass(self, announced: Announced) -> Iterator[Batch]:
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
-        epoch, start, turn = self._pass_begins()
+        begun = self._uncounted.begin(announced)
+        start = begun.step
         self._meter.begin(start)
-        running, left = self._begin(epoch, start), count(len(self) - start - 1, -1)
+        running, left = self._begin(begun.epoch, start), count(len(self) - start - 1, -1)
 
         def received() -> bool:
             last = next(left) == 0
             if last:
-                self._pass_delivered(epoch, turn)
+                self._uncounted.delivered(begun)
             return last
 
         yield from self._deliver(running, received, batches=len(self) - start)
@@ -180,25 +234,41 @@ class TorchLoader(Loader):
             answering.close()
 
 
-class _Lent(DataLoader[Any]):
-    """The lent passes of a loader, as a DataLoader without workers."""
+class _Uncounted(DataLoader[Any]):
+    """The uncounted passes of a loader, as a DataLoader without workers."""
 
-    def __init__(self, loader: TorchLoader, arrange: Callable[[Batch], Any]) -> None:
+    def __init__(self, loader: TorchLoader[Any], arrange: Callable[[Batch], Any]) -> None:
         super().__init__(_NotIterated(loader), batch_size=None, collate_fn=as_served)
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in self._loader._lent():
-            yield self._arrange(batch)
+        who = asker()
+        if who == "thread" and not self._loader.feed.sampler.evaluation:
+            raise TypeError(
+                "Keras on TensorFlow does not say whether it trains on the batches of a "
+                "TorchLoader, so the position after them is not known: take a TensorFlowLoader"
+            )
+        return map(self._arranged, self._loader._uncounted_pass(Announced(who)))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        instead = {
+            "map": ": give the function to dataloader, as in loader.dataloader(pairs)",
+            "shuffle": f": {OF_LOADERS['shuffle']}",
+        }
+        raise AttributeError(f"a DataLoader has no {name!r}{instead.get(name, '')}")
+
+    def _arranged(self, batch: Any) -> Any:
+        with fields_named(batch):
+            return self._arrange(batch)
 
     def set_epoch(self, epoch: int) -> None:
         self._loader.set_epoch(epoch)
 
 
 class _NotIterated(IterableDataset[Any]):
-    """The dataset of a lent DataLoader. Only another DataLoader would iterate over the dataset."""
+    """The dataset of such a DataLoader. Only another DataLoader would iterate over the dataset."""
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader[Any]) -> None:
         self._loader = loader
 
     def __len__(self) -> int:
@@ -212,24 +282,46 @@ class _NotIterated(IterableDataset[Any]):
         )
 
 
+class _Records(Dataset[Any]):
+    """How many records an evaluation has."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, record: object) -> NoReturn:
+        raise TypeError(
+            "the dataset of a TorchLoader says how many records there are, and gives none: iterate "
+            "over the TorchLoader, or over a RecordDataset"
+        )
+
+
+class _StoredOrder(SequentialSampler):
+    """The order of an evaluation, and where trainers set its epoch."""
+
+    def __init__(self, loader: TorchLoader[Any]) -> None:
+        super().__init__(cast(Sized, loader.dataset))
+        self.set_epoch = loader.set_epoch
+
+
 class _Place:
     """What the DataLoader of the workers draws from: the requests of the pass that begins."""
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader[Any]) -> None:
         self._loader = loader
         self.begins = (0, 0)
 
     def __iter__(self) -> Iterator[Request]:
         # The workers share the page cache, and this process reads remote shards for them. So this
         # process tells, once, what they will read.
-        feed, reader = self._loader.feed, self._loader._reader
-        planner = planner_for(feed, reader, *self.begins)
+        feed, reader, plans = self._loader.feed, self._loader._reader, self._loader._plans
         stored = stored_fields(feed)
-        for request in feed.requests(*self.begins):
-            place, planned = (request.epoch, request.step), planner is not None
-            reader.follow(feed.sampler, stored, *place, planned=planned)
-            if planner is not None:
-                planner.reached(request.step)
+        reached = plans.begin(reader, stored, feed.sampler, *self.begins)
+        schedule = plans.schedule(feed.sampler)
+        for request in requests(schedule, *self.begins, seeds=feed._seeded):
+            reached(request.epoch, request.step)
             yield request
 
     def __len__(self) -> int:
@@ -239,9 +331,8 @@ class _Place:
 class _Pass(Iterator[Batch]):
     """One pass over the rest of an epoch."""
 
-    def __init__(self, loader: TorchLoader, epoch: int, start: int) -> None:
+    def __init__(self, loader: TorchLoader[Any], epoch: int, start: int) -> None:
         self._loader = loader
-        self._died = False
         self._workers: WorkerBatches | None = None
         self._copier = copier_for(loader.device)
         self._sent: Generator[Sent, None, None] | Prefetcher[Sent]
@@ -264,6 +355,7 @@ class _Pass(Iterator[Batch]):
             start,
             threads=loader.threads,
             meter=loader._meter,
+            plans=loader._plans,
             then=lambda batch: self._copier.prepare(as_parts(batch)),
             empty=self._copier.empty,
         )
@@ -272,19 +364,12 @@ class _Pass(Iterator[Batch]):
             self._sent = Prefetcher(self._sent, depth=loader.prefetch)
 
     def __next__(self) -> Batch:
-        try:
-            return self._copier.receive(next(self._sent))
-        except RuntimeError as error:
-            # Where a DataLoader was used before, torch raises in the main thread when a child dies.
-            self._died = self._workers is not None
-            if self._workers is not None and not isinstance(error, WorkerDiedError):
-                self._workers.explain(error)
-            raise
+        return self._copier.receive(next(self._sent))
 
     def close(self) -> None:
         """Stop what runs ahead. A later pass cannot use workers that have ended."""
         self._sent.close()
-        ended = self._died or (isinstance(self._sent, Prefetcher) and self._sent.busy)
+        ended = isinstance(self._sent, Prefetcher) and self._sent.busy
         if self._workers is not None:
             self._workers.close()
             ended |= self._workers.ended

@@ -1,0 +1,157 @@
+"""Classes: labels as numbers, and the records of an index sorted by class.
+
+Labels are all integers or all names. Each name gets a number when it is first met, and a record
+without a label has the number of None. The classes are numbered later, when all names are known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.building.store import Store
+from twinfeed.loaders.index.class_arrays import READ
+from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.checks import names as checked_names
+from twinfeed.samplers import ClassOrder
+from twinfeed.samplers.class_order import by_size
+from twinfeed.samplers.state import digest
+
+SORTED = 1 << 23
+"""The number of records sorted at a time. All labels are read once for each such piece."""
+
+
+class Numbering:
+    """Number names in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
+
+    def of(self, names: Sequence[Label | None], /) -> Int64s:
+        """Return the number of each name."""
+        return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
+
+    @property
+    def names(self) -> list[Any]:
+        """Every name, by its number."""
+        return list(self._numbers)
+
+
+def class_numbers(
+    names: Sequence[str | None],
+    /,
+    *,
+    classes: Sequence[str] | None,
+    background: Label | None,
+    from_text: bool,
+) -> tuple[Int64s, list[str]]:
+    """Return the number of each name, and the names of the classes. None means the background.
+
+    With `from_text`, names that are all whole numbers, written as text, count as numbers. They stay
+    names if `classes` lists all of them.
+    """
+    texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
+    if texts and None in names and isinstance(background, int):
+        raise ValueError(
+            f"background={background} is an integer, and labels are names ({min(texts)!r})"
+        )
+    filled = [str(background) if name is None else name for name in names]
+    known = set(filled)
+    if classes is None or not known <= set(classes):
+        if from_text and all(map(_is_integer, known)):
+            return np.array([int(name) for name in filled], np.int64), list(classes or ())
+        if classes is not None:
+            unknown = sorted(known - set(classes))
+            raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
+        classes = sorted(known)
+    place = {name: n for n, name in enumerate(classes)}
+    return np.array([place[name] for name in filled], np.int64), list(classes)
+
+
+def whole_background(background: Label | None, /) -> int:
+    """Return the background of labels that are integers."""
+    if isinstance(background, str) and not _is_integer(background):
+        raise ValueError(f"background={background!r} is a name, and labels are integers")
+    return int(background or 0)
+
+
+def check_classes(classes: Sequence[str] | None, /) -> None:
+    """Raise TypeError or ValueError for `classes` that are no list of different names."""
+    counts = Counter(checked_names("classes", () if classes is None else classes))
+    bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
+    if bad:
+        raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")
+
+
+def check_range(labels: Array, classes: Sequence[str], /) -> None:
+    """Raise ValueError for labels that are no numbers of `classes`."""
+    pieces = (labels[start : start + READ] for start in range(0, len(labels), READ))
+    outside = [piece[(piece < 0) | (piece >= len(classes))] for piece in pieces]
+    bad = sum(map(len, outside))
+    if bad:
+        first = np.concatenate(outside)[:5].tolist()
+        raise ValueError(
+            f"labels lie outside [0, {len(classes)}) of classes= ({bad}, first: {first})"
+        )
+
+
+def _is_integer(name: str) -> bool:
+    """Tell whether text is an integer as Python writes it."""
+    try:
+        return str(int(name)) == name and -(2**63) <= int(name) < 2**63
+    except ValueError:
+        return False
+
+
+def write_class_order(store: Store, labels: Int64s, /) -> str:
+    """Write the arrays of the `ClassOrder` of labels to `store`, and return the digest of labels.
+
+    The memory does not grow with the number of labels.
+    """
+    values, sizes, first = _census(labels)
+    narrow = np.int32 if len(labels) < 1 << 31 else np.int64
+    records = store.new("classorder-records", narrow, labels.shape)
+    ends = np.cumsum(sizes)
+    low = 0
+    while low < len(values):
+        start = int(ends[low] - sizes[low])
+        high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
+        pieces = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
+        if pieces:
+            ids, held = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+            records.add(ids[ClassOrder(held).records])
+        else:  # a single class is in order already, however large it is
+            for ids, _ in _between(labels, values[low], values[low]):
+                records.add(ids)
+        low = high
+    rank = by_size(sizes, first)
+    store.add({"classorder-starts": (ends - sizes)[rank], "classorder-sizes": sizes[rank]})
+    return digest(labels)
+
+
+def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield ids of records whose labels lie in [low, high], with these labels."""
+    for start in range(0, len(labels), READ):
+        piece = labels[start : start + READ]
+        found = np.flatnonzero((piece >= low) & (piece <= high))
+        yield found + start, piece[found]
+
+
+def _census(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
+    """Return the labels that occur, sorted; how many records each has; and its first record."""
+    values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for start in range(0, len(labels), READ):
+        new, place, count = np.unique(
+            labels[start : start + READ], return_index=True, return_counts=True
+        )
+        both, where = np.unique(np.concatenate([values, new]), return_inverse=True)
+        counts, least = np.zeros(len(both), np.int64), np.full(len(both), len(labels))
+        np.add.at(counts, where, np.concatenate([sizes, count]))
+        np.minimum.at(least, where, np.concatenate([first, place + start]))
+        values, sizes, first = both, counts, least
+    return values, sizes, first

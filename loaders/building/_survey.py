@@ -1,0 +1,187 @@
+"""The facts of all parts together, before the parts are merged."""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from twinfeed.loaders.building._classes import Numbering
+from twinfeed.loaders.building._parts import Block, FieldFacts, ShardPart, listed
+from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
+from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.index.arrays import StringColumn
+from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.limits import LIMITS
+
+
+class FieldSurvey:
+    """Sum up the facts of a field over all shards; `path` is the first shard that has the field."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.kind = path, ""
+        self.kinds, self.widths = set[str](), set[int]()
+        self.offset = self.length = self.shards = 0
+
+    def add(self, facts: FieldFacts, records: int) -> None:
+        """Take in the facts of one shard."""
+        self.kind = facts.kind
+        self.kinds.add(facts.kind)
+        self.offset = max(self.offset, facts.offset)
+        self.length = max(self.length, facts.length)
+        if records:
+            self.widths.add(facts.width)
+            self.shards += 1
+
+    def width(self, filled: int) -> int:
+        """Return a column's numbers per record, or 0 for a table. `filled` shards have records."""
+        whole = len(self.widths) == 1 and self.shards == filled
+        return next(iter(self.widths)) if whole else 0
+
+
+class Survey:
+    """Sum up the facts of all parts. Only the paths of the parts are kept."""
+
+    def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
+        self.table = table
+        self.options = IndexOptions()
+        self.parts: list[Path] = []
+        self.paths: list[str] = []
+        self.tags: list[str | None] = []
+        self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
+        self.sums = bytearray()
+        self.records = self.left_out = self.broken = self.filled = self.files = 0
+        self.fields: dict[str, FieldSurvey] = {}
+        self.strings: dict[str, tuple[int, int]] = {}
+        self.numbering = Numbering()
+        self.labels: dict[str, str] = {}
+        self.seen: set[str] = set()
+        self.lacked: dict[str, str] = {}
+        if table is not None:
+            self.labels = {kind_of(label): "the table" for label in table.labels.values()}
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: ShardPart) -> None:
+        """Take in the facts of one part."""
+        if not self.parts:
+            self.options = part.options
+            if self.table is not None:
+                self.options = replace(part.options, label_from="table")
+        records, strings = part.records, dict(part.strings)
+        if self.skips and "keys" in strings:
+            kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
+            records, size = np.sum([(0, 0), *kept], 0).tolist()
+            strings["keys"] = (records, size)
+        for name, (count, size) in strings.items():
+            before = self.strings.get(name, (0, 0))
+            self.strings[name] = (before[0] + count, before[1] + size)
+        self.files += part.files
+        self.parts.append(part.file)
+        self.paths.append(part.path)
+        self.records += records
+        self.filled += records > 0
+        self.sizes.append(part.bytes)
+        self.headers.append(part.headers)
+        self.lengths.append(records)
+        self.tags.append(part.tag)
+        self.sums += bytes.fromhex(part.sha256)
+        self.left_out += part.excluded + part.lacking + part.records - records
+        self.broken += part.broken
+        self.numbering.of(part.names)
+        self.labels = part.labels | self.labels
+        self.seen.update(part.seen)
+        self.lacked = part.lacked | self.lacked
+        for name, facts in part.fields.items():
+            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
+
+    @property
+    def whole(self) -> bool:
+        """Whether labels are integers."""
+        no_names = "names" not in self.labels and isinstance(self.options.background, int)
+        return "integers" in self.labels or no_names
+
+    @property
+    def skips(self) -> bool:
+        """Whether records that a table lacks are left out."""
+        options = self.options
+        return self.table is not None and options.missing == "skip" and options.background is None
+
+    def blocks(self, part: ShardPart) -> Iterator[Block]:
+        """Yield the blocks of a part, without the records that a label table lacks."""
+        for block in part.blocks():
+            yield block.having(self.table.labels) if self.skips and self.table else block
+
+    def mixed(self) -> list[str]:
+        """Name the bytes features that have one value in some parts and lists in others."""
+        clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
+        for name, kinds in clashes.items():
+            if kinds != {"bytes", "bytes_list"}:
+                raise ValueError(
+                    f"feature {name!r} is {' in some shards and '.join(sorted(kinds))} in others"
+                )
+        return sorted(clashes)
+
+    def check(self) -> None:
+        """Raise ValueError where the parts make no index. Warn of shards without records."""
+        if not self.records and self.lacked:
+            raise ValueError(
+                f"no records: each lacks {' or '.join(self.lacked)}; there are "
+                f"{listed(self.seen)}: {next(iter(self.lacked.values())).removesuffix(', ')}"
+            )
+        if not self.records:
+            raise ValueError(
+                f"no records: all {len(self.paths)} shards are empty, or every record is left out"
+            )
+        if self.filled < len(self.paths):
+            empty = [p for p, n in zip(self.paths, self.lengths, strict=True) if n == 0][:5]
+            warnings.warn(
+                f"{len(self.paths) - self.filled} of {len(self.paths)} shards have no records "
+                f"(first: {', '.join(empty)})",
+                ShardWarning,
+                stacklevel=4,
+            )
+        for name, aliases in (self.options.fields or {}).items():
+            if name not in self.fields and (name, self.options.label_from) != ("label", "field"):
+                raise KeyError(
+                    f"no record has the field {name!r} ({aliases.replace(';', ' or ')}); there are "
+                    f"{listed(self.seen)}: name another"
+                )
+        unknown = sorted(set(self.options.lists) - set(self.fields))
+        if unknown:
+            raise ValueError(
+                f"lists= names {unknown}, which no record has: there are {sorted(self.fields)}"
+            )
+        if len(self.fields) > LIMITS.fields:
+            raise ValueError(
+                f"the shards have {len(self.fields)} different fields, more than {LIMITS.fields} "
+                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields="
+            )
+        if self.table is not None:
+            if "keys" not in self.strings:
+                raise ValueError(
+                    "a label table is joined by key, and these records have no keys: name a "
+                    "feature with key="
+                )
+            if "label" in self.fields:
+                raise label_clash(self.fields["label"].path)
+        else:
+            refuse_mixed(self.labels)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays of facts about the shards."""
+        stops = np.cumsum(self.lengths, dtype=np.int64)
+        shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
+        lengths = np.diff(stops, prepend=0)
+        arrays: dict[str, Array] = {"shards": shards, "shardstops": stops, "shardlengths": lengths}
+        if self.options.digest:
+            arrays["shardsums"] = np.frombuffer(self.sums, np.uint8).reshape(-1, 32)
+        if any(self.tags):
+            arrays |= StringColumn.of(tag or "" for tag in self.tags).arrays("tags")
+        return arrays | StringColumn.of(self.paths).arrays("shardpaths")

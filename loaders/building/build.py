@@ -1,0 +1,315 @@
+"""Build an index: every shard in one pass, on its own, then all parts merged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from itertools import pairwise, starmap
+from pathlib import Path
+from typing import Unpack
+
+from twinfeed.loaders.building._classes import check_classes
+from twinfeed.loaders.building._collect import build_part
+from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._parts import ShardPart, load_part
+from twinfeed.loaders.building._survey import Survey
+from twinfeed.loaders.building.bad_records import Exclude, without
+from twinfeed.loaders.building.labels import FromTable, LabelSource
+from twinfeed.loaders.building.plan import Fields, Plan
+from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
+from twinfeed.loaders.building.store import DAY, is_part, make_folder, own_folder
+from twinfeed.loaders.errors import IndexFormatError
+from twinfeed.loaders.index.opened import Index, open_index
+from twinfeed.loaders.index.options import ReadingOptions, reading_of
+from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.remote_index import send_index
+from twinfeed.loaders.remote.location import Location, place_of
+from twinfeed.loaders.remote.stores import not_written
+from twinfeed.loaders.support.atomic import locked
+from twinfeed.loaders.support.progress import bar
+from twinfeed.loaders.support.temporary import temporary
+from twinfeed.samplers.validate import counted
+
+KEEP_FROM = 1 << 20
+"""A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
+
+_COPIES = 4
+"""The number of threads that each copy a remote shard here and then scan the copy."""
+
+
+def build_index(
+    shards: Shards,
+    path: PathLike,
+    /,
+    *,
+    label: LabelSource | None = None,
+    classes: Sequence[str] | None = None,
+    fields: Fields | None = None,
+    exclude: Exclude = (),
+    root: PathLike | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+    **options: Unpack[ReadingOptions],
+) -> Index:
+    """Build the index of `shards` in the folder `path`, and return it opened.
+
+    Each shard is read once, with every checksum, and leaves a part in `path`/parts. A build that
+    was interrupted goes on from these parts. Parts whose labels come from a function are built
+    anew, since the function may give other labels by now. The new index replaces an older one by a
+    rename at the end.
+
+    Args:
+        shards: a path, a pattern (globs, braces) or a list of these; a folder of images, with a
+            folder for each class; or a list of `Entry`.
+        path: the folder of the index, or a URL of a folder in a store that can be written.
+        label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
+            `FromTable`, or a function. The function is given a record's dict (its fields by name,
+            `__key__`, `__shard__`, `__number__`) and returns an int, a str or None. An empty label
+            is an error. A field called "label" that is not the label is an error too.
+        classes: the names of the labels, by their number. By default names are numbered in sorted
+            order, and text that is a whole number in every record counts as a number.
+        fields: the fields to keep: a list, or a mapping to the names that a field may have in the
+            records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
+        exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`
+            writes. With the list, the rest of a shard that breaks off is left out too. A list with
+            another root names a shard by the last parts of its path.
+        root: the folder that holds all shards, by default the folder that holds the index.
+        executor: any executor of concurrent.futures' kind, which builds the parts side by side. By
+            default, a few threads copy and index remote shards side by side.
+        progress: whether to show a progress bar.
+        **options: how the records are read, such as `missing="skip"`; see `ReadingOptions`.
+
+    Raises:
+        FileNotFoundError: a shard is missing.
+        LoaderError: something in a shard is wrong (DataCorruptionError and others).
+        DecodeError: the function of `label` fails or returns a value that is not a label.
+        KeyError: no record of a shard has the label, field or key that is named.
+        ValueError: labels, classes, tables or fields do not fit.
+        FileExistsError: `path` holds other files.
+        OSError: the index cannot be written.
+
+    >>> import tempfile
+    >>> from twinfeed.loaders.formats.tar import TarWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with TarWriter(f"{folder}/a.tar") as writer:
+    ...     writer.write("0001", {"jpg": b"...", "cls": b"cat"})
+    >>> index = build_index(f"{folder}/a.tar", f"{folder}/a.index", label="cls")
+    >>> index.classes, index.labels, index.keys([0])
+    (('cat',), array([0]), ['0001'])
+    """
+    out = place_of(path)
+    here = own_folder(to_write(out)) if isinstance(out, str) else None
+    if isinstance(out, Location) and out.web:
+        raise not_written(out)
+    check_classes(classes)
+    reading = reading_of(build_index, options)
+    source = find_source(
+        shards, here, container=reading.container, root=root, complete=reading.complete
+    )
+    plan, jobs = Plan.of(source, label, fields, reading), without(source, exclude)
+    table = label if isinstance(label, FromTable) else None
+    with nullcontext(Path()) if here else temporary() as folder:
+        here = here or folder / "x.index"
+        with _alone(here / "parts"):
+            survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
+            mixed = survey.mixed()
+            if mixed:  # some shards have one value a record, others several: read all as lists
+                plan = plan.with_lists(mixed)
+                survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
+            write_index(here, survey, classes=classes)
+        if isinstance(out, Location):
+            send_index(here, out)
+    return open_index(path, root=str(source.root))
+
+
+def build_parts(
+    shards: Shards,
+    folder: PathLike,
+    /,
+    *,
+    root: PathLike,
+    label: LabelSource | None = None,
+    fields: Fields | None = None,
+    exclude: Exclude = (),
+    executor: Executor | None = None,
+    progress: bool = False,
+    **options: Unpack[ReadingOptions],
+) -> list[Path]:
+    """Build the parts of some shards in `folder`, and return the files of the parts.
+
+    `merge_parts` joins these parts with parts that were built elsewhere.
+
+    Args:
+        shards: as for `build_index`.
+        folder: the folder of the parts. Parts that lie there already are taken as they are, except
+            where labels come from a function.
+        root: the folder or URL that all shards lie below, also those of other machines.
+        label: as for `build_index`, and the same on every machine. Of a label function only its own
+            code is compared. What the function uses must be the same too.
+        fields: as for `build_index`, and the same on every machine.
+        exclude: as for `build_index`.
+        executor: as for `build_index`.
+        progress: as for `build_index`.
+        **options: as for `build_index`, and the same on every machine.
+
+    >>> import tempfile
+    >>> from twinfeed.loaders.formats.tar import TarWriter
+    >>> data = tempfile.mkdtemp()
+    >>> for name in ("a", "b"):
+    ...     with TarWriter(f"{data}/{name}.tar") as writer:
+    ...         writer.write(name, {"txt": b"..."})
+    >>> files = build_parts([f"{data}/b.tar"], f"{data}/there", root=data)
+    >>> files += build_parts([f"{data}/a.tar"], f"{data}/here", root=data)
+    >>> merge_parts(files, f"{data}/all.index").keys([0, 1])
+    ['a', 'b']
+    """
+    reading = reading_of(build_parts, options)
+    where = make_folder(to_write(folder))
+    source = find_source(
+        shards, where / "index", container=reading.container, root=root, complete=False
+    )
+    plan = Plan.of(source, label, fields, reading)
+    jobs = without(source, exclude)
+    return [part.file for part in _parts(plan, jobs, where, executor, progress)]
+
+
+def merge_parts(
+    parts: Iterable[PathLike],
+    path: PathLike,
+    /,
+    *,
+    label: FromTable | None = None,
+    classes: Sequence[str] | None = None,
+    root: PathLike | None = None,
+) -> Index:
+    """Merge the files of `build_parts` into the index at `path`, sorted by shard path.
+
+    The parts may be built anywhere.
+
+    Args:
+        parts: the files.
+        path: as for `build_index`.
+        label: a table, which is joined by key. Labels of any other kind are in the parts.
+        classes: as for `build_index`.
+        root: as for `build_index`.
+
+    Raises:
+        IndexFormatError: a part is damaged or built with other arguments.
+        ValueError: a shard is there twice.
+        TypeError: `label` is no table.
+
+    >>> merge_parts([], "all.index")
+    Traceback (most recent call last):
+    ...
+    ValueError: no parts to merge
+    """
+    path = to_write(path)
+    check_classes(classes)
+    if not isinstance(label, FromTable | None):
+        raise TypeError(f"label must be a FromTable, got {label!r}: build_parts takes the others")
+    if isinstance(parts, (str, os.PathLike)):
+        raise TypeError(f"parts must be a list of files, got {os.fspath(parts)!r}")
+    found, plans = [], set()
+    for part in map(load_part, map(Path, parts)):
+        found.append((part.path, part.file))
+        plans.add(part.plan)
+    if not found:
+        raise ValueError("no parts to merge")
+    found.sort()
+    if len(plans) > 1:
+        raise IndexFormatError(
+            f"parts were built with {len(plans)} different sets of arguments",
+            path=found[0][1].parent,
+            advice="build all parts with the same arguments",
+        )
+    twice = [name for (name, _), (other, _) in pairwise(found) if name == other]
+    if twice:
+        raise ValueError(f"shards have two parts ({len(twice)}: {', '.join(twice[:5])})")
+    survey = Survey((load_part(file, check=False) for _, file in found), label)
+    mixed = survey.mixed()
+    if mixed:
+        raise ValueError(
+            f"the features {mixed} have one value a record in some shards and several in "
+            f"others: build all parts with lists={mixed}"
+        )
+    where = None if root is None else place_of(root)
+    if isinstance(where, Location):
+        survey.options = replace(survey.options, root=str(where))
+    write_index(path, survey, classes=classes)
+    return open_index(path, root=root)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time build an index. Remove the parts that no later build needs."""
+    there = folder.parent.exists()
+    try:
+        with locked(folder, make=make_folder, wait=DAY):
+            finished = False
+            try:
+                yield
+                finished = True
+            finally:
+                for file in filter(is_part, folder.iterdir()):
+                    if finished or _is_small(file):
+                        file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
+    finally:
+        with suppress(OSError):  # parts are left, or the index is there, or others' files
+            folder.rmdir()
+            if not there:
+                folder.parent.rmdir()
+
+
+def _is_small(file: Path) -> bool:
+    """Tell whether a file is the part of a small shard, or no part at all."""
+    part = ShardPart.load(file, check=False)
+    return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
+
+
+def _parts(
+    plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
+) -> Iterator[ShardPart]:
+    """Yield the part of every job. Parts that are missing are built first.
+
+    The name of a part depends on the plan, the shard and the state of the shard. Where a function
+    gives the labels, every part is built anew, since the labels may be other labels than before.
+    """
+    digest = plan.digest()
+    states = [f"{digest} {state}".encode() for state in describe_jobs(plan.root, jobs)]
+    files = [folder / f"{hashlib.sha256(state).hexdigest()[:32]}.part" for state in states]
+    if callable(plan.label):
+        for file in files:
+            file.unlink(missing_ok=True)
+    todo = [
+        (plan, job, str(file))
+        for job, file in zip(jobs, files, strict=True)
+        if ShardPart.load(file) is None
+    ]
+    copies = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
+    with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
+        done = starmap(build_part, todo) if pool is None else _run(pool, todo)
+        for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
+            pass
+    for job, file in zip(jobs, files, strict=True):
+        part = load_part(file)
+        if part.excluded < len(job.exclude):
+            raise ValueError(
+                f"exclude= names {counted(len(job.exclude), 'record')} of {job.shard}, "
+                f"of which {part.excluded} are there"
+            )
+        yield part
+
+
+def _run(executor: Executor, todo: Sequence[tuple[Plan, Job, str]]) -> Iterator[None]:
+    """Run the jobs on `executor`. The first error cancels the jobs that wait."""
+    futures = [executor.submit(build_part, *one) for one in todo]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()

@@ -1,0 +1,318 @@
+"""Where labels come from: a field, a JSON key, the folder, a table, or the caller's function."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.errors import DataCorruptionError, DecodeError
+from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.records import Range, Record
+from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
+
+Sample = dict[str, Any]
+LabelFunction = Callable[[Sample], Label | None]
+
+_REPAIR = "repair the record, name another field, or leave the record out with exclude="
+_FUNCTION = "mend the function, or let it return None for a record without a label"
+
+
+@dataclass(frozen=True)
+class FromJson:
+    """Take the label from a key of a JSON field; dots lead into nested objects.
+
+    Without a key, the whole field is the label. A number then stays a number, even if `classes` has
+    a name with the same digits.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = mkdtemp()
+    >>> _ = pack([{"json": b'{"object": {"class": "cat"}}'}], out)
+    >>> label = FromJson("json", "object.class")
+    >>> build_index(f"{out}/*.tfrecord", f"{out}/cats.index", label=label).classes
+    ('cat',)
+    """
+
+    field: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class FromFolder:
+    """Take the label from the folder of the file, of a tar sample's key or of a TFRecord shard.
+
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = Path(mkdtemp())
+    >>> _ = pack([{"word": b"meow"}], out / "cat")
+    >>> build_index(out / "cat/*.tfrecord", out / "cats.index", label=FromFolder()).classes
+    ('cat',)
+    """
+
+
+class FromTable:
+    """Take the labels from a table: a mapping of keys to labels, or a CSV or TSV file.
+
+    - A file has two columns, keys and labels. Or it begins with a line of names, where `key` and
+      `label` name the two columns.
+    - In a file, a number with a fraction, nan or inf is not a label, since other programs write
+      missing values in this way. Classes with such names need a mapping.
+    - The table must have exactly the records' keys. Extra, missing and repeated keys are refused.
+    - Records that are not in the table get the label `background`. With `missing="skip"` these
+      records are left out.
+
+    >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
+    'dog'
+    """
+
+    def __init__(self, table: Mapping[str, Label] | str | os.PathLike[str], /) -> None:
+        self.labels: dict[str, Any] = (
+            dict(table) if isinstance(table, Mapping) else _read_table(os.fspath(table))
+        )
+
+    def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
+        """Return the labels of `keys`. With `partial`, a key that is not in the table has None.
+
+        Raises:
+            ValueError: keys and table do not match; with counts and the first five cases.
+        """
+        keys = list(keys)
+        known = set(keys)
+        unknown = [] if partial else [key for key in keys if key not in self.labels]
+        found: dict[str, list[Any]] = {
+            "records have the key of another": _twice(keys),
+            "records are not in the table": unknown,
+            "rows of the table have no record": [key for key in self.labels if key not in known],
+            "labels are not a name or an integer": [
+                (key, label) for key, label in self.labels.items() if not is_label(label)
+            ],
+        }
+        problems = [
+            f"{len(bad)} {what} (first: {', '.join(map(repr, bad[:5]))})"
+            for what, bad in found.items()
+            if bad
+        ]
+        if unknown:
+            problems.append("give such records a background=, or skip them with missing='skip'")
+        if problems:
+            raise ValueError(
+                f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
+            )
+        items = reversed(self.labels.items())  # the error names the first label of each kind
+        refuse_mixed({kind_of(label): f"the table, {key!r}: {label!r}" for key, label in items})
+        return [self.labels.get(key) for key in keys]
+
+
+RecordLabel = str | FromJson | FromFolder | LabelFunction
+LabelSource = RecordLabel | FromTable
+
+
+def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
+    """Return the label of one record; None for a record without a label.
+
+    Labels of a table are joined later, by key.
+
+    Raises:
+        DataCorruptionError: a value that is not a label.
+        DecodeError: a function fails, or returns something that is not a label.
+    """
+    if isinstance(source, str):
+        value = _of_field(source, record)
+        rule = f"label={source!r} must hold one integer or one name"
+    elif isinstance(source, FromJson):
+        value = _of_json(source, record, shard)
+        rule = f"{source} must lead to an integer or a name"
+    elif isinstance(source, FromFolder):
+        value = record.label or PurePosixPath(record.key or shard).parent.name or None
+        rule = "the folder's name must be a label"
+    else:
+        value = _of_function(source, record, shard)
+        rule = "label= must return an int, a str or None"
+    if value is None:
+        return None
+    if not is_label(value):
+        kind = DecodeError if callable(source) else DataCorruptionError
+        advice = _FUNCTION if callable(source) else _REPAIR
+        if isinstance(source, str) and isinstance(value, (list, np.ndarray)) and len(value) > 1:
+            text = ".decode()" if isinstance(value[0], bytes) else ""  # a function returns a str
+            chosen = f"label=lambda sample: sample[{source!r}][0]{text}"
+            advice = f"choose one by a function, which build_index takes: {chosen}"
+        elif isinstance(source, str | FromJson) and isinstance(value, dict):
+            advice = _into(source, value)
+        raise kind(
+            rule,
+            **at(record, shard),
+            expected="an int64, or UTF-8 text that is not empty",
+            found=reprlib.repr(value),
+            advice=advice,
+        )
+    return str(value) if isinstance(value, str) else int(value)
+
+
+def kind_of(label: Label, /) -> str:
+    """Return "names" or "integers"."""
+    return "names" if isinstance(label, str) else "integers"
+
+
+def refuse_mixed(first: Mapping[str, str], /) -> None:
+    """Raise ValueError for labels of two kinds; `first` says where the first of each kind is."""
+    if len(first) > 1:
+        raise ValueError(
+            "labels must be all integers or all names, "
+            f"got an integer ({first['integers']}) and a name ({first['names']})"
+        )
+
+
+def label_clash(where: str, /) -> ValueError:
+    """Return the error of a field with the name of the labels' column."""
+    return ValueError(
+        f"a field of {where} is called 'label' like the column of the labels: rename the field "
+        "with fields={'text': 'label'} (and name there every other field that you want), or take "
+        "the labels from the field with label='label'"
+    )
+
+
+def at(record: Record, shard: str, part: Range | None = None) -> dict[str, Any]:
+    """Return the place of a record, or of a part of it, as arguments of an error."""
+    path = shard
+    offset: int | None = (part or record).offset
+    if record.paths:
+        path, offset = record.paths[part.path_no if part else 0], None
+    return {"path": path, "offset": offset, "record": record.number, "key": record.key}
+
+
+def _of_field(name: str, record: Record) -> Any:
+    """Return the value of a field: text, a single integer, or a list."""
+    part = record.fields.get(name)
+    if part is None:
+        return None
+    if part.kind == "bytes":
+        text = part.data.decode("utf-8", "surrogateescape").strip()
+        if text[:1] == "{":
+            with suppress(ValueError, RecursionError):  # else it is a name like any other
+                return json.loads(text)
+        return text
+    values = decode_list(part.kind, part.data)
+    return values[0] if part.kind == "int64_list" and len(values) == 1 else values
+
+
+def _into(source: str | FromJson, found: Mapping[str, Any]) -> str:
+    """Return the advice for a label that is a JSON object: its keys, and how to name one."""
+    whole = source if isinstance(source, FromJson) else FromJson(source)
+    keys = ", ".join(map(reprlib.repr, list(found)[:8]))
+    labels = [key for key, value in found.items() if is_label(value)]
+    way = f"label=FromJson({whole.field!r}, …)"
+    if labels:
+        key = "label" if "label" in labels else labels[0]
+        key = f"{whole.key}.{key}" if whole.key else key
+        way = f"label={FromJson(whole.field, key)!r}"
+    return f"it is a JSON object with the keys {keys}: name one with {way}"
+
+
+def json_keys(source: RecordLabel, record: Record, /) -> str:
+    """Name the keys of a record's JSON, for the advice where a label was not found there.
+
+    Where a field was named that the record lacks, name the key of its JSON that is so called.
+    """
+    if not isinstance(source, str | FromJson):
+        return ""
+    if isinstance(source, str) or source.field not in record.fields:
+        return _json_key(source if isinstance(source, str) else source.field, record)
+    found = _of_json(FromJson(source.field), record, "")
+    keys = ", ".join(map(reprlib.repr, list(found)[:8])) if isinstance(found, dict) else "none"
+    return f"from the keys {keys} of its JSON, "
+
+
+def _json_key(name: str, record: Record) -> str:
+    """Return the advice to take a label from the key `name` or `field.name` of a JSON field."""
+    for field, piece in record.fields.items():
+        if piece.kind == "bytes" and piece.data.lstrip()[:1] == b"{":
+            meant = FromJson(field, name.removeprefix(f"{field}."))
+            with suppress(DataCorruptionError):  # it only looks like JSON
+                if is_label(_of_json(meant, record, "")):
+                    return f"such as label={meant!r}, "
+    return ""
+
+
+def _of_json(source: FromJson, record: Record, shard: str) -> Any:
+    """Return the value at a key path of a JSON field."""
+    part = record.fields.get(source.field)
+    if part is None:
+        return None
+    try:
+        value = json.loads(part.data)
+    except (ValueError, RecursionError) as error:
+        problem = f"field {source.field!r} is not JSON: {error}"
+        raise DataCorruptionError(problem, **at(record, shard, part), advice=_REPAIR) from None
+    for step in source.key.split(".") if source.key else ():
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _of_function(function: LabelFunction, record: Record, shard: str) -> Any:
+    """Return what the caller's function returns for a record."""
+    sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
+    for name, part in record.fields.items():
+        sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
+    try:
+        return function(sample)
+    except Exception as error:
+        problem = f"the function of label= failed: {type(error).__name__}: {error}"
+        raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
+
+
+def _twice(items: Iterable[str]) -> list[str]:
+    """Return the items that are there a second time."""
+    seen: set[str] = set()
+    return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
+
+
+def _read_table(path: str) -> dict[str, Label | float]:
+    """Read a table of keys and labels."""
+    delimiter = "\t" if path.endswith(".tsv") else ","
+    try:
+        text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
+        lines = io.StringIO(text, newline="")
+        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no table: {error}") from None
+    places = (0, 1)
+    names = [name.strip().lower() for name in rows[0]] if rows else []
+    if {"key", "label"} <= set(names):
+        places = names.index("key"), names.index("label")
+        rows = rows[1:]
+    elif len(names) > 2:
+        raise ValueError(
+            f"{path} has {len(names)} columns: call the columns of keys and labels 'key' and "
+            f"'label' in the first line, got {rows[0]}"
+        )
+    short = [number for number, row in enumerate(rows, 1) if len(row) <= max(places)]
+    if short:
+        raise ValueError(f"{path}: rows lack a column ({len(short)}, first: row {short[0]})")
+    repeated = _twice(row[places[0]] for row in rows)
+    if repeated:
+        raise ValueError(f"{path}: keys are there twice ({len(repeated)}: {repeated[:5]})")
+    return {row[places[0]]: _cell(row[places[1]]) for row in rows}
+
+
+def _cell(text: str) -> Label | float:
+    """Return the label in a cell; a number that is not whole stays a float, to be refused."""
+    text = text.strip()
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return text if number.is_integer() else number

@@ -1,0 +1,117 @@
+"""What an index will hold: all that a worker needs to know besides its job."""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twinfeed.loaders.building.labels import (
+    FromFolder,
+    FromJson,
+    FromTable,
+    LabelSource,
+    RecordLabel,
+)
+from twinfeed.loaders.building.sources import Job, Source
+from twinfeed.loaders.formats import files, tar, tfrecord
+from twinfeed.loaders.formats.records import OnBad, Record
+from twinfeed.loaders.index.manifest import VERSION
+from twinfeed.loaders.index.options import IndexOptions, LabelFrom, Reading
+from twinfeed.loaders.remote.location import Location, Root
+from twinfeed.loaders.support.checksum import crc32c
+
+Fields = Mapping[str, str] | Iterable[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what an index will hold: all that a worker needs to know besides its job."""
+
+    root: Root
+    options: IndexOptions
+    label: RecordLabel | None = None
+
+    @classmethod
+    def of(
+        cls, source: Source, label: LabelSource | None, fields: Fields | None, reading: Reading
+    ) -> Plan:
+        """Return the plan for the shards of `source`; the labels of a table are joined later."""
+        if label is None and any(entry.label for job in source.jobs for entry in job.entries):
+            label = FromFolder()
+        if isinstance(label, FromTable):
+            label = None
+        kind, name = _described(label)
+        facts = vars(reading) | {
+            "container": source.container,
+            "label_from": kind,
+            "label": name,
+            "fields": _named(fields),
+            "root": str(source.root) if isinstance(source.root, Location) else None,
+        }
+        return cls(source.root, IndexOptions(**facts), label)
+
+    def with_lists(self, fields: Iterable[str]) -> Plan:
+        """Return the plan that reads these fields as lists too."""
+        return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
+
+    def digest(self) -> str:
+        """Return a digest of all that a part depends on.
+
+        Of a label function, only its own code counts. A change in what it uses goes unnoticed.
+        """
+        label: Any = self.label
+        if callable(label):
+            code = getattr(label, "__code__", None)
+            # From marshal's version 3 on, the bytes depend on reference counts.
+            label = type(label) if code is None else marshal.dumps(code, 2)
+        text = repr([VERSION, replace(self.options, root=None), label])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
+        """Scan the records of a job, whose shard is at `path`."""
+        options, most = self.options, self.options.max_record_bytes
+        if job.entries:
+            return files.scan(str(self.root), job.entries, max_record_bytes=most, on_bad=on_bad)
+        if options.container == "tar":
+            return tar.scan(path, max_record_bytes=most, join=options.join, on_bad=on_bad)
+        return tfrecord.scan(path, example=options.example, max_record_bytes=most, on_bad=on_bad)
+
+
+def add_header(checksum: int, record: Record) -> int:
+    """Return the checksum of all record headers up to this record."""
+    return crc32c(checksum.to_bytes(4, "little") + record.header)
+
+
+def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
+    """Return the kind of source of the labels, and the name of the source."""
+    if label is None or isinstance(label, str):
+        return "field" if label is not None else None, label
+    if isinstance(label, FromJson):
+        return "json", f"{label.field}:{label.key}" if label.key else label.field
+    if isinstance(label, FromFolder):
+        return "folder", None
+    if callable(label) and not isinstance(label, type):
+        return "function", None
+    raise TypeError(
+        "label must be a field's name, FromJson(...), FromFolder(), FromTable(...) or a "
+        f"function, got {label!r}"
+    )
+
+
+def _named(fields: Fields | None) -> dict[str, str] | None:
+    """Return the possible names of each field in a record, with ";" between them."""
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a mapping or a list of names, got {fields!r}")
+    pairs = dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
+    for name, aliases in pairs.items():
+        if not isinstance(name, str) or not isinstance(aliases, str):
+            raise TypeError(
+                "fields must map names to names in the records, several with ';' between them, "
+                f"got {name!r} to {aliases!r}"
+            )
+    return pairs

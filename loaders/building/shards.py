@@ -1,0 +1,221 @@
+"""From patterns to the names of shards: globs, braces, and sets that must be complete."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError
+from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE
+from twinfeed.loaders.remote.location import Location, is_url
+from twinfeed.loaders.remote.network import RefusedError
+from twinfeed.loaders.remote.opening import split, store_of
+from twinfeed.loaders.support.regular import refuse_command
+
+MAX_NAMES = 1_000_000
+"""Most names that one pattern may stand for."""
+
+_MAGIC = re.compile(r"[*?[]")
+_UNLISTED = (
+    "a web server can list its files only where its folders are pages of links: name the shards "
+    "instead, as in train-{00000..00063}.tar, or give a list of their URLs"
+)
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
+_COMPRESSED = re.compile(
+    r"\.(gz|gzip|tgz|bz2|tbz2?|xz|txz|zst|zstd|lz4|Z|zip|zlib)$", re.IGNORECASE
+)
+
+
+def expand(
+    shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    /,
+    *,
+    complete: bool = True,
+    compressed: bool = False,
+) -> list[str]:
+    """Return the shards that one or several patterns name.
+
+    - Braces are expanded first, then globs. The matches of each glob are sorted.
+    - The name of a file or object that exists is taken as it is, whatever characters it has.
+    - With `compressed`, the names of compressed files are taken too.
+    - With `complete`, numbered sets (`-00003-of-00010`) must have every number.
+
+    Raises:
+        FileNotFoundError: a glob without a match.
+        UnsafeContentError: `pipe:` commands.
+        ValueError: a broken brace pattern, an empty list, and a shard that is named twice (in any
+            spelling, or through a link).
+        DataCorruptionError: an incomplete set, and the names of compressed files; it is a
+            ValueError.
+    """
+    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    found: list[str] = []
+    for pattern in [os.fspath(each) for each in given]:
+        refuse_command(pattern)
+        for name in [pattern] if _is_there(pattern) else expand_braces(pattern):
+            found += _glob(name)
+    if not found:
+        raise ValueError(f"shards must name at least one file, got {shards!r}")
+    for name in found:
+        if is_compressed(name) and not compressed:
+            raise DataCorruptionError(
+                "compressed shards cannot be read by id", path=name, advice=COMPRESSED_ADVICE
+            )
+    check_distinct(found)
+    if complete:
+        check_complete(found)
+    return found
+
+
+def expand_braces(pattern: str, /) -> list[str]:
+    """Return the names that a brace pattern stands for, in bash's order.
+
+    Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
+    comma or a range stands for itself.
+
+    Raises:
+        ValueError: unbalanced or nested braces, and more than `MAX_NAMES` names, before any name is
+            made.
+    """
+    pieces = re.split(r"([{}])", pattern)
+    choices: list[Sequence[str]] = [[pieces[0]]]
+    depth = 0
+    for brace, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        depth += 1 if brace == "{" else -1
+        if depth not in (0, 1):
+            kind = "nested" if depth > 1 else "unbalanced"
+            raise ValueError(f"{kind} braces in the shard pattern {pattern!r}")
+        choices.append(_choices(text, pattern) if brace == "{" else [text])
+    if depth:
+        raise ValueError(f"unbalanced braces in the shard pattern {pattern!r}")
+    _check_count(math.prod(map(len, choices)), pattern)
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def check_complete(paths: Iterable[str], /) -> None:
+    """Raise DataCorruptionError, with the gaps, for incomplete sets of `-00003-of-00010` names."""
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.fullmatch(path):
+            prefix, number, total, suffix = match.groups()
+            sets.setdefault((prefix, total, suffix), set()).add(int(number))
+    for (prefix, total, suffix), numbers in sets.items():
+        name = f"{prefix}-*-of-{total}{suffix}"
+        beyond = sorted(number for number in numbers if number >= int(total))
+        if beyond:
+            raise DataCorruptionError(
+                f"shard number {beyond[0]} of {name} is not below {int(total)}"
+            )
+        missing = int(total) - len(numbers)
+        if missing:
+            gaps = itertools.islice((n for n in range(int(total)) if n not in numbers), 5)
+            first = ", ".join(f"{number:0{len(total)}d}" for number in gaps)
+            raise DataCorruptionError(
+                f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}",
+                advice="give all of them; to index those that are there, complete=False "
+                "(--incomplete in a terminal)",
+            )
+
+
+def check_distinct(names: Iterable[str], /) -> None:
+    """Raise ValueError for a shard that is named twice, in any spelling or through a link."""
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        same = str(Location.of(name)) if is_url(name) else os.path.realpath(name)
+        spelled.setdefault(same, []).append(name)
+    twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
+    if twice:
+        raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
+
+
+def is_compressed(path: str, /) -> bool:
+    """Return whether this is the name of a compressed file."""
+    return _COMPRESSED.search(path) is not None
+
+
+def _is_there(name: str) -> bool:
+    """Return whether there is a file or object of this very name. A store is only asked for a name
+    that could be a pattern.
+    """
+    if not is_url(name):
+        return os.path.exists(name)
+    place = Location.of(name)
+    if name.endswith("/") or not re.search(r"[*?[{]", place.key):
+        return False
+    store, path = split(place)
+    try:
+        store.facts([path], fresh=True)
+    except (FileNotFoundError, RefusedError):  # a store may refuse what is not there
+        return False
+    return True
+
+
+def _glob(name: str) -> list[str]:
+    """Return the files or URLs that match one name."""
+    if is_url(name):
+        if not _MAGIC.search(name) or _is_there(name):
+            return [name]
+        return _glob_store(name)
+    if os.path.exists(name) or not glob.has_magic(name):
+        return [name]
+    matches = sorted(glob.glob(name, recursive=True))
+    if not matches:
+        folder = os.path.dirname(name) or "."
+        # listdir raises where it may not be read: glob passes over it
+        raise _no_match(name, folder, os.listdir(folder) if os.path.isdir(folder) else ())
+    return matches
+
+
+def _glob_store(name: str) -> list[str]:
+    """Return the URLs that match a pattern. The names of a folder are asked of its store."""
+    place = folder = Location.of(name)
+    while _MAGIC.search(folder.key):
+        folder = folder.parent
+    store = store_of(folder)
+    try:
+        matches = [store.url(path) for path in store.glob(str(place.below(folder)))]
+        others = [] if matches or place.web else store.list()
+    except FileNotFoundError:
+        matches, others = [], []
+    except LoaderError as error:
+        if place.web and not isinstance(error.found, ImportError):
+            error.advice = _UNLISTED
+        raise
+    if not matches and place.web:
+        raise FileNotFoundError(f"no shard matches {name!r}: {_UNLISTED}")
+    if not matches:
+        raise _no_match(name, str(folder), others)
+    return matches
+
+
+def _no_match(name: str, folder: str, others: Iterable[str]) -> FileNotFoundError:
+    """Return the error of a pattern that nothing matches, with what is there instead."""
+    other = min(others, key=lambda path: (path.count("/"), path), default=None)
+    names = "nothing" if other is None else f"other names, such as {other}"
+    return FileNotFoundError(f"no shard matches {name!r}: {folder} holds {names}; check the name")
+
+
+def _choices(text: str, pattern: str) -> Sequence[str]:
+    """Return the texts that one pair of braces stands for."""
+    match = _RANGE.fullmatch(text)
+    if not match:
+        return text.split(",") if "," in text else [f"{{{text}}}"]
+    first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
+    _check_count(abs(last - first) // step + 1, pattern)
+    padded = any(re.match(r"-?0\d", end) for end in (match[1], match[2]))
+    width = max(len(match[1]), len(match[2])) if padded else 0
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _check_count(count: int, pattern: str) -> None:
+    """Raise ValueError for too many names, before the names are made."""
+    if count > MAX_NAMES:
+        raise ValueError(
+            f"the shard pattern {pattern!r} names {count} files, more than {MAX_NAMES}"
+        )

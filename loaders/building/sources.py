@@ -1,0 +1,305 @@
+"""What an index is built of: shards named by pattern or list, or loose files, cut into jobs."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import os
+import posixpath
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twinfeed.loaders.building.shards import expand
+from twinfeed.loaders.errors import LoaderError, ShardWarning
+from twinfeed.loaders.formats.files import Entry, empty_classes, folder
+from twinfeed.loaders.formats.records import Container
+from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, index_around, is_index, is_tar
+from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
+from twinfeed.loaders.remote.download import bring
+from twinfeed.loaders.remote.location import Location, Root, is_url, place_of
+from twinfeed.loaders.remote.opening import split, store_of
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import open_shard
+from twinfeed.loaders.support.temporary import temporary
+
+PathLike = str | os.PathLike[str]
+Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
+
+FILES_PER_PART = 4096
+
+
+class Job(NamedTuple):
+    """One piece of work: a shard, or a stretch of loose files.
+
+    The records with a number in `exclude` are left out, and all records from number `rest` on.
+
+    >>> Job("train-00000.tar").entries
+    ()
+    """
+
+    shard: str
+    entries: tuple[Entry, ...] = ()
+    exclude: frozenset[int] = frozenset()
+    rest: int | None = None
+
+    def without(self, number: int | None) -> bool:
+        """Tell whether the record of this number is to be left out."""
+        if number is None:
+            return False
+        return number in self.exclude or (self.rest is not None and number >= self.rest)
+
+
+class Source(NamedTuple):
+    """All the jobs of an index, their container, and the root of their paths."""
+
+    container: Container
+    root: Root
+    jobs: list[Job]
+
+
+def find_source(
+    shards: Shards,
+    beside: PathLike | None,
+    /,
+    *,
+    container: Container | None,
+    root: PathLike | None,
+    complete: bool = True,
+) -> Source:
+    """Return the jobs that `shards` names.
+
+    A folder or a list of entries is loose files. All else is shards. The default of `root` is the
+    folder that holds `beside`. For shards at URLs, and for shards without `beside`, the default is
+    the nearest folder that all of the shards lie below.
+    """
+    where: Root
+    entries = _entries(shards)
+    if entries is not None:
+        where, entries = _loose_root(shards, entries, beside, root)
+        return Source("files", where, _stretches(entries))
+    given = None if root is None else place_of(root)
+    names = _expand(shards, complete)
+    for name in names:
+        if is_url(name) and name.endswith("/"):
+            raise _no_shard(name, _held(name))
+    for place in {os.path.dirname(name) for name in names if not is_url(name)}:
+        refuse_unfinished(place)
+    if given is not None:
+        where = os.path.abspath(given) if isinstance(given, str) else given
+    elif is_url(names[0]):
+        where = _common_folder(names)
+    elif beside is not None:
+        where = os.path.dirname(os.path.abspath(beside))
+    else:
+        where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
+    relative = [_relative(where, name) for name in names]
+    try:
+        kind = container or _guess(where, relative[0])
+    except FileNotFoundError:
+        if is_url(names[0]) and (held := _held(names[0])):
+            raise _no_shard(names[0], held) from None
+        raise
+    return Source(kind, where, [Job(name) for name in relative])
+
+
+def _held(url: str) -> list[str]:
+    """Return the paths of what a store lists below a URL."""
+    place = Location.of(url)
+    with suppress(FileNotFoundError):
+        return [] if place.web else store_of(place).list()
+    return []
+
+
+def _no_shard(url: str, held: Sequence[str]) -> ValueError:
+    """Return the error of a folder that is given as a shard, with a pattern of what it holds."""
+    shards = [name for name in held if ".tar" in name or ".tfrec" in name] or held
+    first = min(shards, key=lambda name: (name.count("/"), name), default="*.tfrecord")
+    pattern = re.sub(r"\d+(-of-\d+)?(\D*)$", r"*\2", first)
+    return ValueError(
+        f"shards must be files, got the folder {url}: name them by a pattern, such as "
+        f"'{url.removesuffix('/')}/{pattern}'"
+    )
+
+
+class Local(NamedTuple):
+    """Name a local file with the bytes of a shard, and the tag that a store gave the shard."""
+
+    path: str
+    tag: str | None = None
+
+
+@contextmanager
+def local(path: Root) -> Iterator[Local]:
+    """Give a local file with the bytes of `path`: itself, or a temporary copy of an object.
+
+    Raises:
+        LoaderError: the object has more than `LIMITS.download_bytes`.
+    """
+    if isinstance(path, str):
+        yield Local(path)
+        return
+    with temporary() as folder:
+        copy = folder / "shard"
+        facts = bring(*split(path), copy, LIMITS.download_bytes)
+        yield Local(str(copy), facts.tag)
+
+
+def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
+    """Return for each job a digest of what its part depends on besides the plan.
+
+    This is the path and the state of the shard or of each file, and the records to leave out.
+    """
+    if isinstance(root, Location):
+        facts = store_of(root).facts([job.shard for job in jobs], fresh=True)
+        states = [[(job.shard, *one)] for job, one in zip(jobs, facts, strict=True)]
+    else:
+        states = [list(_local_states(root, job)) for job in jobs]
+    return [
+        _digest([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
+        for job, state in zip(jobs, states, strict=True)
+    ]
+
+
+def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
+    """Yield the path, the size and the time of each file of a job."""
+    for path in [file for entry in job.entries for file in entry.paths.values()] or [job.shard]:
+        found = os.stat(posixpath.join(root, path))
+        yield path, found.st_size, str(found.st_mtime_ns)
+
+
+def _digest(told: object) -> str:
+    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _entries(shards: Shards) -> list[Entry] | None:
+    """Return the loose files that `shards` names, None if it names shards."""
+    if isinstance(shards, (str, os.PathLike)):
+        if is_url(os.fspath(shards)) or not os.path.isdir(shards):
+            return None
+        entries = folder(shards)
+        empty = empty_classes(shards, entries)
+        if empty is not None:
+            warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
+        return entries
+    if (
+        isinstance(shards, Sequence)
+        and len(shards)
+        and all(isinstance(one, Entry) for one in shards)
+    ):
+        return list(shards)
+    return None
+
+
+def _loose_root(
+    shards: Shards, entries: list[Entry], beside: PathLike | None, root: PathLike | None
+) -> tuple[str, list[Entry]]:
+    """Return the root of loose files, and the entries relative to it."""
+    images = shards if isinstance(shards, (str, os.PathLike)) else None
+    if root is None:
+        root = os.path.dirname(os.path.abspath(beside or images or "index"))
+    where = os.path.abspath(root)
+    if images is None:
+        return where, entries
+    if not entries:
+        name = os.fspath(images)
+        more = other_than_images(name) or "; give shards, or a folder that holds images"
+        raise FileNotFoundError(f"no image below the folder {name!r}{more}")
+    prefix = relative_to(where, os.path.abspath(images))
+    if prefix == ".":
+        return where, entries
+    return where, [
+        entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
+        for entry in entries
+    ]
+
+
+def _stretches(entries: list[Entry]) -> list[Job]:
+    """Cut loose files into jobs."""
+    return [
+        Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
+        for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
+    ]
+
+
+def _expand(shards: Any, complete: bool) -> list[str]:
+    """Return the paths of the shards in order."""
+    names = expand(shards, complete=complete)
+    for name in names:
+        if os.path.isdir(name):
+            raise LoaderError(
+                f"{'an index' if is_index(Path(name)) else 'a folder'}, not a shard",
+                path=name,
+                advice="give a pattern that leaves it out, such as *.tfrecord or *.tar; "
+                "a folder of images is indexed by itself",
+            )
+        if name.endswith((MANIFEST, ".npy")):
+            refuse_part(name)
+    return names
+
+
+def refuse_part(path: str, /) -> None:
+    """Raise LoaderError for a file of an index that is given as a shard."""
+    if not is_url(path) and (around := index_around(Path(os.path.abspath(path)))):
+        raise LoaderError(
+            "a part of an index, not a shard",
+            path=path,
+            advice=f"give the index, the folder {around}, or the shards that it is of",
+        )
+
+
+def other_than_images(folder: str) -> str:
+    """Say what a folder without images is, or holds: an index, shards; "" for nothing known."""
+    if is_index(Path(folder)):
+        return "; it is an index, of shards that it has indexed already: give these shards"
+    held = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    found = [name for name in held if is_index(Path(name))]
+    found += [
+        repr(os.path.join(folder, pattern))
+        for pattern in ("*.tar", "*.tfrecord", "*.tfrecord-*")
+        if fnmatch.filter(held, os.path.join(glob.escape(folder), pattern))
+    ]
+    return f"; it holds shards, or an index of them: give {' or '.join(found)}" if found else ""
+
+
+def _relative(root: Root, shard: str) -> str:
+    """Return the path of a shard relative to `root`; raise ValueError for a path outside `root`.
+
+    Where there is no such file either, raise FileNotFoundError, which tells more.
+    """
+    path = Location.of(shard) if is_url(shard) else os.path.abspath(shard)
+    with suppress(ValueError):
+        return relative_to(root, path)
+    if isinstance(path, str):
+        os.stat(path)
+    return relative_to(root, path)
+
+
+def _common_folder(urls: Sequence[str]) -> Location:
+    """Return the nearest folder that all `urls` lie below."""
+    places = [Location.of(url) for url in urls]
+    if not all(place.key for place in places):
+        split(next(place for place in places if not place.key))  # raises the error
+    folder = places[0].parent
+    for place in places:
+        while place.below(folder) is None and folder.key:
+            folder = folder.parent
+    return folder
+
+
+def _guess(root: Root, shard: str) -> Container:
+    """Tell the container by the name of the first shard's file, or else by its first bytes."""
+    name = posixpath.basename(shard)
+    if name.endswith(".tar"):
+        return "tar"
+    if ".tfrec" in name:
+        return "tfrecord"
+    if isinstance(root, Location):
+        return "tar" if is_tar(store_of(root).head(shard, HEAD)) else "tfrecord"
+    path = join(root, shard)
+    with open_shard(path) as file:
+        return "tar" if is_tar(file.read(HEAD)) else "tfrecord"

@@ -1,0 +1,279 @@
+"""A folder of `.npy` arrays and a JSON manifest, switched from old to new by one rename.
+
+The arrays of one state lie in a folder that is named after their content. The manifest names the
+folder. `os.replace` of the manifest is the switch: a reader sees the whole old state or the whole
+new state. No time, user or place is in the bytes. So two processes that build the same index write
+the same files, and the last writer changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
+from twinfeed.loaders.index.manifest import (
+    COLUMNS,
+    VERSION,
+    digest_of,
+    file_digest,
+    read_manifest,
+)
+from twinfeed.loaders.support.atomic import beside, locked, replace_file, sync, writable
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.owned import (
+    MARK,
+    add_to_mark,
+    delete_marked,
+    delete_whole,
+    is_marked,
+    mark,
+    marked,
+)
+from twinfeed.loaders.support.regular import open_file
+
+_PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
+PART_BEGINS = b'{"records": '
+"""The first bytes of every part."""
+_HIDDEN = re.compile(r"\..*-[0-9a-f]{16}|\.twinfeed-lock")
+"""A file that was to get a name when its process was killed, and the lock."""
+_BUFFER = 1 << 17
+DAY = 86400.0
+"""The seconds that a build waits for another build of the same index."""
+_ELSEWHERE = (
+    "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
+    "the folder that holds the shards"
+)
+
+
+class HashedFile:
+    """Write a new file, and take the SHA-256 of its bytes as they pass."""
+
+    def __init__(self, file: Path, /) -> None:
+        self._out = file.open("xb", buffering=_BUFFER)
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Write bytes."""
+        self._out.write(data)
+        self.digest.update(data)
+        self.bytes += len(data)
+
+    def write_array(self, array: Array, /) -> None:
+        """Write the bytes of an array; numpy's own writing hides a full disk."""
+        self.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def close(self, *, durable: bool = False) -> None:
+        """Write what is left, with `durable` to the disk. A second call is harmless."""
+        if durable:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+        self._out.close()
+
+
+class ArrayFile(HashedFile):
+    """Write one array of an index piece by piece; `size` is the size of the finished file."""
+
+    def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
+        super().__init__(file)
+        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
+        self._descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": self._descr, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self, header)
+        self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
+
+    def add(self, piece: Array, /) -> None:
+        """Write the next rows, as the type of the array."""
+        self.write_array(piece.astype(self.dtype, copy=False))
+
+    def entry(self) -> dict[str, Any]:
+        """End the array, and return what the manifest tells of it."""
+        self.close(durable=True)
+        if self.bytes != self.size:
+            raise IndexFormatError(
+                "a part is missing or damaged: its shard has other records than it tells",
+                path=self.file,
+                expected=f"{self.size} bytes",
+                found=f"{self.bytes} bytes",
+                advice="build the parts again with build_parts",
+            )
+        told = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
+        return told | {"sha256": self.digest.hexdigest()}
+
+
+class Store:
+    """Write the arrays of an index in a folder that nobody sees yet, and then switch to them."""
+
+    def __init__(self, path: Path, folder: Path, /) -> None:
+        self.path = path
+        self.folder = folder
+        self.open: dict[str, ArrayFile] = {}
+        self._entries: dict[str, Any] = {}
+
+    def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
+        """Begin an array."""
+        add_to_mark(self.folder, f"{name}.npy")
+        self.open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
+        return self.open[name]
+
+    def add(self, arrays: Mapping[str, Array], /) -> None:
+        """Write arrays that are whole."""
+        for name, array in arrays.items():
+            self.new(name, array.dtype, array.shape).add(array)
+
+    def finished(self, name: str, /) -> Array:
+        """End an array, and return it mapped."""
+        file = self.open.pop(name)
+        self._entries[name] = file.entry()
+        return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
+
+    def finish(self, facts: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
+        """Switch the index to the arrays, `facts` and `options`.
+
+        The manifest's `fingerprint` is taken over the facts and the arrays' bytes. `options` only
+        say how the index was made, and the tags of shards where it was made.
+        """
+        entries = self._entries | {name: file.entry() for name, file in self.open.items()}
+        manifest = {"format": FORMAT, "version": VERSION, **facts}
+        data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
+        manifest |= {"fingerprint": digest_of({**manifest, "arrays": data}), "arrays": entries}
+        manifest["options"] = dict(options)
+        manifest["folder"] = f"columns-{digest_of(entries)[:16]}"
+        _move_folder(self.folder, self.path / manifest["folder"])
+        manifest["checksum"] = digest_of(manifest)
+        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+        final = self.path / manifest["folder"]
+        with _given_up(self.path):
+            replace_file(self.path / MANIFEST, text.encode())  # now the new state is the index
+        (final / MARK).unlink(missing_ok=True)
+        for left in self.path.iterdir():
+            if left != final and COLUMNS.fullmatch(left.name.removeprefix(".")):
+                delete_marked(left)
+
+
+@contextmanager
+def _given_up(path: Path) -> Iterator[None]:
+    """Mark the arrays that the manifest names while another manifest takes its place.
+
+    Then the next build can delete them, if this one is killed before it does.
+    """
+    try:
+        manifest = read_manifest(path)
+        folder = path / manifest["folder"]
+        mark(folder, [f"{name}.npy" for name in manifest["arrays"]])
+    except (LoaderError, OSError):  # there is no old state, or a damaged one
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        (folder / MARK).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_store(path: Path) -> Iterator[Store]:
+    """Give a store for the index at `path` to one process at a time; remove what is unfinished."""
+    own_folder(path)
+    with locked(path, make=make_folder, wait=DAY):
+        store = Store(path, beside(path / "columns"))
+        store.folder.mkdir()
+        mark(store.folder)
+        try:
+            yield store
+        finally:
+            for file in store.open.values():
+                with suppress(OSError):  # a full disk was reported already
+                    file.close()
+            with suppress(OSError):  # it is the index's now
+                delete_whole(store.folder)
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder to write in, or say where else to write."""
+    with writable(path, _ELSEWHERE):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def own_folder(path: Path) -> Path:
+    """Return `path` if an index may have it: it is new, holds nothing else, or is an index."""
+    if path.is_file():
+        problem, name = "a file", path.with_suffix(".index")
+    else:
+        held = sorted(each.name for each in path.iterdir()) if path.exists() else []
+        others = [] if is_index(path) else [each for each in held if not _may_stay(path / each)]
+        if not others or is_index(path):  # another process may have finished it meanwhile
+            return path
+        problem = f"it holds other files ({', '.join(others[:5])})"
+        name = path / "train.index"
+    raise FileExistsError(
+        errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {name}", str(path)
+    )
+
+
+def _may_stay(path: Path) -> bool:
+    """Tell whether a path is hidden, or was left by an interrupted build of a new index."""
+    if path.name == "parts" and path.is_dir() and not path.is_symlink():
+        return all(each.name.startswith(".") or is_part(each) for each in path.iterdir())
+    return path.name.startswith(".") or _is_columns(path)
+
+
+def others_in(path: Path, /) -> list[str]:
+    """Return what lies in the folder of an index, and is neither its own nor left by a build."""
+    own = {MANIFEST}
+    with suppress(LoaderError, OSError, TypeError):
+        manifest = read_manifest(path)
+        own |= {f"{manifest['folder']}/{name}.npy" for name in manifest["arrays"]}
+    found = []
+    for each in path.iterdir():
+        if not each.is_dir() or each.is_symlink():
+            found += [each.name] if not _HIDDEN.fullmatch(each.name) else []
+        else:
+            left = {MARK, *(marked(each) or ())} if _is_columns(each) else set()
+            found += [f"{each.name}/{one.name}" for one in each.iterdir() if one.name not in left]
+    return sorted(set(found) - own)
+
+
+def _is_columns(path: Path) -> bool:
+    """Tell whether a path is a folder of arrays that a build has marked as its own."""
+    return bool(COLUMNS.fullmatch(path.name.removeprefix("."))) and is_marked(path)
+
+
+def is_part(path: Path) -> bool:
+    """Tell whether a file is a part, or was to become a part when its process was killed."""
+    if not _PART.fullmatch(path.name):
+        return False
+    with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
+        return PART_BEGINS.startswith(file.read(len(PART_BEGINS)))
+    return False
+
+
+def _move_folder(temporary: Path, final: Path) -> None:
+    """Rename the folder into place. A folder that has the name must hold the same bytes."""
+    sync(temporary)
+    try:
+        os.rename(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        if any(file_digest(final / f.name) != file_digest(f) for f in temporary.glob("*.npy")):
+            raise IndexFormatError(
+                "damaged index: a folder of this name holds other bytes",
+                path=final,
+                advice="delete the index folder and build it again",
+            ) from None

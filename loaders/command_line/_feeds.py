@@ -1,0 +1,99 @@
+"""The batches that a command draws of an index, and the field of their images."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+from twinfeed.loaders.command_line._preview import image_of
+from twinfeed.loaders.feed.decode import DecodeImage, Fit
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.formats.sniff import image_extension
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
+from twinfeed.samplers.validate import counted
+
+USUAL_K = 4
+
+
+def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
+    """Return the sampler of random or P x K batches."""
+    if options.p is None and options.k is not None:
+        raise ValueError(
+            "--k is of P x K batches: give --p too, the number of classes in a batch, or leave "
+            "--k out"
+        )
+    if options.p is None:
+        order = RandomSampler(len(index), seed=options.seed)
+        return BatchSampler(order, batch_size=options.batch_size)
+    if not index.has_labels:
+        raise ValueError("--p needs labels, and this index has none: index again with --label")
+    k = USUAL_K if options.k is None else options.k
+    sizes = np.unique(index.labels, return_counts=True)[1]
+    small = int((sizes < k).sum())
+    if small:
+        raise ValueError(
+            f"{counted(small, 'class')} of {len(sizes):,} have fewer than {k} records: give --k "
+            f"{sizes.min()}"
+        )
+    if options.p > len(sizes):
+        raise ValueError(f"--p must be at most {len(sizes):,}, the number of classes")
+    return PKBatchSampler(index.labels, p=options.p, k=k, seed=options.seed)
+
+
+def feed_of(
+    options: argparse.Namespace,
+    index: Index,
+    sampler: BatchStream,
+    fields: Sequence[str],
+    image: str | None,
+    *,
+    fit: Fit = "stretch",
+) -> Feed:
+    """Return the feed of these fields, with `image` decoded.
+
+    What a record lacks is empty, and lists are ragged. Only an image must be there.
+    """
+    decode = None
+    if image is not None:
+        decode = DecodeImage(image, size=(options.size, options.size), fit=fit)
+    stored = {name: index.fields[name] for name in fields if name not in index.columns}
+    lists = {name for name, field in stored.items() if field.kind != "bytes"}
+    lacked = {name for name, field in stored.items() if field.missing} - {image}
+    return Feed(
+        index,
+        sampler,
+        fields=fields,
+        decode=decode,
+        collate=dict.fromkeys(lists, "ragged"),
+        missing={name: [] if name in lists else b"" for name in lacked},
+    )
+
+
+def image_field(index: Index, given: str | None) -> str:
+    """Return the field that holds images: the one that is given, or the only one that does."""
+    names = [name for name, field in index.fields.items() if field.kind == "bytes"]
+    if given is not None:
+        index._table(given)  # raises for an unknown name
+    if not len(index):
+        raise ValueError("the index holds no records")
+    with Reader(index) as reader:
+        images = [name for name in names if image_extension(_first(index, reader, name))]
+        if given is not None and (not images or image_of(_first(index, reader, given))):
+            return given
+    if given is not None:
+        raise ValueError(f"{given!r} holds no images: name one of {', '.join(images)} with --field")
+    if len(images) == 1 or "image" in images:
+        return "image" if "image" in images else images[0]
+    found = f"the fields {', '.join(images)} hold images" if images else "no field holds images"
+    raise ValueError(f"{found}: name one of {', '.join(names)} with --field")
+
+
+def _first(index: Index, reader: Reader, name: str) -> bytes:
+    """Return a field of the first record that has the field."""
+    record = int(np.argmax(index._table(name)["length"] >= 0)) if index.fields[name].missing else 0
+    (value,) = reader.read([record], [name])[name]
+    return bytes(value)

@@ -1,0 +1,85 @@
+"""Fields that some records lack: refused when a feed is made, or given a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.source import Source
+from twinfeed.loaders.support.checks import choice
+
+Missing = Literal["error", "late"] | Mapping[str, Any]
+
+_NUMBERS = {"float_list": np.float32, "int64_list": np.int64}
+
+
+def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> dict[str, Any]:
+    """Return the values that `missing` gives fields, as `Reader` returns values.
+
+    Raises:
+        ValueError: fields that records lack and that have no value, the value of a field that
+            the index has not, and any value if there is no index.
+        TypeError: a value of another kind than the field's.
+    """
+    values: dict[str, Any] = {}
+    if not isinstance(index, Index):
+        if missing != "error":
+            raise ValueError(f"missing= is for an index, got a {type(index).__name__}")
+        return values
+    if isinstance(missing, Mapping):
+        others = [name for name in index.fields if name not in fields]
+        unknown = missing.keys() - {*fields, *others}
+        if unknown:
+            more = f", and the index also has {others}" if others else ""
+            raise ValueError(
+                f"missing names {sorted(unknown)}, no field of the index: the feed reads "
+                f"{list(fields)}{more}"
+            )
+        given = {name: _value(index, name, value) for name, value in missing.items()}
+        values = {name: value for name, value in given.items() if name in fields}
+    elif str(missing) == "empty":  # as build_index calls it
+        lacking = [name for name in fields if name in index.fields and index.fields[name].missing]
+        raise ValueError(f"a feed takes the values, missing={_empty(index, lacking)}, got 'empty'")
+    elif choice("missing, unless a dict,", missing, ("error", "late")) == "late":
+        return values
+    stored = set(fields) & index.fields.keys() - index.columns.keys() - values.keys()
+    lacked = {name: index.fields[name].missing for name in sorted(stored)}
+    lacked = {name: count for name, count in lacked.items() if count}
+    if lacked and index.options.missing != "empty":
+        raise ValueError(_refused(index, fields, lacked))
+    return values
+
+
+def _refused(index: Index, fields: Sequence[str], lacked: Mapping[str, int]) -> str:
+    """Say which fields records lack, and the three ways out."""
+    each = ", ".join(f"{name!r} ({count:,} of {len(index):,})" for name, count in lacked.items())
+    kept = [name for name in fields if name not in lacked]
+    return (
+        f"records lack the field {each}: read the others, fields={kept}; or give it a value, "
+        f"missing={_empty(index, lacked)}; or, if the sampler draws no such record, missing='late'"
+    )
+
+
+def _empty(index: Index, names: Iterable[str]) -> dict[str, Any]:
+    """Return an empty value for each of the fields."""
+    return {name: b"" if index.fields[name].kind == "bytes" else [] for name in names}
+
+
+def _value(index: Index, name: str, value: Any) -> Any:
+    """Return the value of a field as `Reader` would return it."""
+    kind = index.fields[name].kind if name in index.fields else "bytes"
+    if kind in _NUMBERS:
+        array = np.asarray(value)
+        if array.ndim == 1 and (not array.size or array.dtype.kind in "biuf"):
+            return array.astype(_NUMBERS[kind])
+    elif kind == "bytes" and isinstance(value, (bytes, str)):
+        return value.encode() if isinstance(value, str) else value
+    elif kind == "bytes_list" and isinstance(value, (list, tuple)):
+        return list(value)
+    what = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}.get(
+        kind, "a list of numbers"
+    )
+    raise TypeError(f"missing must have {what} for the field {name!r}, got {value!r}")

@@ -1,0 +1,65 @@
+"""Call a user's decode or transform for one record; whatever goes wrong names the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.reading.source import Source
+
+Made = Mapping[str, Any]
+
+
+def call(
+    index: Source, name: str, function: Callable[..., Made], record: int, /, *row: Any
+) -> Made:
+    """Return `function(*row)`, a dict of fields; the first of `row` is the sample.
+
+    Raises:
+        DecodeError: `name` failed.
+    """
+    try:
+        made = function(*row)
+        if not isinstance(made, (dict, Mapping)):
+            raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
+        return made
+    except ImportError:  # it is of no record, and says what to install
+        raise
+    except LoaderError as error:
+        problem = f"{index.describe(record)}: {error.problem}"
+        raise type(error)(problem, advice=error.advice) from error
+    except Exception as error:
+        failed = f"{index.describe(record)}: {name} failed: {error!r}"
+        raise DecodeError(
+            failed + _given(index, error, row[0]),
+            advice=f"where each record fails, mend {name} or fields=; where few do, leave them out "
+            "(PKBatchSampler and ExactOnceBatchSampler take records=, for other orders there is "
+            "SubsetSampler); twinfeed cat shows a record",
+        ) from error
+
+
+def _given(index: Source, error: Exception, sample: Made) -> str:
+    """Say what there was where a field was not found, and what to do about a read-only array."""
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return "; copy the array before writing to it, as in image.copy()"
+    if not isinstance(error, KeyError):
+        return ""
+    given = f"; it was given {sorted(sample)}"
+    wanted = error.args[0] if error.args else None
+    if isinstance(wanted, str) and wanted in index.columns:
+        given += (
+            f", and {wanted!r} is a column of the index: it is in every batch, and a transform "
+            f"gets it; decode does where fields= names it"
+        )
+    return given
+
+
+def check_values(index: Source, name: str, record: int, sample: Made, /) -> None:
+    """Raise DecodeError for a value of None."""
+    for field, value in sample.items():
+        if value is None:
+            raise DecodeError(
+                f"{index.describe(record)}: {name} gave None for field {field!r}: "
+                f"give an empty array or byte string where there is nothing"
+            )

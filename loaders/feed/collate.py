@@ -1,0 +1,334 @@
+"""From samples to one batch: stacked, padded or ragged, each array written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Array, Int64s
+
+Shape = tuple[int | None, ...]
+Mode = Literal["stack", "pad", "ragged"]
+Collate = Mode | Mapping[str, Mode]
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # as numpy.empty
+
+_Masked = np.ma.MaskedArray
+
+# The dtype of a spec for each type of strings.
+_STRINGS: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
+
+# The dtypes of numbers as both frameworks name them; numpy has second names for some.
+_USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set("?efdFD")
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+    """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
+
+    TensorFlow takes such an array without a copy, and copies any other array.
+    """
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + 63, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+class Ragged(NamedTuple):
+    """Hold arrays of different lengths as one array and the length of each.
+
+    Args:
+        values: all arrays end to end, shape (sum of lengths, …). Strings are objects.
+        lengths: int64[batch].
+
+    >>> Ragged(np.array([7, 8, 9]), np.array([1, 2])).lengths
+    array([1, 2])
+    """
+
+    values: Array
+    lengths: Int64s
+
+
+class FieldSpec(NamedTuple):
+    """Say what one sample holds in a field.
+
+    Args:
+        shape: None is a length that may differ from batch to batch.
+        dtype: None means a byte string, `str` a text.
+
+    >>> spec = spec_of({"image": np.zeros((8, 8), np.uint8), "name": b"cat", "text": "a cat"})
+    >>> spec["image"], spec["name"].dtype, spec["text"].dtype.kind
+    (FieldSpec(shape=(8, 8), dtype=dtype('uint8')), None, 'U')
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any] | None
+
+
+class MisfitError(ValueError):
+    """Report a value that does not fit its field; `place` is its place in the batch."""
+
+    def __init__(self, problem: str, /, *, place: int) -> None:
+        super().__init__(problem)
+        self.place = place
+
+
+def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, FieldSpec]:
+    """Read the spec from one sample; raise ValueError for what no batch can hold."""
+    return {name: _spec(name, value, mode_of(how, name)) for name, value in sample.items()}
+
+
+def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
+    for kind, dtype in _STRINGS.items():
+        if isinstance(value, kind):
+            return FieldSpec((), dtype)
+        if mode == "ragged" and (strings := _strings(value)) and isinstance(strings[0], kind):
+            return FieldSpec((None,), dtype)
+    array = _array(name, value, 0)
+    return FieldSpec(array.shape, array.dtype)
+
+
+def is_string(dtype: np.dtype[Any] | None, /) -> bool:
+    """Return whether a field holds strings, of bytes or of text."""
+    return dtype is None or dtype.kind == "U"
+
+
+def _strings(value: Any) -> list[Any] | None:
+    """Return the items of a flat list or array; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim == 1 else None
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def _array(name: str, value: Any, place: int) -> Array:
+    """Return the value as an array of numbers in the machine's byte order."""
+    try:
+        array = checks.as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
+        raise _no_array(name, value, f" that is no array ({error})", place) from error
+    dtype = array.dtype
+    usual = dtype.char in _USUAL and not isinstance(value, _Masked)
+    if (usual and dtype.isnative) or dtype.name == "bfloat16":  # whose name takes numpy long
+        return array
+    if dtype.kind not in "biufc" or dtype.char in "gG" or isinstance(value, _Masked):
+        kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
+        raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"), place)
+    return array.astype(dtype.str[1:])
+
+
+def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
+    return MisfitError(
+        f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold: "
+        f"make it an array of numbers, a number or a string in decode or transform, or collate a "
+        f"list of strings with 'ragged'",
+        place=place,
+    )
+
+
+def mode_of(how: Collate, name: str, /) -> Mode:
+    """Return the collation of a field; a field that a mapping leaves out is stacked."""
+    return how if isinstance(how, str) else how.get(name, "stack")
+
+
+def check_collate(how: Collate, /) -> Mode | dict[str, Mode]:
+    """Return `how`, or raise ValueError when it names a mode that does not exist."""
+    for mode in how.values() if isinstance(how, Mapping) else (how,):
+        if mode not in get_args(Mode):
+            raise ValueError(f"collate must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+    return dict(how) if isinstance(how, Mapping) else how
+
+
+def collate(
+    columns: Mapping[str, Sequence[Any]],
+    spec: Mapping[str, FieldSpec],
+    /,
+    *,
+    how: Collate = "stack",
+    empty: Empty = aligned,
+) -> dict[str, Any]:
+    """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
+
+    Every field of `spec` is in the batch, also where there are no values. `empty` makes the arrays
+    that the values are written to.
+
+    - Byte strings become a list of bytes, texts a list of str.
+    - A stacked field is an array of shape (batch, …).
+    - A padded field is an array of shape (batch, …), filled up with zeros at the end of each axis.
+      Beside it is `<field>_length` (int64[batch]), or `<field>_shape` (int64[batch, axes]) where
+      the field has several axes.
+    - A ragged field is a `Ragged`. Each of its values may be a list of strings.
+
+    Raises:
+        ValueError: values do not fit together.
+
+    >>> collate({"x": [[1, 2], [3]]}, {"x": FieldSpec((2,), np.dtype(np.int64))}, how="pad")
+    {'x': array([[1, 2],
+           [3, 0]]), 'x_length': array([2, 1])}
+    """
+    batch: dict[str, Any] = {}
+    for name, field in spec.items():
+        values, mode = columns[name], mode_of(how, name)
+        if is_string(field.dtype):
+            batch[name] = _texts(name, values, field)
+        elif mode == "stack" or not field.shape:
+            batch[name] = _stack(name, values, field, empty)
+        elif mode == "pad":
+            batch |= _pad(name, values, field, empty)
+        else:
+            batch[name] = _ragged(name, values, field, empty)
+    return batch
+
+
+def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
+    """Return a list of strings, or of lists of strings their `Ragged`."""
+    kind = bytes if field.dtype is None else str
+    if not field.shape:
+        if set(map(type, values)) == {kind}:
+            return list(values)
+        return [
+            kind() if value is None else _text(name, value, kind, place)
+            for place, value in enumerate(values)
+        ]
+    rows = [[] if value is None else _strings(value) for value in values]
+    texts = []
+    for place, row in enumerate(rows):
+        if row is None:
+            raise _other_dtype(name, "no list", f"a list of {kind.__name__}", place)
+        texts += [_text(name, one, kind, place) for one in row]
+    joined = np.empty(len(texts), object)
+    joined[:] = texts
+    return Ragged(joined, np.array([len(row or ()) for row in rows], np.int64))
+
+
+def _text(name: str, value: Any, kind: type, place: int) -> Any:
+    """Return a string of exactly this type; numpy has subclasses."""
+    if isinstance(value, kind):
+        return kind(value)
+    known = isinstance(value, (bytes, str))
+    found = type(value).__name__ if known else str(_array(name, value, place).dtype)
+    raise _other_dtype(name, found, kind.__name__, place)
+
+
+def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
+    if isinstance(values, np.ndarray) and values.dtype == field.dtype:
+        return values  # decoded in place
+    arrays, shape = _arrays(name, values, field, 0)
+    out = empty((len(arrays), *shape), dtype_of(field))
+    for place, array in enumerate(arrays):
+        out[place] = array
+    return out
+
+
+def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
+    """Return the dtype of a field of numbers; no array holds byte strings."""
+    assert field.dtype is not None
+    return field.dtype
+
+
+def least(shape: Shape, /) -> tuple[int, ...]:
+    """Return the shape of no values: 0 for each length that is not known."""
+    return tuple(size or 0 for size in shape)
+
+
+def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
+    """Return the value as an array that can be written to the field's dtype without loss.
+
+    Python's own numbers have no dtype. Integers are taken where they fit, floats by any float type.
+    """
+    assert field.dtype is not None
+    if isinstance(value, (bytes, str)):
+        raise _other_dtype(name, type(value).__name__, str(field.dtype), place)
+    if type(value) is np.ndarray and value.dtype == field.dtype:
+        return value
+    array = _array(name, value, place)
+    if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
+        return array
+    if not hasattr(value, "dtype"):
+        if not array.size or (array.dtype.kind == "f" and _real(field.dtype)):
+            return array
+        if array.dtype.kind in "bi" and np.array_equal(array.astype(field.dtype), array):
+            return array
+    found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
+    raise _other_dtype(name, found, str(field.dtype), place)
+
+
+def _real(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype holds fractions."""
+    return dtype.kind in "fc" or dtype.name == "bfloat16"
+
+
+def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:
+    return MisfitError(
+        f"field {name!r} holds {found} where {expected} is expected: give every record the dtype "
+        f"of the first, or say with spec= what all of them hold",
+        place=place,
+    )
+
+
+def _other_shape(
+    name: str, shape: Shape, other: Shape, place: int, *, first: bool = False
+) -> MisfitError:
+    beside = f"{other} as in the first record, or in spec=" if first else f"{other}"
+    ways = ["'pad'"]
+    if None not in other and shape[1:] == other[1:]:
+        ways.append("'ragged'")
+    also = f", or collate it with {' or '.join(ways)}" if len(shape) == len(other) else ""
+    if also and first:
+        also += ", or say with spec= that a length differs from batch to batch: None"
+    if len(shape) != len(other) and (0,) in (shape, other):
+        also = f" (np.reshape gives an empty list its {max(len(shape), len(other))} axes)"
+    images = ", as DecodeImage(size=(height, width)) does" if len(shape) == len(other) == 3 else ""
+    return MisfitError(
+        f"field {name!r} has shape {shape} beside {beside}: make them equal in decode"
+        f"{images}{also}",
+        place=place,
+    )
+
+
+def _arrays(
+    name: str, values: Sequence[Any], field: FieldSpec, free: int
+) -> tuple[list[Array], tuple[int, ...]]:
+    """Return arrays that agree in all axes but the first `free`, and the shape in which they agree.
+
+    None becomes zeros, with length 0 in the free axes.
+    """
+    given = {n: _fitting(name, each, field, n) for n, each in enumerate(values) if each is not None}
+    first = next(iter(given), -1)
+    wanted = field.shape[free:]
+    shape = given[first].shape[free:] if given else least(wanted)
+    axes = len(field.shape)
+    for place, array in given.items():
+        found = array.shape
+        if len(found) != axes:
+            raise _other_shape(name, found, field.shape, place, first=True)
+        if found[free:] != shape:
+            raise _other_shape(name, found, (None,) * free + shape, place)
+    if any(known not in (None, size) for size, known in zip(shape, wanted, strict=True)):
+        raise _other_shape(name, given[first].shape, (None,) * free + wanted, first, first=True)
+    if len(given) == len(values):
+        return [*given.values()], shape
+    nothing = np.zeros((0,) * free + shape, field.dtype)
+    return [given.get(place, nothing) for place in range(len(values))], shape
+
+
+def _pad(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> dict[str, Any]:
+    axes = len(field.shape)
+    arrays, _ = _arrays(name, values, field, axes)
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
+    out = empty((len(arrays), *shapes.max(axis=0, initial=0).tolist()), dtype_of(field))
+    out[...] = 0
+    for padded, array in zip(out, arrays, strict=True):
+        padded[tuple(slice(size) for size in array.shape)] = array
+    if axes == 1:
+        return {name: out, f"{name}_length": shapes[:, 0]}
+    return {name: out, f"{name}_shape": shapes}
+
+
+def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
+    arrays, rest = _arrays(name, values, field, 1)
+    lengths = np.array([len(array) for array in arrays], np.int64)
+    joined = empty((int(lengths.sum()), *rest), dtype_of(field))
+    np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
+    return Ragged(joined, lengths)

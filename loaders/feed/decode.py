@@ -1,0 +1,383 @@
+"""Ready-made `decode` functions: images, raw arrays, Examples. extensions.py has webdataset's."""
+
+from __future__ import annotations
+
+import io
+import math
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.formats.example import parse, parse_sequence
+from twinfeed.loaders.formats.features import usual
+from twinfeed.loaders.formats.sniff import image_extension
+from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
+from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.samplers.misnamed import counterparts
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+ImageMode = Literal["RGB", "L"]
+Fit = Literal["stretch", "crop", "pad"]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
+"""The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
+
+# Memory of at least _LARGE bytes that an image has left is kept for the next images. Memory of more
+# than _KEPT bytes is not kept: that of a single huge image would stay for the rest of the run.
+_LARGE, _KEPT = 1 << 20, 1 << 26
+_LEFT: deque[Array] = deque(maxlen=8)
+
+
+class DecodeImage:
+    """Decode a JPEG, PNG or other image of a record to uint8[height, width, 3].
+
+    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Both come with the extra `images`. An
+    orientation in EXIF is not applied, and transparency is dropped.
+
+    Args:
+        field: the name of the field.
+        mode: "RGB", or "L" for uint8[height, width].
+        size: (height, width) to which Pillow's bilinear filter resizes, in pixels.
+        fit: "stretch" gives the image the aspect of `size`. "crop" keeps the image's own aspect,
+            and cuts off what is too long on both sides. "pad" keeps it too, and puts zeros on both
+            sides.
+        reducing_gap: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, if it then still has this
+            many times the pixels of `size` along both sides; 2.0 is usual. This takes a quarter to
+            half of the time, and pixels differ a little (libjpeg scales in the frequency domain).
+            Default: every pixel is decoded.
+        max_pixels: a larger image is refused by its header, before memory is taken. Pillow has a
+            limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Raises:
+        ModuleNotFoundError: the extra is not installed.
+        ValueError: another mode or fit, and an image that is too large or has pixels of 32 bits.
+            Bytes that are no image raise Pillow's and simplejpeg's own errors. The loaders turn an
+            error of a record into DecodeError, which names the record.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (3, 2), 255).save(file, "png")
+    >>> DecodeImage(mode="L")({"image": file.getvalue()})["image"]
+    array([[255, 255, 255],
+           [255, 255, 255]], dtype=uint8)
+    """
+
+    @counterparts(**OF_DECODE_IMAGE)
+    def __init__(
+        self,
+        field: str = "image",
+        *,
+        mode: ImageMode = "RGB",
+        size: tuple[int, int] | None = None,
+        fit: Fit = "stretch",
+        reducing_gap: float | None = None,
+        max_pixels: int = LIMITS.pixels,
+    ) -> None:
+        if not isinstance(field, str):
+            raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
+        self.field = field
+        self.mode = checks.choice("mode", mode, get_args(ImageMode))
+        self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
+        self.max_pixels = checks.count("max_pixels", max_pixels)
+        if size is not None and (not isinstance(size, tuple) or len(size) != 2):
+            square = f": give size=({size}, {size})" if type(size) is int else ""
+            raise ValueError(f"size must be (height, width), got {size!r}{square}")
+        self.size = size and (checks.count("height", size[0]), checks.count("width", size[1]))
+        self.fit = checks.choice("fit", fit, get_args(Fit))
+        for name, told in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
+            if size is None and told:
+                raise ValueError(f"{name}= needs size=(height, width)")
+        if reducing_gap is not None and not reducing_gap >= 1:
+            raise ValueError(f"reducing_gap must be at least 1, got {reducing_gap!r}")
+        self.reducing_gap = reducing_gap
+        with needing("DecodeImage", "images"):
+            import PIL  # noqa: F401
+            import simplejpeg  # noqa: F401
+
+    def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the sample with its field decoded."""
+        return {**sample, self.field: self._decoded(sample, self.field)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a sample must have."""
+        return (self.field,)
+
+    @property
+    def _writes(self) -> tuple[str, ...]:
+        """The fields that `into` can write."""
+        return (self.field,)
+
+    def _into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
+        """Return the sample decoded, into the field's slot of a batch where the image fits."""
+        data, slot = sample[self.field], slots[self.field]
+        if _is_jpeg(data) and self._fills(data, slot):
+            return {**sample, self.field: slot}
+        array = self._decoded(sample, self.field)
+        if (array.shape, array.dtype) != (slot.shape, slot.dtype):
+            return {**sample, self.field: array}
+        slot[...] = array
+        return {**sample, self.field: slot}
+
+    def _fills(self, data: bytes, slot: Array) -> bool:
+        """Decode a JPEG into the slot where it needs no resizing and fits; say whether it does."""
+        import simplejpeg
+
+        if slot.dtype != np.uint8 or slot.ndim < 2 or math.prod(slot.shape[:2]) > self.max_pixels:
+            return False
+        try:
+            if self.size is not None and simplejpeg.decode_jpeg_header(data)[:2] != self.size:
+                return False
+            array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=slot)
+        except ValueError:  # too large, or broken: `_decode` says which
+            return False
+        return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
+
+    def _decoded(self, sample: Mapping[str, Any], field: str) -> Array:
+        """Return the image of a field; where it is none, the error names a field that is one."""
+        from PIL import UnidentifiedImageError
+
+        try:
+            return self._decode(sample[field])
+        except UnidentifiedImageError:
+            problem = f"field {field!r} is no image, it begins with {sample[field][:16]!r}"
+        held = (name for name, data in sample.items() if isinstance(data, bytes))
+        images = [name for name in held if image_extension(sample[name])]
+        way = f": DecodeImage({images[0]!r}) decodes the field that is one" if images else ""
+        raise UnidentifiedImageError(problem + way)
+
+    def _decode(self, data: bytes) -> Array:
+        from PIL import Image
+
+        if _is_jpeg(data):
+            array = self._jpeg(data)
+            if self.size is None or array.shape[:2] == self.size:
+                return array
+            image = Image.fromarray(array)
+        else:
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            self._check(image.height, image.width)
+            if image.mode in ("I", "F"):
+                raise ValueError(
+                    f"the image has pixels of 32 bits (Pillow's mode {image.mode!r}), which uint8 "
+                    f"cannot hold: decode it by a function of your own"
+                )
+            image = image.convert(self.mode)
+        huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
+        if self.size is not None and image.size != self.size[::-1]:
+            image = self._resized(image, *self.size)
+        array = np.asarray(image)
+        if huge:
+            del image
+            system.give_back_memory()
+        return array
+
+    def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:
+        """Return the image at this size."""
+        from PIL import Image
+
+        bilinear = Image.Resampling.BILINEAR
+        wide = image.width * height > width * image.height  # wider than the size
+        if self.fit == "stretch":
+            return image.resize((width, height), bilinear)
+        if self.fit == "crop":
+            w = image.height * width / height if wide else image.width
+            h = image.height if wide else image.width * height / width
+            left, top = (image.width - w) / 2, (image.height - h) / 2
+            return image.resize((width, height), bilinear, box=(left, top, left + w, top + h))
+        w = width if wide else max(1, round(image.width * height / image.height))
+        h = max(1, round(image.height * width / image.width)) if wide else height
+        padded = Image.new(image.mode, (width, height))
+        padded.paste(image.resize((w, h), bilinear), ((width - w) // 2, (height - h) // 2))
+        return padded
+
+    def _jpeg(self, data: bytes) -> Array:
+        """Decode a JPEG, a large one into memory that another image has left."""
+        import simplejpeg
+
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        self._check(height, width)
+        part = self._part(height, width)
+        height, width = -(-height // part), -(-width // part)
+        nbytes = height * width * (1 if self.mode == "L" else 3)
+        array = simplejpeg.decode_jpeg(
+            data,
+            colorspace=self._colours,
+            min_height=height,
+            min_width=width,
+            min_factor=part,
+            buffer=_memory(nbytes) if nbytes >= _LARGE else None,
+        )
+        return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
+
+    def _part(self, height: int, width: int) -> int:
+        """Return the 1, 2, 4 or 8 by which a JPEG may be divided while it is decoded."""
+        if self.size is None or self.reducing_gap is None:
+            return 1
+        scales = self.size[0] / height, self.size[1] / width
+        if self.fit != "stretch":  # the image keeps its aspect
+            scales = (max(scales) if self.fit == "crop" else min(scales),) * 2
+        least = self.reducing_gap * max(scales)
+        return next((part for part in (8, 4, 2) if part * least <= 1), 1)
+
+    def _check(self, height: int, width: int) -> None:
+        """Refuse an image for the size that its header tells."""
+        if height * width > self.max_pixels:
+            raise ValueError(
+                f"the image has {height} x {width} pixels, more than {self.max_pixels}: decode it "
+                f"with DecodeImage(max_pixels=…) if images are meant to be so large"
+            )
+
+
+def _is_jpeg(data: bytes) -> bool:
+    return data[:2] == b"\xff\xd8"
+
+
+def _memory(nbytes: int) -> Array:
+    """Return memory for an image. It is kept for the next image once no array uses it.
+
+    Memory that is mapped anew for each image costs up to as much as decoding does.
+    """
+    held = np.empty(0, np.uint8)
+    with suppress(IndexError):
+        held = _LEFT.pop()
+    if not nbytes <= len(held) <= 2 * nbytes:
+        held = np.empty(nbytes, np.uint8)
+    owner = _Owner(held[:nbytes])
+    if len(held) <= _KEPT:
+        weakref.finalize(owner, _LEFT.append, held).atexit = False
+    return np.asarray(owner)
+
+
+class _Owner:
+    """Stay alive as long as an array over some memory does."""
+
+    def __init__(self, memory: Array) -> None:
+        self.memory = memory
+        self.__array_interface__ = memory.__array_interface__
+
+
+class DecodeArray:
+    """Decode a field of raw numbers to an array of `dtype` and `shape`.
+
+    The array is read-only, a view of the bytes that were read.
+
+    Args:
+        field: the name of the field.
+        dtype: of the numbers.
+        shape: of the array. One axis may be -1.
+
+    Raises:
+        ValueError: a dtype of Python objects, and bytes that do not fill the shape. The loaders
+            turn the latter into DecodeError, which names the record.
+
+    >>> DecodeArray("pixels", dtype="<i2", shape=(-1, 2))({"pixels": bytes(range(8))})["pixels"]
+    array([[ 256,  770],
+           [1284, 1798]], dtype=int16)
+    """
+
+    def __init__(
+        self, field: str, *, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = (-1,)
+    ) -> None:
+        self.field = field
+        self.dtype = np.dtype(dtype)
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if self.dtype.hasobject:
+            raise ValueError(f"dtype must be one of numbers, got {self.dtype}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a sample must have."""
+        return (self.field,)
+
+    def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the sample with its field decoded."""
+        array = np.frombuffer(sample[self.field], self.dtype).reshape(self.shape)
+        return {**sample, self.field: array}
+
+
+class DecodeExample:
+    """Decode a field that holds a whole `tf.train.Example` to its features, without TensorFlow.
+
+    For records that were indexed as raw bytes. An index of Examples reads single features by
+    itself. A feature with one value becomes a scalar or a byte string, any other feature int64[n],
+    float32[n] or a list of bytes.
+
+    A `tf.train.SequenceExample` gives the features of its context in this way. A feature list of T
+    steps becomes a number array [T], or [T, n] where each step has n numbers, a list of T byte
+    strings, or else a list of the steps' values.
+
+    Args:
+        field: the name of the field.
+        features: the features that are wanted. Default: all.
+        lists: the features that stay lists even with one value.
+
+    Raises:
+        KeyError: a record lacks one of `features`.
+
+    >>> from twinfeed.loaders.formats.example import encode
+    >>> DecodeExample()({"data": encode({"box": [0.5, 1.0], "name": b"cat"})})
+    {'box': array([0.5, 1. ], dtype=float32), 'name': b'cat'}
+    """
+
+    def __init__(
+        self,
+        field: str = "data",
+        *,
+        features: tuple[str, ...] | None = None,
+        lists: tuple[str, ...] = (),
+    ) -> None:
+        self.field = field
+        self.features = features
+        self.lists = lists
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a sample must have."""
+        return (self.field,)
+
+    def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the sample with the features in place of the field."""
+        found: Mapping[str, Any] = _parsed(sample[self.field])
+        decoded = {name: value for name, value in sample.items() if name != self.field}
+        for name in found if self.features is None else self.features:
+            values = found[name]
+            if isinstance(values, _Steps):
+                decoded[name] = values.stacked()
+            else:
+                decoded[name] = values[0] if len(values) == 1 and name not in self.lists else values
+        return decoded
+
+
+class _Steps(list[Any]):
+    """The values of each step of a feature list."""
+
+    def stacked(self) -> Any:
+        """Return the steps as one array, or a list where they are none."""
+        single = all(len(one) == 1 for one in self)
+        if not self or isinstance(self[0], list):
+            return [one[0] for one in self] if single else list(self)
+        if len({len(one) for one in self}) > 1:
+            return list(self)
+        return np.stack(self)[:, 0] if single else np.stack(self)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """Return the features of an Example, or the context and the lists of a SequenceExample."""
+    if usual(data) is not None:
+        return dict(parse(data))
+    context, lists = parse_sequence(data)
+    both = context.keys() & lists.keys()
+    if both:
+        raise ValueError(f"{min(both)!r} is in the context and in the lists of a SequenceExample")
+    return context | {name: _Steps(steps) for name, steps in lists.items()}

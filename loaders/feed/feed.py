@@ -1,0 +1,375 @@
+"""What a training is fed: an index, a sampler, and what is done to each record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.feed._absent import Missing, check_missing
+from twinfeed.loaders.feed.collate import (
+    Collate,
+    FieldSpec,
+    MisfitError,
+    check_collate,
+    is_string,
+    mode_of,
+    spec_of,
+)
+from twinfeed.loaders.feed.decode import DecodeImage
+from twinfeed.loaders.feed.definition import TOLD, Decode, Definition, sample_of
+from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.feed.seeded import restored
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.schedule import Schedule
+from twinfeed.loaders.reading.source import Source, check_source, reader_of
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.counterparts import OF_A_FEED
+from twinfeed.samplers import BatchStream
+from twinfeed.samplers.misnamed import counterparts
+from twinfeed.samplers.validate import counted
+
+
+class Feed(Definition):
+    """Say what a training is fed, once, for every framework.
+
+    A feed is a value: a feed owns no thread, cache, open file or place, and never changes. A loader
+    carries the feed: `NumpyLoader(feed)`, `TorchLoader(feed)`, `TensorFlowLoader(feed)`. The method
+    `batch` is the plain definition of a batch. Every loader gives the same batches.
+
+    A batch is a dict of `id` (int64[batch], -1 for padding), every column of the index (`label`,
+    …), the rows of every side table, the fields, and `mask` (bool[batch], False for padding)
+    where the sampler pads.
+
+    Before the first pass of a loader, decode and transform are called a few times for the first
+    sample of the stream, under different global random states. The results must be equal. This test
+    finds most transforms that draw from a random state, but proves nothing. `Seeded` makes such a
+    transform repeatable.
+
+    Samples may share decoded arrays: with reuse, with views, and where a batch may hold a record
+    twice. A transform then gets read-only arrays, and has to copy an array before writing to it.
+
+    Args:
+        index: where the records lie. `open_index`, `build_index` and `pack` return an index. Any
+            other source of records will do: see `OwnSource`.
+        sampler: which records make the next batch; a batch sampler of `twinfeed.samplers`.
+        fields: the names of the fields to read. Default: all fields.
+        decode: a function from a dict of one record's fields to a dict of decoded values. The
+            result must depend on the record alone. A decode with `into` and `writes`, such as
+            `DecodeImage`, writes into the batch itself where possible.
+        transform: a function of one sample. The sample has what decode returned, its columns and
+            side rows, and `id`, `record`, `view`, `seed`, `seed32`. The function returns what the
+            batch will hold, without these five. The seed (64 bits, and the low 32 bits) is the same
+            in every framework and for any number of workers.
+        collate: "stack", "pad" or "ragged", or a dict with one of these for each field. Strings are
+            a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings needs
+            "ragged".
+        side: arrays joined by sample id, by name.
+        spec: the shape and dtype of each field of a sample. Default: those of the first sample that
+            the stream draws, whatever the rank.
+        missing: "error" refuses fields that a record of the index lacks. A dict gives such fields a
+            value, and may name fields that are not read. "late" raises an error when such a record
+            is read, for a sampler that draws none.
+        check_writes: whether every use of an array that samples share is checked for a transform
+            that writes to the array. Default: the first few uses of a pass are.
+
+    Raises:
+        ValueError: a sampler of another number of records, and fields that some record lacks.
+        ValueError: a column, a side table or a field has a name that the batch or the transform
+            uses for something else.
+        KeyError: wrong `fields`, and a `DecodeImage` or another decode of this library whose field
+            is not among them.
+        TypeError: `fields` of another type, an `index` that is no source of records, and a column
+            of such a source that is no numpy array.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> sampler = ExactOnceBatchSampler(3, batch_size=2)
+    >>> feed = Feed(index, sampler, decode=lambda sample: {"size": len(sample["word"])})
+    >>> feed.batch(epoch=0, step=0)
+    {'id': array([0, 1]), 'size': array([2, 2])}
+    """
+
+    @counterparts(**OF_A_FEED)
+    def __init__(
+        self,
+        index: Source,
+        sampler: BatchStream,
+        /,
+        *,
+        fields: Sequence[str] | None = None,
+        decode: Decode | None = None,
+        transform: Decode | None = None,
+        collate: Collate = "stack",
+        side: Mapping[str, npt.NDArray[Any]] | None = None,
+        spec: Mapping[str, FieldSpec] | None = None,
+        missing: Missing = "error",
+        check_writes: bool = False,
+    ) -> None:
+        _check_fit(index, sampler)
+        for name, function in (("decode", decode), ("transform", transform)):
+            if function is not None and (not callable(function) or _not_made(function)):
+                raise TypeError(f"{name} must be a function of a sample, got {function!r}")
+        self.index = index
+        self.sampler = sampler
+        self.fields = tuple(index.fields) if fields is None else checks.names("fields", fields)
+        self.decode = decode
+        self.transform = transform
+        self._collate = check_collate(collate)
+        self._side = checks.mapping("side", side)
+        self.check_writes = checks.flag("check_writes", check_writes)
+        given = {name: _field(name, one) for name, one in checks.mapping("spec", spec).items()}
+        self._given_spec = None if spec is None else given
+        self._check_fields()
+        self._missing = check_missing(index, self.fields, missing)
+        self._unchangeable = True
+        self._check_names("column", index.columns, "build the index with fields= that leave it out")
+        self._check_names("side table", self._side, "give it another name")
+        for name, rows in self._side.items():
+            self._check_side(name, rows)
+        if decode is None and transform is None:
+            self._check_plain()
+        if decode is None:
+            advice = "leave it out with fields=, or give it another name in decode"
+            self._check_names("field", self.fields, advice, beside=self._side)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, "_unchangeable"):
+            raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Feed does not change: {name!r} stays")
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self.sampler)
+
+    def __getitem__(self, key: object, /) -> NoReturn:
+        """Refuse to be a dataset or an iterable: say what gives batches."""
+        raise TypeError(
+            "a Feed gives no batches by itself: iterate over TorchLoader(feed), "
+            "TensorFlowLoader(feed) or NumpyLoader(feed), or over feed.batches(); "
+            "a DataLoader takes RecordDataset(feed)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Feed({self.index!r}, {self.sampler!r})"
+
+    def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
+        """Yield the request of each batch of an epoch, from step `start` on."""
+        return requests(Schedule(self.sampler), epoch, start, seeds=self._seeded)
+
+    def shard(self, rank: int, world_size: int) -> Feed:
+        """Return the feed of one rank: the sampler's `shard`, all else the same."""
+        other = copy.copy(self)
+        other.__dict__["sampler"] = self.sampler.shard(rank, world_size)
+        return other
+
+    @property
+    def _shares(self) -> bool:
+        """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
+        views = self.sampler.num_ids != self.sampler.num_records
+        return self.sampler._live is not None or views or self.sampler._repeats
+
+    @property
+    def _seeded(self) -> bool:
+        """Whether the samples' seeds are needed: only a transform uses seeds."""
+        return self.transform is not None
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the transform must run alone, since it sets global states."""
+        return bool(getattr(self.transform, "alone", False))
+
+    @property
+    def collate(self) -> Collate:
+        """How samples become a batch: a mode, or the mode of each field by name."""
+        how = self._collate
+        return MappingProxyType(how) if isinstance(how, dict) else how
+
+    @property
+    def missing(self) -> Mapping[str, Any]:
+        """The values of fields for the records that lack them."""
+        return MappingProxyType(self._missing)
+
+    @property
+    def side(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The side tables by name."""
+        return MappingProxyType(self._side)
+
+    @property
+    def spec(self) -> Mapping[str, FieldSpec]:
+        """The shape and dtype of each field of a sample, given or read from the first sample."""
+        return MappingProxyType(self._spec)
+
+    @cached_property
+    def _spec(self) -> dict[str, FieldSpec]:
+        spec = self._given_spec
+        if spec is None:
+            spec = self._read_spec()
+        for name in spec:
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a field must be a str, got {name!r}")
+        last = "decode" if self.transform is None else "transform"
+        beside = self._side if self.transform is None else ()  # a transform may replace side rows
+        self._check_names("field", spec, f"give it another name in {last}", beside=beside)
+        self._check_collated(spec)
+        for name, field in spec.items():
+            if field.shape and is_string(field.dtype) and mode_of(self._collate, name) != "ragged":
+                raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
+        return spec
+
+    def _check_fields(self) -> None:
+        """Raise KeyError for fields that the index has not, or decode is not given."""
+        known, columns = list(self.index.fields), list(self.index.columns)
+        for name in self.fields:
+            if name not in known and name not in columns:
+                raise KeyError(
+                    f"no field {name!r}: this index has the fields {known} "
+                    f"and the columns {columns}"
+                )
+        for name in getattr(self.decode, "reads", ()):
+            if name not in self.fields:
+                likely = _image(self.fields) if isinstance(self.decode, DecodeImage) else None
+                raise KeyError(
+                    f"decode reads the field {name!r}, and the feed has {list(self.fields)}: name "
+                    f"one of these" + (f", as in DecodeImage({likely!r})" if likely else "")
+                )
+
+    def _check_plain(self) -> None:
+        """Raise ValueError where the fields as they are stored make no batch."""
+        for name in self.fields:
+            if name in self.index.columns or mode_of(self._collate, name) == "ragged":
+                continue
+            if isinstance(self.index, Index) and self.index.fields[name].kind == "bytes_list":
+                raise ValueError(
+                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', leave "
+                    f"it out with fields=, or make an array of it with decode="
+                )
+        self._check_collated(self.fields)
+        if self._given_spec is not None and self._given_spec.keys() != set(self.fields):
+            raise ValueError(f"spec names {list(self._given_spec)}, fields {list(self.fields)}")
+
+    def _check_collated(self, names: Iterable[str]) -> None:
+        """Raise ValueError where `collate` names another field."""
+        unknown = set(self._collate).difference(names) if isinstance(self._collate, dict) else ()
+        if unknown:
+            raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
+
+    def _read_spec(self) -> dict[str, FieldSpec]:
+        with closing(reader_of(self.index)) as reader, restored():
+            first = self._first
+            number, record, view = map(int, (first.ids[0], first.records[0], first.views[0]))
+            sample = sample_of(self, reader, number, record, view, 0)
+        try:
+            return spec_of(sample, self._collate)
+        except MisfitError as error:
+            raise DecodeError(f"{self.index.describe(record)}: {error}") from error
+
+    @cached_property
+    def _first(self) -> Request:
+        """The first sample of the stream, the same for every rank; record 0 of an empty stream."""
+        whole = Schedule(self.sampler).whole.sampler
+        if not len(whole):
+            return Request.plain(np.zeros(1, np.int64))
+        drawn = Request.of(whole, 0, 0)
+        return drawn.where(np.arange(len(drawn.ids)) == np.argmax(drawn.ids >= 0))
+
+    def _check_side(self, name: str, rows: Any) -> None:
+        """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
+        if name in self.index.columns:
+            raise ValueError(f"side table {name!r} has the name of a column of the index")
+        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
+            raise TypeError(
+                f"side table {name!r} must be an array of numbers (numpy's, or a SideTable), "
+                f"got {type(rows).__name__}"
+            )
+        if len(rows) != self.sampler.num_ids:
+            raise ValueError(
+                f"side table {name!r} has {counted(len(rows), 'row')} for "
+                f"{counted(self.sampler.num_ids, 'sample id')}: "
+                f"give it a row for each id of the sampler, in their order"
+            )
+
+    def _check_names(
+        self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
+    ) -> None:
+        """Raise ValueError for a name that the batch, or the transform, has for something else."""
+        names = set(names)
+        both = names.intersection(beside)
+        if both:
+            raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
+        taken, whose = (TOLD, "sample") if self.transform is not None else (("id",), "batch")
+        both = names.intersection(("mask", *taken) if self.sampler._padded else taken)
+        if both:
+            raise ValueError(
+                f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
+                f"{advice}"
+            )
+
+
+def _image(fields: Sequence[str]) -> str | None:
+    """Return the first field whose name is that of an image."""
+    words = ("jpg", "jpeg", "png", "webp", "bmp", "image", "img")
+    return next((name for name in fields if any(word in name.lower() for word in words)), None)
+
+
+def _field(name: str, given: object) -> FieldSpec:
+    """Return the spec of a field; raise TypeError for what is no pair of a shape and a dtype."""
+    try:
+        shape, wanted = cast(tuple[Any, Any], given)
+        dtype = None if wanted is None or wanted is bytes else np.dtype(wanted)
+        return FieldSpec(tuple(shape), dtype)
+    except (TypeError, ValueError) as error:
+        example = "FieldSpec((224, 224, 3), np.uint8)"
+        raise TypeError(f"spec of {name!r} must be as in {example}, got {given!r}") from error
+
+
+def _not_made(function: object) -> bool:
+    """Whether this is a class whose objects are functions."""
+    return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)
+
+
+def index_of(feed: object, what: str, /) -> Index:
+    """Return the index of a feed; raise TypeError where `what` cannot serve another source."""
+    index = check_feed(feed).index
+    if not isinstance(index, Index):
+        raise TypeError(
+            f"{what} needs an index, which knows in which bytes records lie, and the feed has a "
+            f"{type(index).__name__}"
+        )
+    return index
+
+
+def check_feed(feed: object, /) -> Feed:
+    """Return a feed; raise TypeError for anything else."""
+    if not isinstance(feed, Feed):
+        raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")
+    return feed
+
+
+def _check_fit(index: Source, sampler: BatchStream) -> None:
+    """Raise TypeError or ValueError where `sampler` cannot draw from `index`."""
+    check_source(index)
+    if not isinstance(sampler, BatchStream):
+        raise TypeError(
+            f"sampler must be a batch sampler of twinfeed.samplers, got a "
+            f"{type(sampler).__name__}: BatchSampler(order, batch_size=…) makes one of an order"
+        )
+    if sampler.num_records != len(index):
+        raise ValueError(
+            f"the sampler was made for {counted(sampler.num_records, 'record')}, "
+            f"the index has {len(index):,}: "
+            f"make it with index.labels or len(index); a part of the records is drawn from with "
+            f"PKBatchSampler(…, records=ids) or SubsetSampler(ids, of={len(index)})"
+        )

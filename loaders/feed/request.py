@@ -1,0 +1,112 @@
+"""What a worker is asked for: the ids of one step, and the record, view and seed of each id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.reading.schedule import Schedule, growing
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.samplers import BatchStream
+
+_TOGETHER = 32  # steps that are drawn together
+
+
+class Request(NamedTuple):
+    """Name the samples of one batch: what a worker needs to know, and no more.
+
+    Attributes:
+        ids: int64[batch], -1 for padding.
+        records: int64[batch], -1 for padding.
+        views: int64[batch], -1 for padding.
+        seeds: uint64[batch], or None where no seeds are needed.
+
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
+    array([4])
+    """
+
+    epoch: int
+    step: int
+    ids: Int64s
+    records: Int64s
+    views: Int64s
+    seeds: npt.NDArray[np.uint64] | None
+
+    @classmethod
+    def of(
+        cls,
+        sampler: BatchStream,
+        epoch: int,
+        step: int,
+        ids: Int64s | None = None,
+        /,
+        *,
+        seeds: bool = True,
+    ) -> Request:
+        """Make the request of one step.
+
+        Args:
+            sampler: whose batch is requested.
+            epoch: of the batch.
+            step: of the batch.
+            ids: those of the batch, if it is drawn already.
+            seeds: whether the request has seeds.
+
+        >>> from twinfeed.samplers import ExactOnceBatchSampler
+        >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 0).ids
+        array([0, 1])
+        """
+        if ids is None:
+            ids = sampler.batch(epoch, step)
+        drawn = sampler.seeds(epoch, step) if seeds else None
+        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), drawn)
+
+    @classmethod
+    def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
+        """Request records alone, without a step and without views. The default seeds are 0.
+
+        >>> Request.plain(np.array([4])).seeds
+        array([0], dtype=uint64)
+        """
+        if seeds is None:
+            seeds = np.zeros(len(records), np.uint64)
+        return cls(0, 0, records, records, np.zeros_like(records), seeds)
+
+    def where(self, kept: npt.NDArray[np.bool_], /) -> Request:
+        """Leave out the samples where `kept` (bool[batch]) is False."""
+        if kept.all():
+            return self
+        return self._replace(
+            ids=self.ids[kept],
+            records=self.records[kept],
+            views=self.views[kept],
+            seeds=None if self.seeds is None else self.seeds[kept],
+        )
+
+
+def requests(
+    schedule: Schedule, epoch: int, start: int = 0, /, *, seeds: bool = True
+) -> Iterator[Request]:
+    """Yield the requests of an epoch from step `start` on.
+
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
+    >>> [request.ids.tolist() for request in requests(schedule, 0, 1)]
+    [[2, 3], [4]]
+    """
+    sampler = schedule.sampler
+    sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
+    for first, stop in growing(start, len(sampler), _TOGETHER):
+        batches = schedule.batches(epoch, first, stop)
+        together = np.concatenate(batches)
+        records, views = sampler.records(together), sampler.views(together)
+        end = 0
+        for step, drawn in enumerate(batches, first):
+            begin, end = end, end + len(drawn)
+            ids = together[begin:end].copy()  # which a training may change
+            numbers = sampler.seeds(epoch, step) if seeds else None
+            yield Request(epoch, step, ids, records[begin:end], views[begin:end], numbers)

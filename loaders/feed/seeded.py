@@ -1,0 +1,147 @@
+"""The global random states of Python, numpy and torch: find what draws from them, and seed them."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from twinfeed.loaders.support import checks
+
+T = TypeVar("T")
+
+LOW_32_BITS = (1 << 32) - 1
+
+_ONE_AT_A_TIME = threading.Lock()
+
+_ADVICE = {
+    "decode": "draw in transform, which is given a seed",
+    "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
+}
+
+
+class HasRandomSeed(Protocol):
+    """Draw from a generator of its own, as albumentations' `Compose` does.
+
+    >>> import numpy as np
+    >>> class Noise:
+    ...     def set_random_seed(self, seed):
+    ...         self.generator = np.random.default_rng(seed)
+    ...     def __call__(self, sample):
+    ...         return {"x": self.generator.random()}
+    >>> noise = Noise()
+    >>> augment = Seeded(noise, also=[noise])
+    >>> augment({"seed": 7, "seed32": 7}) == augment({"seed": 7, "seed32": 7})
+    True
+    """
+
+    def set_random_seed(self, seed: int, /) -> Any:
+        """Begin anew from a seed of 32 bits."""
+
+
+class Seeded:
+    """Seed the global random states of Python, numpy and torch for each call of `transform`.
+
+    For transforms that draw from these states, as torchvision's do: `transform=Seeded(augment)`.
+    The seed is the sample's, so that the result is the same in every framework and for any number
+    of workers. The states are restored after each call.
+
+    The states are those of the whole process. So a loader makes the batches in the thread that asks
+    for them, and no batch ahead. For speed, take worker processes (`TorchLoader(num_workers=2)`),
+    or a transform that draws from `np.random.default_rng(sample["seed"])`.
+
+    Args:
+        transform: a function of one sample, as for `Feed`.
+        also: objects with generators of their own, which are given the sample's 32-bit seed by
+            `set_random_seed`.
+
+    >>> import random
+    >>> augment = Seeded(lambda sample: {"x": random.random()})
+    >>> augment({"seed": 7, "seed32": 7}) == augment({"seed": 7, "seed32": 7})
+    True
+    """
+
+    alone = True
+
+    def __init__(
+        self,
+        transform: Callable[[dict[str, Any]], Mapping[str, Any]],
+        /,
+        *,
+        also: Sequence[HasRandomSeed] = (),
+    ) -> None:
+        lacking = [one for one in also if not hasattr(one, "set_random_seed")]
+        if lacking:
+            raise TypeError(f"also must hold objects with set_random_seed, got {lacking[0]!r}")
+        self.transform = transform
+        self.also = tuple(also)
+
+    def __call__(self, sample: dict[str, Any], /) -> Mapping[str, Any]:
+        """Return what the transform does, drawn from the sample's seed."""
+        with _ONE_AT_A_TIME, restored():
+            seed_all(int(sample["seed"]))
+            for one in self.also:
+                one.set_random_seed(int(sample["seed32"]))
+            return self.transform(sample)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Restore the states after the block; torch's only where torch was imported before."""
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()
+    own = None if torch is None else torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None:
+            torch.default_generator.set_state(own)
+
+
+def seed_all(seed: int, /) -> None:
+    """Set the states from one seed of 64 bits; numpy takes the low 32."""
+    random.seed(seed)
+    np.random.seed(seed & LOW_32_BITS)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # torch.manual_seed would ask every device, at a hundred microseconds a call.
+        torch.default_generator.manual_seed(seed)
+
+
+def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
+    """Return what `times` calls under different global states return; ValueError if they differ."""
+    with restored():
+        seed_all(1)
+        first = call()
+        for turn in range(2, times + 1):
+            seed_all(turn)
+            if not _same(first, call()):
+                raise ValueError(
+                    f"{name} returned different things for one sample and one seed: runs would "
+                    f"differ from each other, and frameworks too. It draws from a state of its own "
+                    f"or from a global one; {_ADVICE[name]}"
+                )
+    return first
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal to the last bit; NaN is equal to itself."""
+    if isinstance(one, Mapping):
+        alike = isinstance(other, Mapping) and one.keys() == other.keys()
+        return alike and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)):
+        alike = isinstance(other, type(one)) and len(one) == len(other)
+        return alike and all(map(_same, one, other))
+    first, second = checks.as_array(one), checks.as_array(other)
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if first.dtype == object:
+        return bool((first == second).all())
+    return first.tobytes() == second.tobytes()

@@ -1,0 +1,171 @@
+"""Where the feature lists of a serialized `tf.train.Example` lie.
+
+The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
+Int64List}>}}`. Every writer lays it out in one way: each message fills the one around it exactly.
+`usual` reads this layout in a single flat loop, and gives up on anything else. `unusual` reads any
+layout by proto3's rules, slowly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from twinfeed.loaders.formats._protobuf import FIXED32, LEN, VARINT, WireError, fields, read_short
+from twinfeed.loaders.support.limits import LIMITS
+
+WIRES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
+"""The kinds of lists, and the wire types their values may have: numbers are packed together, or one
+by one."""
+
+KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
+_KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
+_OVERLONG = re.compile(rb"[\x80-\xff]{10}")
+_FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
+
+Span = tuple[str, int, int]
+
+
+def usual(data: bytes, /) -> dict[str, Span] | None:
+    """Return the (kind, start, stop) of each feature's list; None for an unusual layout."""
+    found: dict[str, Span] = {}
+    size = len(data)
+    try:
+        length, at = read_short(data, 1, size)
+        if data[0] != _FIRST or at + length != size:
+            return None
+        for _ in range(LIMITS.features):
+            if at >= size:
+                return found
+            tag, length, at = data[at], data[at + 1], at + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            end = at + length
+            value = at + 2 + data[at + 1]
+            if tag != _FIRST or data[at] != _FIRST or data[at + 1] > 127 or end > size:
+                return None
+            name = data[at + 2 : value].decode()
+            if name in found:
+                return None
+            tag, length, at = data[value], data[value + 1], value + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            if tag != _SECOND or at + length != end:
+                return None
+            kind, length, at = _KIND_OF_TAG[data[at]], data[at + 1], at + 2
+            if length > 127:
+                length, at = read_short(data, at - 1, size)
+            if at + length != end:
+                return None
+            found[name] = (kind, at, end)
+            at = end
+    except (IndexError, KeyError, UnicodeDecodeError, WireError):
+        return None
+    return found if at == size else None
+
+
+def list_items(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the (wire type, start, stop) of each value field of one list message."""
+    wires = WIRES[kind]
+    for count, (number, wire, at, end) in enumerate(fields(data, start, stop)):
+        if count == LIMITS.values:
+            raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
+        if number == 1 and wire in wires:
+            check_numbers(kind, data, wire, at, end)
+            yield wire, at, end
+
+
+def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
+    """Raise WireError unless the packed numbers of one value field are whole."""
+    if kind == "float_list" and (end - at) % 4:
+        raise WireError(f"{end - at} bytes are no float32 array", at)
+    if kind == "int64_list" and wire == LEN and end > at:
+        overlong = end - at > 10 and _OVERLONG.search(data, at, end)
+        if overlong or data[end - 1] > 127:
+            raise WireError("a varint does not end", at)
+
+
+def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, list[Span]]:
+    """Return the (kind, start, stop) of each piece of each feature's list, by proto3's rules.
+
+    With `sequence` these are the features of a SequenceExample's context.
+    """
+    found = {}
+    for number, wire, start, stop in fields(data, 0, len(data)):
+        if number == 2 and wire == LEN and not sequence:
+            raise WireError(
+                "it is a tf.train.SequenceExample, for example=False and DecodeExample", start
+            )
+        if number == 1 and wire == LEN:
+            for inner, inner_wire, at, end in fields(data, start, stop):
+                if inner == 1 and inner_wire == LEN:
+                    name, lists = _map_entry(data, at, end)
+                    found[name] = lists
+                    if len(found) > LIMITS.features:
+                        raise WireError(f"more than {LIMITS.features} features", at)
+    return found
+
+
+def feature_lists(data: bytes, /) -> dict[str, list[list[Span]]]:
+    """Return the pieces of each step of each feature list of a `tf.train.SequenceExample`.
+
+    The message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
+    Feature}>}}`.
+    """
+    found: dict[str, list[list[Span]]] = {}
+    for number, wire, start, stop in fields(data, 0, len(data)):
+        if number != 2 or wire != LEN:
+            continue
+        for inner, inner_wire, at, end in fields(data, start, stop):
+            if inner == 1 and inner_wire == LEN:
+                name, steps = "", list[list[Span]]()
+                for part, part_wire, begin, close in fields(data, at, end):
+                    if part == 1 and part_wire == LEN:
+                        name = _name(data, begin, close)
+                    elif part == 2 and part_wire == LEN:
+                        steps += _steps(data, begin, close)
+                found[name] = steps
+                if len(found) > LIMITS.features or len(steps) > LIMITS.values:
+                    raise WireError(f"more than {LIMITS.features} lists, or too many steps", at)
+    return found
+
+
+def _steps(data: bytes, at: int, end: int) -> Iterator[list[Span]]:
+    """Yield the list pieces of each Feature of a FeatureList."""
+    for number, wire, start, stop in fields(data, at, end):
+        if number == 1 and wire == LEN:
+            yield _lists(data, start, stop, [])
+
+
+def _name(data: bytes, at: int, end: int) -> str:
+    """Return the name of a feature."""
+    try:
+        return data[at:end].decode()
+    except UnicodeDecodeError:
+        raise WireError("a feature's name is not UTF-8", at) from None
+
+
+def _map_entry(data: bytes, at: int, end: int) -> tuple[str, list[Span]]:
+    """Return the name and the list pieces of one entry of the feature map."""
+    name, found = "", list[Span]()
+    for number, wire, start, stop in fields(data, at, end):
+        if number == 1 and wire == LEN:
+            name = _name(data, start, stop)
+        elif number == 2 and wire == LEN:
+            found = _lists(data, start, stop, found)
+    return name, found
+
+
+def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
+    """Add the lists of one Feature. Lists of one kind merge; another kind replaces them."""
+    for number, wire, start, stop in fields(data, at, end):
+        if number in KINDS and wire == LEN:
+            kind = KINDS[number]
+            for _ in list_items(kind, data, start, stop):
+                pass  # checked also where another kind replaces them
+            if found and found[0][0] != kind:
+                found = []
+            found.append((kind, start, stop))
+            if len(found) > LIMITS.features:
+                raise WireError(f"a list in more than {LIMITS.features} pieces", start)
+    return found

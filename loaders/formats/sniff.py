@@ -1,0 +1,116 @@
+"""Tell what a file is that was taken for a shard by mistake.
+
+This is asked only after the format's own check has failed. So no valid shard is ever refused for
+its first bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from contextlib import suppress
+from pathlib import Path
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.support.checksum import masked
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
+
+MANIFEST = "manifest.json"
+FORMAT = "twinfeed index"
+"""The file that makes a folder an index, and the format that the file names."""
+
+COMPRESSED_ADVICE = (
+    "a compressed shard has no random access: convert it, as a stream, with twinfeed pack SHARD "
+    "FOLDER (quote a pattern of several; --container tar makes tars of tars)"
+)
+HEAD = 512
+"""The number of a file's first bytes that are looked at."""
+
+_IMAGES = {
+    "jpg": ("a JPEG image", rb"\xff\xd8\xff"),
+    "png": ("a PNG image", rb"\x89PNG\r\n\x1a\n"),
+    "webp": ("a WebP image", rb"RIFF....WEBP"),
+    "gif": ("a GIF image", rb"GIF8[79]a"),
+    "bmp": ("a BMP image", rb"BM.{4}\x00{4}"),
+    "tif": ("a TIFF image", rb"II\*\x00|MM\x00\*"),
+}
+_BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
+_HTML = rb"(?i:<!doctype html|<html|<head|<body)"
+_KNOWN = {
+    COMPRESSED_ADVICE: [
+        ("gzip-compressed", rb"\x1f\x8b"),
+        ("bzip2-compressed", rb"BZh"),
+        ("xz-compressed", rb"\xfd7zXZ\x00"),
+        ("zstd-compressed", rb"\x28\xb5\x2f\xfd"),
+        ("lz4-compressed", rb"\x04\x22\x4d\x18"),
+        ("zlib-compressed", rb"\x78[\x01\x5e\x9c\xda]"),
+    ],
+    "fetch the data with: git lfs pull": [
+        ("a Git LFS pointer, not the data", rb"version https://git-lfs"),
+    ],
+    "download the shard again and look at its URL": [
+        ("an HTML page, probably of an error", _BLANK + _HTML),
+        ("an XML page, probably of an error", _BLANK + rb"(?i:<\?xml|<error)"),
+    ],
+    "loose images are indexed as they are: give the folder that holds them": _IMAGES.values(),
+    "write its records to shards with loaders.pack, which takes any iterable of dicts": [
+        ("a Parquet file", rb"PAR1"),
+        ("an Arrow file", rb"ARROW1"),
+        ("an HDF5 file", rb"\x89HDF\r\n\x1a\n"),
+        ("a .npy array", rb"\x93NUMPY"),
+        ("a zip archive (.zip or .npz)", rb"PK\x03\x04"),
+        ("an SQLite database", rb"SQLite format 3\x00"),
+    ],
+}
+"""What to do about files of a kind, and how files of each kind begin."""
+
+_TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+
+
+def image_extension(head: bytes, /) -> str | None:
+    """Return the extension that the first bytes of an image call for; None for no known image."""
+    found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
+    return next(found, None)
+
+
+def is_index(path: Path, /) -> bool:
+    """Tell whether a folder holds an index."""
+    manifest = path / MANIFEST
+    with suppress(LoaderError):  # too long, or no file any more
+        return manifest.is_file() and FORMAT.encode() in read_file(manifest, LIMITS.manifest_bytes)
+    return False
+
+
+def index_around(path: Path, /) -> Path | None:
+    """Return the index that a file or a folder is a part of; None for what is no part of one."""
+    return next((folder for folder in path.parents[:2] if path.exists() and is_index(folder)), None)
+
+
+def is_tar(head: bytes, /) -> bool:
+    """Tell whether a first block is that of a tar archive. Only very old tars have another."""
+    return head[257:262] == b"ustar"
+
+
+def disguise(head: bytes, /) -> tuple[str, str] | None:
+    """Return (what the file is, what to do) by its first bytes; None for an unknown kind."""
+    if is_tar(head):
+        return "a tar archive", "index it with container='tar'"
+    if len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little"):
+        return "a TFRecord file", "index it with container='tfrecord'"
+    for advice, kinds in _KNOWN.items():
+        for what, magic in kinds:
+            if re.match(magic, head, re.DOTALL):
+                return what, advice
+    return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
+
+
+def _is_text(head: bytes) -> bool:
+    """Tell whether the bytes are UTF-8 text. A file shorter than `HEAD` must have a line end."""
+    if len(head) < HEAD and b"\n" not in head:
+        return False  # it may be a tar archive that ends within its first name
+    try:
+        return not _CONTROL.search(getincrementaldecoder("utf-8")().decode(head))
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,263 @@
+"""The arrays of an index: rows that say where a field lies, strings, and the arrays that are open.
+
+Rows are narrow in files, and of one type in memory.
+
+- A small array is read and checked when the index is opened. It is not mapped, since each mapping
+  keeps a file descriptor.
+- A large array is mapped. So opening costs the same for a thousand and ten million records, and all
+  processes share one copy. A large array is checked at the first call of `Arrays.check` for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import REBUILD, IndexFormatError
+from twinfeed.loaders.index.manifest import CHUNK
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.regular import open_file
+from twinfeed.samplers.validate import counted
+
+READ_WHOLE = 1 << 18
+"""Files of up to this many bytes are read, and longer files are mapped."""
+
+ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
+"""Where a field of one record lies; a `length` of -1 says that the record lacks the field."""
+
+
+_STRINGS, _SHOWN = 1 << 14, 100  # strings that are decoded at once, and that are written out
+
+
+def row_type(where: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
+    """Return the type of a table's rows, by the largest place and the largest length in the table.
+
+    The place is an offset in a shard, or with `whole_files` the number of a file.
+    """
+    place = "file" if whole_files else "offset"
+    lengths = "<i4" if length < 1 << 31 else "<i8"
+    return np.dtype([(place, unsigned(where)), ("length", lengths), ("crc", "<u4")])
+
+
+def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
+    """Return every type that rows of a table can have."""
+    return {
+        row_type(where, length, whole_files=whole_files)
+        for where in (0, 1 << 32)
+        for length in (0, 1 << 31)
+    }
+
+
+def unsigned(largest: int, /) -> str:
+    """Return the integer type for numbers up to `largest`: four bytes if enough, or else eight."""
+    return "<u4" if largest < 1 << 32 else "<i8"
+
+
+def missing_rows(records: int, dtype: npt.DTypeLike, /) -> Array:
+    """Return the table of a field that every record lacks."""
+    table = np.zeros(records, dtype)
+    table["length"] = -1
+    return table
+
+
+class StringColumn(Sequence[str]):
+    """Hold strings as two arrays, which can be memory-mapped: a sequence like a tuple.
+
+    Args:
+        text: the bytes of all strings, uint8.
+        ends: the end of each string in `text`, uint32[n], or int64[n] for a long text.
+        spelling: changes each string that is taken out.
+
+    >>> column = StringColumn.of(["cat", "", "dog"])
+    >>> column[0], column[-1], column[1:], len(column)
+    ('cat', 'dog', ('', 'dog'), 3)
+    >>> column, column == ("cat", "", "dog")
+    (('cat', '', 'dog'), True)
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        text: npt.NDArray[np.uint8],
+        ends: npt.NDArray[Any],
+        spelling: Callable[[str], str] | None = None,
+        /,
+    ) -> None:
+        self.text = text
+        self.ends = ends
+        self._spelling = spelling
+
+    @classmethod
+    def of(cls, strings: Iterable[str], /) -> StringColumn:
+        """Pack `strings`. A string that is not UTF-8 is kept byte for byte (surrogateescape)."""
+        data = [string.encode("utf-8", "surrogateescape") for string in strings]
+        ends = np.cumsum([len(item) for item in data], dtype=np.int64)
+        text = np.frombuffer(b"".join(data), np.uint8)
+        return cls(text, ends.astype(unsigned(len(text))))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(map(self.__getitem__, range(*place.indices(len(self)))))
+        place = range(len(self))[place]
+        start = self.ends[place - 1] if place else 0
+        held = self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
+        return held if self._spelling is None else self._spelling(held)
+
+    def __iter__(self) -> Iterator[str]:
+        for begin in range(0, len(self), _STRINGS):  # one by one takes ten times as long
+            ends = self.ends[begin : begin + _STRINGS].tolist()
+            first = int(self.ends[begin - 1]) if begin else 0
+            text = self.text[first : ends[-1]].tobytes()
+            for start, end in pairwise([first, *ends]):
+                held = text[start - first : end - first].decode("utf-8", "surrogateescape")
+                yield held if self._spelling is None else self._spelling(held)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    def __repr__(self) -> str:
+        if len(self) <= _SHOWN:
+            return repr(tuple(self))
+        return f"({', '.join(map(repr, self[:_SHOWN]))}, … {counted(len(self), 'string')})"
+
+    def tolist(self) -> list[str]:
+        """Return every string; for columns small enough to be a list."""
+        return list(self)
+
+    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the two arrays under the names an index stores them by."""
+        return {f"{name}-text": self.text, f"{name}-ends": self.ends}
+
+
+_MAGIC = 10
+
+
+class Arrays:
+    """Hold every array that a manifest names, after checking the size, type and shape of its file.
+
+    `checked` names the mapped arrays that were compared with their digest. Mapping is safe, since
+    a file of an array is only ever replaced as a whole, never shortened.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder = path / manifest["folder"]
+        self.checked: set[str] = set()
+        self._error = partial(IndexFormatError, path=self.folder, advice=REBUILD)
+        self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
+        self._arrays = {name: self._open(name) for name in self._entries}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __getitem__(self, name: str) -> Array:
+        """Return an array as it is, checked or not."""
+        return np.asarray(self._arrays[name])
+
+    def check(self, name: str) -> Array:
+        """Return an array; raise IndexFormatError if its bytes have changed."""
+        return np.asarray(self.mapped(name))
+
+    def mapped(self, name: str) -> Array:
+        """Return a checked array. A mapped array stays numpy's memmap, which knows its file."""
+        array = self._arrays[name]
+        if isinstance(array, np.memmap) and name not in self.checked:
+            self._compare(name, _mapped_digest(array.base))
+            self.checked.add(name)
+        return array
+
+    def _open(self, name: str) -> Array:
+        """Read or map one array."""
+        with open_file(self.folder / f"{name}.npy") as file:
+            return self._read(name, file)
+
+    def _read(self, name: str, file: BinaryIO) -> Array:
+        """Read or map the array in an open file."""
+        entry, size = self._entries[name], os.fstat(file.fileno()).st_size
+        if size != entry["bytes"]:
+            problem = f"incomplete index: {name}.npy has the wrong size"
+            raise self._error(problem, expected=f"{entry['bytes']} bytes", found=f"{size} bytes")
+        try:
+            dtype = np.lib.format.descr_to_dtype(entry["dtype"])
+            data = file.read(size if size <= READ_WHOLE else _MAGIC)
+            start = _start(data, dtype, size - dtype.itemsize * math.prod(entry["shape"]))
+            if size > READ_WHOLE:
+                return np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
+            array = np.frombuffer(data, dtype, offset=start).reshape(entry["shape"])
+        except (MemoryError, RecursionError, TypeError, ValueError) as error:
+            problem = f"damaged index: {name}.npy cannot be read"
+            raise self._error(problem, found=error) from error
+        self._compare(name, hashlib.sha256(data).hexdigest())
+        return array
+
+    def _compare(self, name: str, found: str) -> None:
+        """Raise IndexFormatError unless an array has the digest that the manifest tells."""
+        expected = self._entries[name]["sha256"]
+        if found != expected:
+            problem = f"damaged index: the bytes of {name}.npy have changed since they were written"
+            file = self.folder / f"{name}.npy"
+            raise self._error(problem, path=file, expected=f"SHA-256 {expected}", found=found)
+
+
+class Columns(Mapping[str, Array]):
+    """Give the columns of an index by name, each checked when it is first asked for."""
+
+    def __init__(self, arrays: Arrays, names: Mapping[str, str]) -> None:
+        self._arrays = arrays
+        self._names = names
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(
+                f"no column {name!r}: the index has the columns {list(self)}; a Reader reads fields"
+            )
+        return self._arrays.check(self._names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
+    """Return where the values of a `.npy` file begin. The manifest's shape must say the same."""
+    if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
+        raise ValueError("no .npy file of format 1.0, or one of objects")
+    found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
+    if found != start:
+        raise ValueError(f"its values begin at byte {found}, and by its shape at {start}")
+    return start
+
+
+def _mapped_digest(mapped: Any) -> str:
+    """Return the SHA-256 of a mapped file, without keeping its pages in this process."""
+    digest = hashlib.sha256()
+    with memoryview(mapped) as view:
+        for start in range(0, len(view), CHUNK):
+            digest.update(view[start : start + CHUNK])
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(CHUNK, len(view) - start))
+    return digest.hexdigest()

@@ -1,0 +1,39 @@
+"""The stored order of the records by class, checked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinfeed.loaders.support.checks import Array
+
+
+def check_class_order(*, records: Array, starts: Array, sizes: Array, num_records: int) -> None:
+    """Raise ValueError unless each record is in one class, and the classes lie side by side."""
+    if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
+        raise ValueError("its arrays are not of integers in one dimension")
+    if len(records) != num_records or len(starts) != len(sizes):
+        raise ValueError(f"{len(records)} records, {len(starts)} starts and {len(sizes)} sizes")
+    order = np.argsort(starts, kind="stable")
+    stops = np.append(starts[order][1:], num_records)
+    if not len(starts) == 0 == num_records and (
+        len(starts) == 0
+        or starts[order[0]] != 0
+        or (sizes < 1).any()
+        or (sizes[order] != stops - starts[order]).any()
+    ):
+        raise ValueError("its classes overlap, or leave records out")
+    for low in range(0, num_records, SEEN):
+        seen = np.zeros(min(SEEN, num_records - low), np.bool_)
+        for start in range(0, num_records, READ):
+            held = records[start : start + READ]
+            seen[held[(held >= low) & (held < low + len(seen))] - low] = True
+        if not seen.all():
+            raise ValueError(f"record {low + int(seen.argmin())} is in no class")
+
+
+READ = 1 << 20
+"""The number of labels read at a time."""
+
+
+SEEN = 1 << 28
+"""The number of records that are looked for at a time: so many bytes."""

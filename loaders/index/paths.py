@@ -1,0 +1,177 @@
+"""Paths of shards and files: always relative to a root, never leading out of it."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+from twinfeed.loaders.errors import (
+    REBUILD,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+    UnsafeContentError,
+    printable,
+)
+from twinfeed.loaders.formats.files import Places
+from twinfeed.loaders.remote.location import Location, Root, is_url, masked
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
+
+PLACING = ".twinfeed-placing"
+"""A packer moves its new files into place through this folder, inside the folder that it writes to.
+For each index NAME the folder holds a file `NAME.placing`.
+"""
+
+
+def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
+    """Raise IndexFormatError where an unfinished pack has mixed old and new shards in `folder`.
+
+    With `index`, only the index of this name counts.
+    """
+    placing = os.path.join(folder, PLACING)
+    if os.path.exists(placing if index is None else os.path.join(placing, f"{index}.placing")):
+        raise IndexFormatError(
+            "old shards and new ones are mixed here: a pack is still putting its files in place, "
+            "or was killed before the end",
+            path=folder,
+            advice="wait until this pack has ended; if the pack was killed, pack to this folder "
+            "again (the next pack first finishes the work of the killed pack)",
+        )
+
+
+def to_write(path: str | os.PathLike[str]) -> Path:
+    """Return the full path of a file or folder to write; raise ValueError for a URL."""
+    text = os.fspath(path)
+    if is_url(text) or _URL.match(text):
+        try:
+            shown = str(Location.of(text))
+        except LoaderError:  # it may hold a secret
+            shown = masked(text)
+        raise ValueError(f"{shown} is a URL: write to a local folder, and upload the folder")
+    return Path(os.path.abspath(text))
+
+
+def inside(path: str, *, key: bool = False) -> str:
+    """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not.
+
+    The key of an object may begin as a scheme does.
+    """
+    parts = path.split("/")
+    scheme = not key and _SCHEME.match(path)
+    if "" in parts or ".." in parts or "\0" in path or scheme:
+        raise UnsafeContentError(
+            f"unsafe path {path!r}: it must be relative and stay below its root",
+            path=path,
+            advice="keep the shards below one folder; open the index with root= that folder",
+        )
+    return path
+
+
+@overload
+def join(root: str, path: str) -> str: ...
+@overload
+def join(root: Location, path: str) -> Location: ...
+def join(root: Root, path: str) -> Root:
+    """Return the full path or place of `path`, which must stay below `root`."""
+    if isinstance(root, Location):
+        return root / inside(path, key=True)
+    return posixpath.join(root, inside(path))
+
+
+def below(folder: str, path: str) -> str:
+    """Return the real path of a file; raise UnsafeContentError if the path leaves `folder`."""
+    return Places(folder).find(inside(path))
+
+
+def relative_to(root: Root, path: Root) -> str:
+    """Return `path` relative to `root`, with "/"; raise ValueError for a path outside `root`."""
+    if isinstance(root, Location) or isinstance(path, Location):
+        both = isinstance(root, Location) and isinstance(path, Location)
+        held = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
+        if held is None:
+            raise ValueError(f"shards must lie below the root {root}, not at {path}")
+        return inside(held, key=True)
+    relative = os.path.relpath(path, root).replace(os.sep, "/")
+    if relative.startswith("../"):
+        raise ValueError(
+            f"shards must lie below the root {root}, not at {path}: "
+            "give root= a folder that holds them all (--root in a terminal)"
+        )
+    return inside(relative)
+
+
+def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Compare the size of every local shard with its size in the index."""
+    for name in names:
+        inside(name, key=isinstance(root, Location))
+    if isinstance(root, Location):
+        return
+    missing, changed = [], []
+    for name, expected in zip(names, sizes, strict=True):
+        try:
+            found = os.stat(f"{root}/{name}").st_size
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        if found != expected:
+            changed.append((name, expected, found))
+    if missing:
+        shown = printable(", ".join(missing[:5]))
+        elsewhere = _other_root(root, names) if len(missing) == len(names) else None
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{len(missing)} of {len(names)} shards are missing here: {shown}; "
+            f"restore them, or give {elsewhere or 'root= the folder that holds them'} (an index "
+            "that was built with root= needs root= when it is opened: --root in a terminal)",
+            root,
+        )
+    if changed:
+        name, expected, found = changed[0]
+        raise StaleIndexError(
+            f"{len(changed)} of {len(names)} shards have changed since they were indexed",
+            path=join(root, name),
+            expected=f"{expected} bytes",
+            found=f"{found} bytes",
+            advice=f"restore the shards, or {REBUILD}",
+        )
+
+
+def check_files(root: str, names: Sequence[str]) -> None:
+    """Raise FileNotFoundError if none of these files lies below the root."""
+    if names and not any(os.path.lexists(join(root, name)) for name in names):
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"the files of this index, such as {printable(names[0])}, are not here: restore them, "
+            f"or give {_other_root(root, names) or 'root= the folder that holds them'} (an index "
+            "that was built with root= needs root= when it is opened: --root in a terminal)",
+            root,
+        )
+
+
+def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexError:
+    """Return the error of a file whose size (or tag) differs from the index."""
+    return StaleIndexError(
+        "the file has changed since it was indexed",
+        path=path,
+        expected=f"{expected} bytes" if isinstance(expected, int) else expected,
+        found=f"{found} bytes" if isinstance(found, int) else found,
+        advice=f"restore the file, or {REBUILD}",
+    )
+
+
+def _other_root(root: str, names: Sequence[str]) -> str | None:
+    """Return `root=` of the folder directly above or below `root` that has all shards, or None."""
+    root = os.path.abspath(root)
+    near = [os.path.dirname(root), *sorted(glob.glob(f"{glob.escape(root)}/*"))]
+    for folder in near:
+        if all(os.path.isfile(f"{folder}/{name}") for name in names):
+            return f"root={folder!r}"
+    return None

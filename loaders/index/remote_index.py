@@ -1,0 +1,207 @@
+"""An index at a URL: brought here once, and written there so that nobody sees half of it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shlex
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from twinfeed.loaders.errors import LoaderError, StaleIndexError
+from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.index.manifest import no_index, read_manifest
+from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.remote.disk import make_folder_of_cache, unusable
+from twinfeed.loaders.remote.download import bring
+from twinfeed.loaders.remote.location import OBJECTS, Location, is_url
+from twinfeed.loaders.remote.network import NETWORK
+from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.remote.wire import wire
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
+
+_ATTEMPTS = 3
+_UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
+
+
+def bring_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
+    """Return a local folder with the index at `url`, and the temporary folder to remove, or None.
+
+    In a cache the copy stays. Its folder is named after the URL and the manifest.
+    """
+    if cache is not None:
+        try:
+            return _brought(url, _indexes(cache, url)), None
+        except OSError as error:
+            if error.errno in (*_UNWRITABLE, *_IN_THE_WAY):
+                raise unusable(cache.path, error.strerror) from error
+            raise
+    base = make_temporary()
+    try:
+        return _brought(url, base), base
+    except BaseException:
+        remove_temporary(base)
+        raise
+
+
+def _brought(url: Location, base: Path) -> Path:
+    """Bring the index at `url` to a folder below `base` if it is not there; return the folder."""
+    for _ in range(_ATTEMPTS):
+        if (folder := _bring_once(url, base)) is not None:
+            return folder
+    raise StaleIndexError(
+        f"the index was replaced {_ATTEMPTS} times while it was copied",
+        path=url,
+        advice="wait until nobody writes there, and try again",
+    )
+
+
+def _bring_once(url: Location, base: Path) -> Path | None:
+    """Bring an index, or return None if it was replaced meanwhile."""
+    fresh = base / f".{secrets.token_hex(8)}"
+    fresh.mkdir()
+    try:
+        manifest = _manifest(url, fresh)
+        digest = hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]
+        final = base / digest / "index"
+        if _is_whole(final, manifest):
+            return final
+        try:
+            _bring_arrays(url, manifest, fresh)
+        except FileNotFoundError:  # was it replaced by a new build meanwhile?
+            if _manifest(url, fresh) == manifest:
+                raise
+            return None
+        final.parent.mkdir(exist_ok=True)
+        try:
+            os.rename(fresh, final)
+        except OSError:  # another process was first, or a copy was damaged
+            if not _is_whole(final, manifest):
+                if final.is_dir() and not final.is_symlink():
+                    shutil.rmtree(final)
+                else:
+                    final.unlink()
+                os.rename(fresh, final)
+        return final
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def send_index(path: Path, url: Location, /) -> None:
+    """Write the index in a local folder to `url`: its arrays, then the manifest that names them."""
+    store, manifest = store_of(url), read_manifest(path)
+    folder = manifest["folder"]
+    arrays = [f"{folder}/{name}.npy" for name in manifest["arrays"]]
+    sent = [
+        wire().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
+        for name in arrays
+    ]
+    wait(sent)
+    for one in sent:
+        one.result()
+    old = _arrays_at(url, path)
+    store.write(MANIFEST, path / MANIFEST)  # now the new state is the index
+    for name in old - set(arrays):
+        with suppress(FileNotFoundError):
+            store.delete(name)
+
+
+def _arrays_at(url: Location, path: Path) -> set[str]:
+    """Return the files of the arrays of the index at a URL; none for no index, or a damaged one."""
+    before = path / "before"
+    before.mkdir()
+    with suppress(LoaderError, FileNotFoundError):
+        manifest = _manifest(url, before)
+        return {f"{manifest['folder']}/{name}.npy" for name in manifest["arrays"]}
+    return set()
+
+
+def _manifest(url: Location, folder: Path) -> dict[str, Any]:
+    """Bring the manifest of an index, and return what it holds."""
+    try:
+        bring(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, _no_index(url), str(url)) from None
+    manifest = read_manifest(folder, url)
+    size = sum(entry["bytes"] for entry in manifest["arrays"].values())
+    if size > LIMITS.download_bytes:
+        raise LoaderError(
+            "an index of too many bytes",
+            path=url,
+            expected=f"at most {LIMITS.download_bytes} bytes",
+            found=f"{size} bytes",
+            advice="copy the index here if it is meant to be this large, and open the copy",
+        )
+    return manifest
+
+
+def _no_index(url: Location) -> str:
+    """Say what is there in place of an index, and what to do."""
+    if url.key and url.protocol in OBJECTS:  # others have folders, which answer too
+        with suppress(FileNotFoundError, LoaderError):
+            store_of(url.parent).facts([url.name], fresh=True)
+            command = shlex.join(["twinfeed", "index", str(url), "--out", f"{url}.index"])
+            return f"a file, not an index; index it: {command}"
+    held = _names_at(url)
+    beside = _names_at(url.parent) if url.key and not held else []
+    return no_index(held, beside, url if url.name.endswith(".index") else url / "train.index")
+
+
+def _names_at(url: Location) -> list[str]:
+    """Return the names of the indexes in a place, none where the store lists nothing."""
+    with suppress(FileNotFoundError, LoaderError):
+        return [name for name in store_of(url).folders() if name.endswith(".index")]
+    return []
+
+
+def _bring_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Bring all arrays side by side."""
+    (folder / manifest["folder"]).mkdir()
+    store = store_of(url)
+
+    def one(name: str) -> None:
+        file = f"{manifest['folder']}/{name}.npy"
+        bring(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
+
+    with ThreadPoolExecutor(NETWORK.requests) as pool:
+        list(pool.map(one, manifest["arrays"]))
+
+
+def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Tell whether a copy has all arrays of a manifest, each of the right size."""
+    try:
+        return (path / MANIFEST).exists() and all(
+            (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]
+            for name, entry in manifest["arrays"].items()
+        )
+    except FileNotFoundError:
+        return False
+
+
+def _indexes(cache: DiskCache, url: Location) -> Path:
+    """Return the folder of a cache for the index at a URL."""
+    make_folder_of_cache(cache.path)
+    folder = cache.path / "indexes" / hashlib.sha256(str(url).encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def index_at_url(path: str | os.PathLike[str], /) -> bool:
+    """Tell whether a path is a URL that leads to an index."""
+    text = os.fspath(path)
+    if not is_url(text):
+        return False
+    try:
+        store_of(Location.of(text)).facts([MANIFEST], fresh=True)
+    except FileNotFoundError:
+        return False
+    return True

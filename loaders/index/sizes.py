@@ -1,0 +1,34 @@
+"""How large the records of an index are, and whether they fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.support import system
+
+# Records that are looked at for the mean length of a record.
+_SAMPLE = 1 << 10
+
+
+def large(index: Index, /) -> bool:
+    """Whether the shards take more than half of the memory that this process may use."""
+    stored = int(index.shards["bytes"].sum())
+    if index.container == "files":
+        stored = int(len(index) * record_bytes(index))
+    return 2 * stored > system.memory()
+
+
+def field_bytes(index: Index, /) -> int:
+    """Return the bytes of all fields of all records."""
+    lengths = (index._table(field)["length"] for field in index.fields)
+    return sum(int(np.maximum(length, 0).sum()) for length in lengths)
+
+
+def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
+    """Return the mean bytes of a record's fields (default: all), over evenly spread records."""
+    ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
+    lengths = index._rows(list(index.fields if fields is None else fields), ids)["length"]
+    return float(lengths.clip(0).sum() / max(1, len(ids)))

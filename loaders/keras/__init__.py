@@ -1,0 +1,16 @@
+"""Resume Keras's `fit` at any step, on any backend. The only package here that imports keras.
+
+- callback.py: `ResumeCallback`, which counts, saves and resumes.
+- _given.py: what `fit` is given, refused where Keras's error would not help.
+- _order.py: the callbacks of a resumed `fit`, and when they are told what they knew.
+- _known.py: what each callback knows.
+- _model.py: what a save holds of a model beside its weights.
+- _saves.py: saves on the disk.
+"""
+
+from twinfeed.loaders.support.extras import needing
+
+with needing("twinfeed.loaders.keras", "tensorflow"):
+    from twinfeed.loaders.keras.callback import ResumeCallback
+
+__all__ = ["ResumeCallback"]

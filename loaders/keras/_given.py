@@ -1,0 +1,151 @@
+"""What a `ResumeCallback` and its `fit` are given, refused where Keras's error would not help."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.formats.sniff import image_extension
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.keras import _known
+from twinfeed.loaders.loop.loader import Loader
+
+_MADE = "inputs and targets are made of the loader's batches by arrange"
+_OPTIONS = {
+    "x": _MADE,
+    "y": _MADE,
+    "sample_weight": f"{_MADE}, which may return (inputs, targets, weights)",
+    "batch_size": "the feed's sampler has it, as in BatchSampler(order, batch_size=32)",
+    "steps_per_epoch": (
+        "the feed's sampler has the length of an epoch, as in BatchSampler(order, batch_size=32, "
+        "batches_per_epoch=100)"
+    ),
+    "initial_epoch": "the last save says where the training begins: leave it out",
+    "shuffle": (
+        "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=32)"
+    ),
+    "validation_split": (
+        "pack with split=, or divide the records by split(…), and give validation_data= the "
+        "dataset of a second loader"
+    ),
+}
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what is no loader: raise TypeError."""
+    if not isinstance(loader, Loader):
+        raise TypeError(
+            f"ResumeCallback takes the loader, as in TensorFlowLoader(feed), got a "
+            f"{type(loader).__name__}"
+        )
+
+
+def check_backend(loader: Loader[Any]) -> None:
+    """Refuse a TorchLoader to Keras on TensorFlow, which would wrap the refusal of its batches."""
+    if keras.config.backend() == "tensorflow" and hasattr(loader, "dataloader"):
+        raise TypeError(
+            f"Keras on TensorFlow does not say whether it trains on the batches of a "
+            f"{type(loader).__name__}, so the position after them is not known: take a "
+            f"TensorFlowLoader, or set KERAS_BACKEND=torch before keras is imported"
+        )
+
+
+def check_arrange(arrange: Any) -> None:
+    """Refuse what is neither a function of a batch nor a dataset: raise TypeError."""
+    dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
+    if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or dataset):
+        raise TypeError(
+            f"arrange must be a function that makes (inputs, targets) of a batch of the loader, as "
+            f"lambda batch: (batch['image'], batch['label']), or a dataset that was made of the "
+            f"loader's, got a {type(arrange).__name__}"
+        )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of `model.fit` that the loader, its sampler or the saves have.
+
+    Raises:
+        ValueError: such an option.
+        TypeError: a loader or a feed as `validation_data`.
+    """
+    for name, where in _OPTIONS.items():
+        if options.get(name) is not None and options[name] is not False:
+            raise ValueError(f"fit of ResumeCallback takes no {name}=: {where}")
+    validation = options.get("validation_data")
+    if isinstance(validation, (Loader, Feed)):
+        made = "TensorFlowLoader(feed)" if isinstance(validation, Feed) else "loader"
+        raise TypeError(
+            f"validation_data must be a dataset of inputs and targets, got a "
+            f"{type(validation).__name__}: give {made}.dataset.map(pairs), or of a TorchLoader "
+            f"loader.dataloader(pairs)"
+        )
+
+
+def check_classes(loader: Loader[Any], validation: Any) -> None:
+    """Warn where a number stands for another class in the validation than in the training."""
+    feeds = getattr(loader, "feed", None), loader._feed_of(validation)
+    ours, theirs = (getattr(feed, "index", None) for feed in feeds)
+    if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
+        return
+    for number, given in enumerate(theirs.classes):
+        own = ours.classes[number] if number < len(ours.classes) else None
+        if own != given:
+            warnings.warn(
+                f"class {number} is {own!r} in the training and {given!r} in validation_data: "
+                f"number both alike, by twinfeed index VALIDATION --classes {ours.where} "
+                f"--out {theirs.where}",
+                stacklevel=3,
+            )
+            return
+
+
+def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
+    """Refuse what no model can be given, as far as a dataset says what it holds.
+
+    Raises:
+        TypeError: whole batches as `validation_data`, and images that are not decoded.
+    """
+    given, theirs = (getattr(one, "element_spec", None) for one in (data, validation))
+    if isinstance(theirs, dict) and "id" in theirs and not isinstance(given, dict | None):
+        raise TypeError(
+            "validation_data must be a dataset of inputs and targets, as the training is, got one "
+            "of whole batches: give loader.dataset.map(pairs)"
+        )
+    feed = getattr(loader, "feed", None)
+    texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
+    if feed is None or feed.decode or feed.transform or not texts:
+        return
+    for name, values in feed.batch(epoch=0, step=0).items():
+        first = values[0] if isinstance(values, list) else None
+        if isinstance(first, bytes) and image_extension(first[:64]):
+            raise TypeError(
+                f"field {name!r} holds the bytes of images: give the feed "
+                f"decode=DecodeImage({name!r}, size=(height, width))"
+            )
+
+
+def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any]:
+    """Return the callbacks beside `own`; warn of those that cannot be told what they knew."""
+    given = [] if callbacks is None else keras.tree.flatten(callbacks)
+    given = [one for one in given if one is not own]
+    refuse_another(given)
+    if unknown := _known.unknown(given):
+        warnings.warn(
+            f"a resumed run cannot tell these callbacks what they knew: {', '.join(unknown)}: "
+            f"give classes of your own get_state and set_state, and CSVLogger append=True",
+            stacklevel=3,
+        )
+    return given
+
+
+def refuse_another(callbacks: Sequence[Any]) -> None:
+    """Refuse a callback that restores the model too."""
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        raise ValueError(
+            "BackupAndRestore and ResumeCallback both restore the model, and BackupAndRestore does "
+            "not move the loader: leave BackupAndRestore out"
+        )

@@ -1,0 +1,176 @@
+"""What the callbacks of a `fit` know, so that a resumed `fit` can tell them again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from twinfeed.loaders.keras._saves import plain
+from twinfeed.loaders.support.checks import Array
+
+# Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
+_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "CSVLogger": (),
+    "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    "History": ("epoch", "history"),
+    "LambdaCallback": (),
+    "LearningRateScheduler": (),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "OrbaxCheckpoint": (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+        "_total_batches_seen",
+    ),
+    "ProgbarLogger": (),
+    "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
+    "RemoteMonitor": (),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_test_batch", "_global_train_batch"),
+    "TerminateOnNaN": (),
+}
+
+
+def states(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return what callbacks know, by their names.
+
+    Raises:
+        TypeError: what cannot be saved; the error names the callback.
+    """
+    found = {}
+    for name, callback in _named(callbacks).items():
+        known = _state(callback)
+        arrays: list[Array] = []
+        try:
+            plain(known, arrays)
+        except TypeError as error:
+            raise TypeError(
+                f"get_state of {name} must give numbers, texts, NumPy arrays, and lists and dicts "
+                f"of them: {error}"
+            ) from error
+        found[name] = known
+    return found
+
+
+def tell(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
+    """Tell callbacks what they knew. A callback that was not there begins anew."""
+    for name, callback in _named(callbacks).items():
+        known = saved.get(name, {})
+        for attribute, value in known.get("attributes", {}).items():
+            setattr(callback, attribute, value)
+        if "own" in known and _keeps(callback):
+            callback.set_state(known["own"])
+        if "bytes" in known:
+            _cut(callback, known["bytes"])
+
+
+def go_on(callbacks: Iterable[Any]) -> None:
+    """Let no callback say at the end of a training that goes on that it has stopped it."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            callback.stopped_epoch = 0
+
+
+def unknown(callbacks: Iterable[Any]) -> list[str]:
+    """Return the names of the callbacks that cannot be told what they knew."""
+    found = _named(callbacks).items()
+    return [name for name, one in found if not _keeps(one) and (_empties(one) or not _plain(one))]
+
+
+def beside() -> list[Any]:
+    """Return the callbacks of the calling `fit`.
+
+    Keras tells no callback of the others. Their list is in the frame that calls.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, keras.callbacks.CallbackList):
+            return list(found.callbacks)
+        frame = frame.f_back  # type: ignore[assignment]
+    return []
+
+
+def knowing(callbacks: Iterable[Any]) -> list[str]:
+    """Return the names of the callbacks that know something."""
+    return [name for name, one in _named(callbacks).items() if _knows(one)]
+
+
+def stopped(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
+    """Return whether EarlyStopping has ended the run, and would end it today."""
+    for name, callback in _named(callbacks).items():
+        known = saved.get(name, {}).get("attributes", {})
+        if known.get("stopped_epoch") and known["wait"] >= callback.patience:
+            return True
+    return False
+
+
+def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return callbacks by class, by what they monitor, and by number where these are the same."""
+    found: dict[str, Any] = {}
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        name = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
+        same = sum(other.partition(" ")[0] == name for other in found)
+        found[f"{name} {same + 1}" if same else name] = callback
+    return found
+
+
+def _state(callback: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    names = _attributes(callback) or ()
+    if names:
+        state["attributes"] = {name: getattr(callback, name, None) for name in names}
+    if _keeps(callback):
+        state["own"] = callback.get_state()
+    if isinstance(callback, keras.callbacks.CSVLogger) and not _empties(callback):
+        state["bytes"] = _size(callback)
+    return state
+
+
+def _attributes(callback: Any) -> tuple[str, ...] | None:
+    """Return the attributes of one of Keras's callbacks, or of a class derived from it."""
+    for one in type(callback).__mro__:
+        if _of_keras(one) and one.__name__ in _ATTRIBUTES:
+            return _ATTRIBUTES[one.__name__]
+    return None
+
+
+def _plain(callback: Any) -> bool:
+    """Return whether a callback is one of Keras's, with nothing added to it."""
+    return _of_keras(type(callback)) and _attributes(callback) is not None
+
+
+def _of_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "keras"
+
+
+def _knows(callback: Any) -> bool:
+    if isinstance(callback, keras.callbacks.History):  # the history is nothing that trains
+        return False
+    scheduler = isinstance(callback, keras.callbacks.LearningRateScheduler)
+    return scheduler or bool(_attributes(callback)) or _keeps(callback)
+
+
+def _keeps(callback: Any) -> bool:
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
+
+
+def _empties(callback: Any) -> bool:
+    """Return whether a callback empties its file when `fit` begins."""
+    return isinstance(callback, keras.callbacks.CSVLogger) and not callback.append
+
+
+def _size(logger: Any) -> int:
+    return os.path.getsize(logger.filename) if os.path.exists(logger.filename) else 0
+
+
+def _cut(logger: Any, size: int) -> None:
+    """Remove the rows of epochs that are trained again."""
+    if _size(logger) > size:
+        os.truncate(logger.filename, size)
+        logger.append_header = size == 0

@@ -1,0 +1,100 @@
+"""What a save holds of a model beside its weights, and what a model must be to take a save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from itertools import zip_longest
+from typing import Any
+
+import keras
+import numpy as np
+
+from twinfeed.loaders.support.checks import Array
+
+
+def optimizer_of(model: keras.Model) -> Any:
+    """Return the built optimizer of a model, with the variables that its kind tells.
+
+    Raises:
+        ValueError: a model that is not compiled.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError(
+            "the model must be compiled before restore, as its optimizer is restored too"
+        )
+    if not optimizer.built:
+        strategy = getattr(model, "_distribute_strategy", None)
+        with nullcontext() if strategy is None else strategy.scope():
+            optimizer.build(model.trainable_variables)  # else Keras would skip what was saved
+    return optimizer
+
+
+def kind(optimizer: Any) -> str:
+    """Describe an optimizer: Keras skips the saved variables of another one with a warning."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
+    told = ", ".join(map(kind, parts)) or f"{len(optimizer.variables)} variables"
+    return f"{type(optimizer).__name__}({told})"
+
+
+def shapes(model: keras.Model) -> list[list[Any]]:
+    """Return the path and the shape of each weight, as JSON holds them."""
+    return [[weight.path, list(weight.shape)] for weight in model.weights]
+
+
+def difference(model: keras.Model, saved: Sequence[Any]) -> str:
+    """Say how the weights of a model differ from saved `shapes`; "" where they have the same ones.
+
+    Paths are not compared: in a second model of one process, Keras gives layers other names.
+    """
+    ours = shapes(model)
+    for own, other in zip_longest(ours, saved, fillvalue=("nothing", None)):
+        if own[1] != other[1]:
+            return (
+                f"it has {len(saved)} weights, this model {len(ours)}, of which {_named(*own)} is "
+                f"in the place of {_named(*other)}"
+            )
+    return ""
+
+
+def _named(path: str, shape: Sequence[int] | None) -> str:
+    return path if shape is None else f"{path} {tuple(shape)}"
+
+
+def rates(optimizer: Any) -> list[keras.Variable]:
+    """Return the learning rates that callbacks may change. A schedule is a function of the step."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    found = [one.learning_rate for one in getattr(optimizer, "optimizers", (optimizer,))]
+    return [rate for rate in found if isinstance(rate, keras.Variable)]
+
+
+def random_states(model: keras.Model) -> list[keras.Variable]:
+    """Return the states of the random layers, such as Dropout, which are no weights."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
+
+
+def values(variables: Iterable[Any]) -> list[Array]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
+    """Give variables their saved values; return whether there are as many."""
+    if len(variables) != len(saved):
+        return False
+    for variable, value in zip(variables, saved, strict=True):
+        variable.assign(value)
+    return True
+
+
+def finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
+    """Return whether the loss and the trained weights are numbers.
+
+    The weights may be spoiled by the very step whose loss was still a number.
+    """
+    if not math.isfinite((logs or {}).get("loss", 0.0)):
+        return False
+    return all(bool(keras.ops.all(keras.ops.isfinite(one))) for one in model.trainable_variables)

@@ -1,0 +1,168 @@
+"""The saves of a run: folders that are there whole or not at all, of which the last two stay."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twinfeed.loaders.support.atomic import beside, sync
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import open_file, read_file
+
+VERSION = 2
+
+_KEPT = 2
+_NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
+_ARRAY = "twinfeed.array"
+
+
+class Save(NamedTuple):
+    """One save. `final`: the model is as `fit` left it, after the callbacks' `on_train_end`."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def final(self) -> bool:
+        return bool(self.state["final"])
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "model.weights.h5"
+
+
+class Saves:
+    """Write saves into a folder, and read them.
+
+    A save is a folder of its own: weights, arrays, and a state that JSON can hold. The folder is
+    written under a hidden name, and renamed when all its bytes are on the disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def last(self) -> Save | None:
+        """Read the last save; None where there is none."""
+        folders = self._folders()
+        return _read(folders[-1]) if folders else None
+
+    def before(self, save: Save) -> Save | None:
+        """Read the save before this one, if both are of one position."""
+        folders = [one for one in self._folders() if _number(one) < _number(save.folder)]
+        found = _read(folders[-1]) if folders else None
+        return found if found and found.state["loader"] == save.state["loader"] else None
+
+    def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
+        """Write a save, and remove all but the last two."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = max(map(_number, self._folders()), default=0) + 1
+        epoch, step = state["loader"]["epoch"], state["loader"]["step"]
+        name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
+        save = Save(self.folder / name, state)
+        work = beside(save.folder)
+        try:
+            work.mkdir()
+            save_weights(work / save.weights.name)
+            _write(work, state)
+            for file in work.iterdir():
+                sync(file)
+            sync(work)
+            work.rename(save.folder)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        sync(self.folder)
+        self._clear()
+        return save._replace(state={"final": state["final"]})  # the arrays would stay in memory
+
+    def _folders(self) -> list[Path]:
+        """Return the folders of the saves, the last one at the end."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((one for one in found if _NAME.fullmatch(one.name)), key=_number)
+
+    def _clear(self) -> None:
+        """Remove old saves, and what killed processes left."""
+        for old in self._folders()[:-_KEPT]:
+            old.rename(beside(old))  # a save that is half removed must not look like a save
+        for left in self.folder.glob(".*-epoch*-step*-*"):
+            shutil.rmtree(left)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.partition("-")[0])
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    """Write a state: arrays to a file of arrays, all else to JSON."""
+    arrays: list[Array] = []
+    (folder / "state.json").write_text(json.dumps(plain(state, arrays)))
+    with (folder / "arrays.npz").open("xb") as file:
+        np.savez(file, allow_pickle=False, **{str(n): array for n, array in enumerate(arrays)})
+
+
+def _read(folder: Path) -> Save:
+    with readable(folder):
+        state = json.loads(read_file(folder / "state.json", LIMITS.manifest_bytes))
+        if state["version"] != VERSION:
+            raise ValueError(
+                f"{folder}: this save is of version {state['version']}, and this twinfeed reads "
+                f"version {VERSION}: begin anew with fresh=True"
+            )
+        with (
+            open_file(folder / "arrays.npz") as file,
+            np.load(file, allow_pickle=False) as arrays,
+        ):
+            return Save(folder, _whole(state, arrays))
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Name the save that cannot be read, and what to do."""
+    try:
+        yield
+    except (OSError, EOFError, KeyError, json.JSONDecodeError, zipfile.BadZipFile) as error:
+        raise OSError(
+            f"{folder}: this save cannot be read: {error}: delete the folder, and the save before "
+            f"it is restored, if there is one"
+        ) from error
+
+
+def plain(value: Any, arrays: list[Array]) -> Any:
+    """Return what JSON can hold of a value, with arrays moved to `arrays`; raise TypeError."""
+    if isinstance(value, np.generic):
+        return plain(value.item(), arrays)
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects cannot be saved")
+        # NumPy's files do not know the small floats of other libraries; float32 holds them all.
+        arrays.append(value.astype(np.float32) if value.dtype.kind == "V" else value)
+        return {_ARRAY: len(arrays) - 1}
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"the keys of a dict must be str, got {list(value)}")
+        return {key: plain(one, arrays) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one, arrays) for one in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be saved")
+
+
+def _whole(value: Any, arrays: Mapping[str, Array]) -> Any:
+    """Return a value with its arrays."""
+    if isinstance(value, list):
+        return [_whole(one, arrays) for one in value]
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return arrays[str(value[_ARRAY])]
+        return {key: _whole(one, arrays) for key, one in value.items()}
+    return value

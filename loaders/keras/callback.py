@@ -1,0 +1,413 @@
+"""The callback that saves a run of `fit` and resumes it at any step."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from twinfeed.loaders.keras import _given, _known, _model
+from twinfeed.loaders.keras._order import OrderedCallbacks
+from twinfeed.loaders.keras._saves import VERSION, Save, Saves, readable
+from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.loop.uncounted import Order
+from twinfeed.loaders.support import checks
+from twinfeed.samplers import StateMismatchError
+from twinfeed.samplers.misnamed import counterparts
+
+_REST_TRAINED = "the rest of the epoch was trained on"
+
+
+class ResumeCallback(keras.callbacks.Callback):
+    """Save a run of `fit`, and resume the run at the batch after the last save.
+
+    `fit` trains from wherever the last save is, and says where that is, unless `verbose` is 0. Run
+    the same script again after an interrupt::
+
+        resume = ResumeCallback(loader, folder, every=100)
+        resume.fit(model, lambda batch: (batch["image"], batch["label"]), epochs=10)
+
+    A save is made at the end of each epoch, after every `every` batches where given, and when
+    `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
+    metrics of the epoch so far, what the other callbacks know, and the position of `loader`.
+    Batches are counted when they are trained on, however far the dataset has run ahead. A save is
+    whole or not there. The last two saves stay.
+
+    Nothing is saved while the loss or a trained weight is not a finite number.
+
+    A `model.fit` of your own takes the callback too, after `restore(model)`. Keras then tells
+    nothing of the other callbacks, so they begin anew::
+
+        resume.restore(model)
+        dataset = loader.dataset.map(inputs_and_targets)
+        model.fit(dataset, initial_epoch=loader.epoch, epochs=epochs, callbacks=[resume])
+
+    Under a `tf.distribute` strategy, the steps of `fit` are counted as they are.
+
+    `steps_per_execution` needs Keras 3.11.
+
+    Args:
+        loader: what gives the batches.
+        folder: the folder of the saves.
+        every: a save is also made after so many batches.
+        order: `"mine"` says that each element is the next batch of the loader, although its
+            position is not known.
+        fresh: begins a new run beside the saves. Otherwise a folder that has a save is refused
+            unless the save is restored.
+
+    Raises:
+        TypeError: what is no loader, such as a feed.
+        ValueError: an `initial_epoch` that is not the loader's.
+        ValueError: an epoch of `fit` that is not one of the loader: `steps_per_epoch`, and datasets
+            that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.
+        ValueError: batches whose position is not known: `map`, `prefetch`, `take` and copies to a
+            device keep it. Other operators, as `cache` and `shuffle`, and pipelines that the loader
+            does not know, as `sample_from_datasets`, are refused before their first batch.
+        ValueError: Keras's `BackupAndRestore` beside this callback.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, NumpyLoader, pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}], mkdtemp())["data"]
+    >>> loader = NumpyLoader(Feed(index, ExactOnceBatchSampler(1, batch_size=1)))
+    >>> ResumeCallback(loader, mkdtemp(), every=100).restore(keras.Sequential())
+    False
+    """
+
+    @counterparts(save_freq="every= is the number of batches from save to save")
+    def __init__(
+        self,
+        loader: Loader[Any],
+        folder: str | os.PathLike[str],
+        /,
+        *,
+        every: int | None = None,
+        order: Order | None = None,
+        fresh: bool = False,
+    ) -> None:
+        super().__init__()
+        _given.check_loader(loader)
+        self.loader = loader
+        self.folder = Path(folder)
+        self.order = order
+        self._strict = False
+        self.every = None if every is None else checks.count("every", every)
+        self.fresh = checks.flag("fresh", fresh)
+        self._saves = Saves(self.folder)
+        self._last: Save | None = None  # the last save that was made or restored
+        self._restored: Save | None = None  # until the training goes on from it
+        self._trained = False  # whether a batch was trained since the last save
+        self._withheld = False
+        self._callbacks: OrderedCallbacks | None = None  # within `fit` of this object
+        self._epoch = self._start = self._step = 0
+        self._stand()
+
+    def fit(
+        self,
+        model: keras.Model,
+        arrange: Callable[[Any], Any] | Any,
+        /,
+        *,
+        epochs: int = 1,
+        callbacks: Any = (),
+        verbose: str | int = "auto",
+        **options: Any,
+    ) -> Any:
+        """Train `model` (compiled) to the end of epoch `epochs`, from the last save on.
+
+        The same call begins a run, resumes it, and returns at once if the run has ended. Then the
+        model is the one that the ended run left.
+
+        A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
+        another callback stopped, as before a time limit, is resumed.
+
+        Warns where `validation_data` is of a loader whose class names have other numbers.
+
+        Args:
+            model: compiled.
+            arrange: makes of a batch what a model is given: `inputs`, `(inputs, targets)` or
+                `(inputs, targets, weights)`. Instead of a function, a dataset that was made of the
+                loader's dataset is taken as it is.
+            epochs: the epoch that training ends at.
+            callbacks: one, or several. They are told what they knew, as the best value of
+                `ModelCheckpoint` and `EarlyStopping`. A callback of your own is asked by
+                `get_state()`, for a dict of numbers, texts, NumPy arrays, and lists and dicts of
+                them, and told by `set_state(state)`. A warning names the callbacks that cannot be
+                asked.
+            verbose: as of `model.fit`.
+            **options: those of `model.fit` that neither the loader nor its sampler has.
+
+        Returns:
+            Keras's `History`, with the epochs before the resume.
+
+        Raises:
+            StateMismatchError: a save of other data or another sampler.
+            ValueError: another model or optimizer than the saved one, and an option that the loader
+                or its sampler has.
+            TypeError: an `arrange` that is neither a function nor a dataset, a loader or its whole
+                batches as `validation_data`, images that nothing decodes, and a TorchLoader where
+                Keras runs on TensorFlow.
+        """
+        _given.check_backend(self.loader)
+        _given.check_options(options)
+        _given.check_arrange(arrange)
+        _given.check_classes(self.loader, options.get("validation_data"))
+        callbacks = _given.checked_callbacks(callbacks, self)
+        data = self.loader._for_keras(arrange, model) if callable(arrange) else arrange
+        _given.check_elements(self.loader, data, options.get("validation_data"))
+        self._restore_into(model, arrange)
+        saved = self._last.state if self._last is not None else {}
+        known = saved.get("callbacks", {})
+        ended = self.loader.epoch >= epochs or _known.stopped(callbacks, known)
+        if verbose and self._restored is not None:
+            self._say_where(epochs if ended else None)
+        if ended and saved.get("final"):
+            self.loader._uncounted.stop_counting()
+            return self._history(model, known)
+        order = OrderedCallbacks(
+            self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
+        )
+        self._callbacks = order
+        try:
+            with self.loader._original_errors():
+                return model.fit(
+                    data,
+                    epochs=epochs,
+                    initial_epoch=epochs if ended else self.loader.epoch,
+                    callbacks=order,
+                    verbose=verbose,
+                    **{"shuffle": False, **options},
+                )
+        finally:
+            self._callbacks = None
+            self.loader._uncounted.stop_counting()
+
+    def restore(self, model: keras.Model, /) -> bool:
+        """Load the last save into `model` (compiled, built) and the loader; False without one.
+
+        Raises:
+            StateMismatchError: a save of other data or another sampler.
+            ValueError: a model that is not compiled, that is another than the saved one or has
+                another optimizer, and a save of another version.
+        """
+        save = self._saves.last()
+        if save is None:
+            return False
+        optimizer, state = _model.optimizer_of(model), save.state
+        try:
+            self.loader._check_state(state["loader"])
+        except StateMismatchError as error:
+            raise StateMismatchError(
+                f"{error}\nthe save is {save.folder}: go on with its data and its sampler, or "
+                f"begin anew with fresh=True of ResumeCallback, or in another folder"
+            ) from None
+        if other := _model.difference(model, state["weights"]):
+            raise ValueError(
+                f"{save.folder} is of another model: {other}: make the model as it was saved, or "
+                f"begin anew with fresh=True"
+            )
+        if (ours := _model.kind(optimizer)) != state["optimizer"]:
+            raise ValueError(
+                f"the save is of the optimizer {state['optimizer']}, the model has {ours}: compile "
+                f"the model as it was saved, with the same layers trainable, or begin anew with "
+                f"fresh=True"
+            )
+        if not _load(model, save):
+            warnings.warn(
+                f"{save.folder} is of a model with {len(state['random'])} states of random "
+                f"layers, this model has another number: its random layers begin anew",
+                stacklevel=2,
+            )
+        self.loader.load_state_dict(state["loader"])
+        self._last = self._restored = save
+        self._trained = False
+        self._stand()
+        return True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse to replace a save that was not restored, and batches of an unknown order.
+
+        A strategy that distributes the batches makes their order unknown.
+        """
+        found = None if self._last is not None or self.fresh else self._saves.last()
+        if found is not None:
+            raise ValueError(
+                f"{found.folder} is a save that was not restored, and that this run would replace: "
+                f"call restore(model) before fit, or begin anew with fresh=True"
+            )
+        others = _known.beside() if self._callbacks is None else []
+        _given.refuse_another(others)
+        if lost := _known.knowing(others):
+            warnings.warn(
+                f"a resumed model.fit cannot tell these callbacks what they knew: "
+                f"{', '.join(lost)}: train by fit of ResumeCallback",
+                stacklevel=2,
+            )
+        self._strict = self.order is None and not _distributed(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the epoch where the loader stands."""
+        if epoch != self.loader.epoch:
+            raise ValueError(
+                f"the epoch of fit must be the loader's, got {epoch} and {self.loader.epoch}: call "
+                f"fit with initial_epoch=loader.epoch"
+            )
+        steps, expected = self.params.get("steps"), len(self.loader)
+        if steps not in (None, expected):
+            raise ValueError(
+                f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
+                f"leave steps_per_epoch out, and give fit the dataset with every batch of an epoch"
+            )
+        self._going_on()
+        self._stand()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch; save where `every` says."""
+        if not self.loader._uncounted.began_at(self._epoch, self._start):
+            raise ValueError(
+                f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
+                f"dataset.cache() out, which gives the batches of the epoch that filled it again "
+                f"and again, and give fit the dataset of this loader"
+            )
+        # In `fit` of this object, batches have their number in the whole epoch. With
+        # steps_per_execution Keras counts to the end of the last execution.
+        counted = batch + 1 if self._callbacks is not None else self._start + batch + 1
+        before, self._step = self._step, min(counted, len(self.loader))
+        self._trained = True
+        self.loader._uncounted.trained(self._epoch, self._step)
+        if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
+            due = self.every and self._step // self.every > before // self.every
+            # The callbacks must not keep what a part of an epoch makes them believe.
+            if due or getattr(self._model, "stop_training", False):
+                self._save(logs)
+        elif self._start:
+            # Keras would ask for as many batches as an epoch has. Its step without a batch warns,
+            # and moves the optimizer's counters on.
+            self.model.stop_training = self.model.stop_training or _REST_TRAINED
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, and have `fit` go on where only the rest of an epoch was at its end."""
+        if self.model.stop_training is _REST_TRAINED:
+            self.model.stop_training = False
+        self._save(logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save the model that `fit` leaves, and let the loader count by itself again."""
+        if self._last is not None and not self._last.final and not self._trained:
+            self._save(logs, final=True)
+        self._strict = False
+        self.loader._uncounted.stop_counting()
+
+    def save(self) -> None:
+        """Save the model as it is now, and where the training stands."""
+        self._save(None)
+
+    def _stand(self) -> None:
+        """Count from where the loader stands.
+
+        This is done before `fit` begins, too. Under a strategy, `fit` draws batches only to look at
+        them, and they must not count.
+        """
+        self._epoch, self._start = self.loader.epoch, self.loader.step
+        self._step = self._start
+        self.loader._uncounted.count_from(self._epoch, self._start, strict=self._strict)
+
+    def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
+        """Save what was trained since the last save, or the end of the run."""
+        if not (self._trained or final):
+            return
+        if not _model.finite(self.model, logs):
+            self._withhold()
+            return
+        position = self.loader._sampler.state_at(self._epoch, self._step)
+        beside: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
+        state = {
+            "version": VERSION,
+            "final": final,
+            "loader": {**self.loader.state_dict(), **position},
+            "weights": _model.shapes(self.model),
+            "optimizer": _model.kind(self.model.optimizer),
+            "random": _model.values(_model.random_states(self.model)),
+            **(beside if self._callbacks is None else self._callbacks.state(position["step"])),
+        }
+        self._last = self._saves.write(state, self.model.save_weights)
+        self._trained = self._withheld = False
+
+    def _withhold(self) -> None:
+        """Say once that a save was not made."""
+        if not self._withheld:
+            self._withheld = True
+            last = "there is none" if self._last is None else f"it is {self._last.folder}"
+            warnings.warn(
+                f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}: "
+                f"nothing is saved until both are; the last save stays: {last}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _going_on(self, *, trains: bool = True) -> Save | None:
+        """Return the save that the run goes on from, once.
+
+        Where training goes on, this is not what callbacks made of the model at the end of a `fit`.
+        """
+        save, self._restored = self._restored, None
+        if save is None or not (save.final and trains):
+            return save
+        before = self._saves.before(save)
+        if before is None:
+            return save
+        _load(self.model, before)
+        return before
+
+    def _restore_into(self, model: keras.Model, arrange: Any) -> None:
+        """Restore the last save, unless a new run begins."""
+        if self.fresh and self._last is None:
+            return
+        save = self._saves.last()
+        if save is None:
+            return
+        # Keras would build the model and its metrics in its first step, too late for what was
+        # saved. Under a strategy, Keras builds the metrics before.
+        short = len(model.metrics_variables) < len(save.state["metrics"])
+        if not model.built or (short and not _distributed(model)):
+            data = self.loader._for_keras(arrange, None) if callable(arrange) else arrange
+            model.evaluate(data, steps=1, verbose=0)  # a look, which moves nothing
+        self.restore(model)
+
+    def _say_where(self, epochs: int | None) -> None:
+        """Say where a run goes on, or that all of its epochs were trained."""
+        epoch, step = self.loader.epoch, self.loader.step
+        if epochs is None:
+            print(f"resuming {self.folder} at epoch {epoch}, step {step}")
+        else:
+            print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
+
+    def _history(self, model: keras.Model, known: dict[str, Any]) -> Any:
+        """Return the history of a run that has ended."""
+        history = keras.callbacks.History()
+        history.set_model(model)
+        history.on_train_begin()
+        _known.tell([history], known)
+        model.history = history
+        return history
+
+
+def _distributed(model: keras.Model) -> bool:
+    return getattr(model, "_distribute_strategy", None) is not None
+
+
+def _load(model: keras.Model, save: Save) -> bool:
+    """Load weights, optimizer and random states; return whether there are as many of these."""
+    try:
+        with readable(save.folder):
+            model.load_weights(save.weights)
+    except ValueError as error:
+        raise ValueError(
+            f"{save.folder} is of another model: make the model as it was saved, or begin anew "
+            f"with fresh=True: {error}"
+        ) from error
+    return _model.assign(_model.random_states(model), save.state["random"])

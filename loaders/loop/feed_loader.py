@@ -1,0 +1,80 @@
+"""What the loaders of a feed have in common: its reader, and states that know its records."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from twinfeed.loaders.feed.feed import Feed, check_feed
+from twinfeed.loaders.loop.loader import B, Loader
+from twinfeed.loaders.reading.planner import Plans
+from twinfeed.loaders.reading.source import Reads, Source, reader_of
+from twinfeed.loaders.support import checks
+from twinfeed.samplers import StateMismatchError
+
+
+class FeedLoader(Loader[B]):
+    """Carry a feed to a training loop."""
+
+    _shared = ("_sampler", "feed", "feed.index")
+
+    def __init__(self, feed: Feed, /, *, checksums: bool, readahead: int | None) -> None:
+        self.feed = check_feed(feed)
+        super().__init__(feed.sampler)
+        if readahead is not None:
+            readahead = checks.count("readahead", readahead, minimum=0)
+        self.checksums, self.readahead = checks.flag("checksums", checksums), readahead
+        self._reader: Reads = reader_of(feed.index, checksums=checksums)
+        self._plans = Plans(readahead)
+
+    def state_dict(self) -> dict[str, Any]:
+        records = {"count": len(self.feed.index), **_contents(self.feed.index)}
+        return {**super().state_dict(), "records": records}
+
+    def close(self) -> None:
+        super().close()
+        self._plans.clear()
+        self._reader.close()
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        # The sampler comes first: if the numbers of records differ, its error names the difference.
+        super()._check_state(state)
+        self._check_records(state.get("records"))
+
+    def _check_records(self, theirs: Any) -> None:
+        """Compare the digests of a state's records with those of the feed's records."""
+        compared = False
+        for kind, ours in _contents(self.feed.index).items():
+            known = theirs.get(kind) if isinstance(theirs, Mapping) else None
+            known = known if isinstance(known, Mapping) else {}
+            for name in sorted(ours.keys() & known):
+                compared = True
+                if ours[name] != known[name]:
+                    raise StateMismatchError(
+                        f"the state is of other records: {name!r} has the digest {known[name]!r} "
+                        f"in the state, {ours[name]!r} in {self.feed.index!r}: give the index that "
+                        f"the state was saved with, or begin anew without the state"
+                    )
+        if not compared:
+            names = sorted(self.feed.index.digests)
+            lacking = (
+                f"it has no digest of any of {names}" if names else "the source has no digests"
+            )
+            warnings.warn(
+                f"the state says nothing of what the records hold: {lacking}; "
+                f"only the number of records was compared",
+                stacklevel=4,
+            )
+
+
+def _contents(index: Source) -> dict[str, dict[str, str]]:
+    """Return the digests of fields and of columns by name.
+
+    A name may be a field in one container and a column in another: a tar holds numbers as text. The
+    two are not compared.
+    """
+    told: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
+    for name, digest in index.digests.items():
+        told["columns" if name in index.columns else "fields"][name] = digest
+    return told

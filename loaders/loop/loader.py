@@ -1,0 +1,304 @@
+"""What loaders have in common: a place between two batches of a stream, one pass at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import deepcopy
+from itertools import count
+from operator import attrgetter
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from weakref import WeakSet
+
+from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.making.meter import Meter, PassReport
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.samplers import BatchStream
+from twinfeed.samplers.cursor import Cursor
+from twinfeed.samplers.processes import warn_unsharded
+
+OTHER_PASS = (
+    "this pass was ended before its last batch, by another pass over the same loader, by its "
+    "set_epoch, load_state_dict or close, or by a fork: leave the loop first, or give each loop "
+    "and each process a loader of its own; two loaders may share one feed"
+)
+"""The error of a loop when something else has ended its pass."""
+
+_END = object()
+
+_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # which hear of forks
+
+
+def _after_fork() -> None:
+    for loader in list(_LOADERS):
+        loader._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", default=dict[str, Any])  # a default at run time needs Python 3.13
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+@contextmanager
+def fields_named(batch: Any) -> Iterator[None]:
+    """Have a KeyError name the fields that a batch has."""
+    try:
+        yield
+    except KeyError as error:
+        if isinstance(batch, Mapping):
+            error.add_note(f"the fields of a batch are {', '.join(batch)}")
+        raise
+
+
+class Pass(Protocol):
+    """Give the batches of one pass. `close` stops the threads or workers that run ahead."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __next__(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Loader(Closing, Generic[B]):
+    """Iterate over the batches of a stream, and remember which the loop has received.
+
+    - A pass begins with the first batch that the loop has not received, whatever ended the last
+      pass. After the last batch of an epoch comes the next epoch. `set_epoch` begins an epoch.
+    - In an evaluation (`ExactOnceBatchSampler`) each pass is whole. Only the first pass after
+      `load_state_dict` is a remainder.
+    - There is one pass at a time. Within a loop, another pass, `set_epoch`, `load_state_dict` or
+      `close` ends the loop with RuntimeError. Nothing is read before the first `next`.
+    - A copy, a pickle and a forked child go on after the batches that the loop received, in a pass
+      of their own. In the child, the parent's loop ends with RuntimeError.
+
+    For a type checker a batch is a `dict[str, Any]`. Where it should know the names of the fields,
+    name a `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
+
+    Some loaders also serve a framework that does not say what it received: see `UncountedPasses`.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, NumpyLoader, pack
+    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> loader = NumpyLoader(Feed(index, BatchSampler(SequentialSampler(3), batch_size=1)))
+    >>> for batch in loader:
+    ...     break
+    >>> [batch["word"] for batch in loader], loader.epoch
+    ([[b'be'], [b'or']], 1)
+    """
+
+    _counts = "loop over the loader itself"  # as a warning advises
+
+    _running: Pass | None = None
+    _unshared: ClassVar[tuple[str, ...]] = ("_running",)  # what a copy or a child makes anew
+    _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # what a shallow copy shares
+
+    def __init__(self, sampler: BatchStream, /) -> None:
+        self._sampler = sampler
+        self._cursor = Cursor(sampler)
+        self._meter = Meter()
+        self._epochs: set[int] = set()  # of which the loop has received batches
+        self._warned = False  # of an epoch that set_epoch began
+        self._uncounted = UncountedPasses(sampler, self._cursor, advice=self._counts)
+        _LOADERS.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._unshared}
+
+    def __copy__(self) -> Self:
+        """Share what never changes: two loaders cannot share a position or a pass."""
+        shared = [attrgetter(name)(self) for name in self._shared]
+        return deepcopy(self, {id(one): one for one in shared})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _LOADERS.add(self)
+        if self._cursor.step:
+            self._cursor.load_state_dict(self._cursor.state_dict())  # else evaluations begin anew
+
+    def _forked(self) -> None:
+        """In a forked child, leave what the parent runs alone: its threads and processes."""
+        # Kept for ever, even at exit: to end it here would end the parent's, or wait for threads.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
+        if self._running is not None:
+            self._cursor.end()
+        for name in self._unshared:
+            vars(self).pop(name, None)
+        self._meter = Meter()  # a thread may have held its lock
+
+    @abstractmethod
+    def _begin(self, epoch: int, start: int) -> Pass:
+        """Begin a pass over the steps of an epoch from `start` on."""
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[B]:
+        self._stop()
+        epoch, start = self._cursor.begin()
+        self._meter.begin(start)
+        running = self._begin(epoch, start)
+        yield from self._deliver(running, self._received, batches=len(self) - start)
+
+    def _deliver(
+        self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
+    ) -> Iterator[Any]:
+        """Yield the batches of a pass. `received` counts a batch, and says if its epoch ends."""
+        warn_unsharded(self._sampler)
+        self._running = running
+        try:
+            for batch in self._timed(running, batches):
+                last = received()
+                yield batch
+                if self._running is not running:
+                    if last:
+                        return
+                    raise RuntimeError(OTHER_PASS)
+        finally:
+            if self._running is running:  # else a later pass has taken over
+                self._end()
+
+    def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
+        """Yield the batches of a pass (all, or exactly `batches`), and note the time of waiting."""
+        for _ in count() if batches is None else range(batches):
+            asked = perf_counter_ns()
+            try:
+                batch = next(running, _END)
+                ended = batch is _END and batches is not None
+            except Exception:
+                if self._running is running:
+                    raise
+                ended = True
+            if ended or self._running is not running:  # another thread has ended the pass
+                running.close()
+                raise RuntimeError(OTHER_PASS)
+            if batch is _END:
+                return
+            self._meter.received(asked)
+            yield batch
+
+    def report(self) -> PassReport:
+        """Say where the time of the last pass went, so far: see `PassReport`.
+
+        If a loop waits at many steps, the data slow the loop down. Print the report, or take
+        `as_dict()` for a log.
+        """
+        return self._meter.report()
+
+    def _received(self) -> bool:
+        """Count a batch; return whether its epoch ends."""
+        self._epochs.add(self._cursor.epoch)
+        self._cursor.advance()
+        return self._cursor.step == 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch that the loop receives."""
+        return self._cursor.epoch
+
+    @property
+    def step(self) -> int:
+        """Step of the next batch that the loop receives, in `[0, len(loader))`."""
+        return self._cursor.step
+
+    def set_epoch(self, epoch: int, /) -> None:
+        """Begin an epoch. A state loaded for this epoch keeps its step until the first batch.
+
+        Warns, once, where a training epoch that the loop has received begins again, and where the
+        rest of an epoch that the loop has begun is left out.
+        """
+        self._stop()
+        before, step = self.epoch, self.step
+        self._cursor.set_epoch(epoch)
+        if not self._sampler.evaluation:
+            self._warn_of_jump(before, step)
+
+    def _warn_of_jump(self, before: int, step: int) -> None:
+        """Warn where `set_epoch` has left a position from which the loop would have gone on."""
+        said = ""
+        if self.epoch in self._epochs and self.step == 0:
+            said = (
+                f"epoch {self.epoch} begins again by set_epoch, so the same batches come again: "
+                f"give each training a loader of its own, or the epochs different numbers"
+            )
+        elif before in self._epochs and step and self.epoch != before:
+            said = (
+                f"{len(self) - step} of {len(self)} batches of epoch {before} do not come, as "
+                f"set_epoch began epoch {self.epoch}: for epochs of {step} batches set "
+                f"batches_per_epoch={step} of the sampler"
+            )
+        if said and not self._warned:
+            self._warned = True
+            warnings.warn(said, stacklevel=3)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say what the loop has received, and of which records: a small dict that JSON can hold.
+
+        A loader with another number of ranks or workers, with another container of the same
+        records, or of another framework can continue from the state.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Continue after the batches that `state` counts.
+
+        Warns where the state says nothing of the records' content.
+
+        Raises:
+            StateMismatchError: a state of other records or another sampler.
+        """
+        self._stop()
+        self._check_state(state)
+        self._cursor.load_state_dict(state)
+        self._epochs.clear()
+
+    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
+        """Return what `model.fit` trains on: the uncounted passes, each batch arranged."""
+        raise TypeError(
+            f"fit of Keras takes the batches of a TensorFlowLoader or a TorchLoader, got a "
+            f"{type(self).__name__}"
+        )
+
+    def _feed_of(self, batches: Any) -> Any:
+        """Return the feed that a framework's batches were made of, or None if it is not known."""
+        return None
+
+    def _original_errors(self) -> AbstractContextManager[None]:
+        """Raise the errors of all of a framework's passes as they were raised."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Stop the running pass and close the files; a later pass starts them anew."""
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the running pass, and the counting by a callback."""
+        self._end()
+        self._uncounted.stop_counting()
+
+    def _end(self) -> None:
+        """End the running pass."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._cursor.end()
+            self._meter.end()
+            with suppress(ValueError):  # a generator at work in another thread, which will close it
+                running.close()
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of another stream."""
+        self._sampler.position_of(state)

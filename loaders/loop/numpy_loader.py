@@ -1,0 +1,69 @@
+"""The loader without a framework: batches of numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.loader import B
+from twinfeed.loaders.making.ahead import batches_ahead, making
+from twinfeed.loaders.making.prefetch import Prefetcher
+from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
+from twinfeed.samplers.misnamed import counterparts
+
+
+class NumpyLoader(FeedLoader[B]):
+    """Iterate over the batches of `feed` as numpy arrays.
+
+    Where a pass begins, and what the state counts: see `Loader`.
+
+    Args:
+        feed: what is fed.
+        prefetch: batches kept ready ahead of the step. With 0, the calling thread does all work.
+        threads: threads that make one batch each. If the sampler reuses decoded images, the threads
+            share one batch, and as many others decode one image each for coming batches, beside the
+            live images. Default: the processors this process may use, at most 8; no threads if
+            nothing is decoded.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+        readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
+            for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> with NumpyLoader(Feed(index, ExactOnceBatchSampler(3, batch_size=2))) as loader:
+    ...     for batch in loader:
+    ...         print(batch["id"], batch["word"], loader.step)
+    [0 1] [b'to', b'be'] 1
+    [2] [b'or'] 0
+    """
+
+    @counterparts(**OF_LOADERS, **OF_PROCESSES)
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        prefetch: int = 2,
+        threads: int | None = None,
+        checksums: bool = True,
+        readahead: int | None = None,
+    ) -> None:
+        super().__init__(feed, checksums=checksums, readahead=readahead)
+        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+
+    def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+        batches = making(
+            self.feed,
+            self._reader,
+            epoch,
+            start,
+            threads=self.threads,
+            meter=self._meter,
+            plans=self._plans,
+            then=dict,
+        )
+        return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches

@@ -1,0 +1,178 @@
+"""Which source gives the next record: a sampler as a selector over anybody's iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import cached_property
+from importlib import import_module
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.reading.schedule import growing
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.samplers import BatchStream
+
+Source = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
+"""The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
+
+_IDS = 1 << 15  # ids that are drawn in one call
+
+
+class Choices:
+    """Turn the batches of a sampler into numbers of sources; immutable but for a memo."""
+
+    def __init__(self, sampler: BatchStream, sources: int, source: Source | None) -> None:
+        self.sampler, self.sources = sampler, sources
+        self._source = _function(sampler, sources, source)
+        self._counted = (0, 0), np.zeros(sources, np.int64)
+
+    def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
+        """Return the numbers of the sources of each batch, from step `start` to before `stop`."""
+        drawn = self.sampler.batches(epoch, start, stop)
+        return np.split(self._numbers(drawn), np.cumsum([len(ids) for ids in drawn])[:-1])
+
+    def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
+        """Yield what `numbers` gives in chunks that grow, so that the first comes soon."""
+        most = max(1, _IDS // max(1, self.sampler.batch_size))
+        for first, last in growing(start, stop, most):
+            yield self.numbers(epoch, first, last)
+
+    def drawn(self, epoch: int, step: int) -> Int64s:
+        """Return how often each source was drawn before a position, int64[sources]."""
+        position, counts = self._counted
+        if position > (epoch, step):
+            position, counts = (0, 0), np.zeros_like(counts)
+        counts = counts.copy()
+        for number in range(position[0], epoch + 1):
+            first = position[1] if number == position[0] else 0
+            last = step if number == epoch else len(self.sampler)
+            for chunk in self.chunks(number, first, last):
+                counts += np.bincount(np.concatenate(chunk), minlength=self.sources)
+        self._counted = (epoch, step), counts
+        return counts.copy()
+
+    def _numbers(self, drawn: list[Int64s]) -> Int64s:
+        ids = np.concatenate(drawn)
+        numbers = np.asarray(self._source(ids))
+        if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
+            raise ValueError(
+                f"source must give an int for each of {len(ids)} ids, got {numbers.dtype} of shape "
+                f"{numbers.shape}"
+            )
+        strays = np.flatnonzero((numbers < 0) | (numbers >= self.sources))
+        if strays.size:
+            first = strays[0]
+            raise ValueError(
+                f"source must give numbers in [0, {self.sources}), as there are {self.sources} "
+                f"sources, got {numbers[first]} for id {ids[first]}"
+            )
+        return numbers.astype(np.int64)
+
+
+class Selector(Loader[Int64s]):
+    """Iterate over the numbers of the sources that the records of each batch come from.
+
+    A sampler decides which class or set comes next, and you read the next record of that class or
+    set: from iterators of torch or webdataset, from queues. A batch is int64[batch]: the number
+    of a source for each place of the sampler's batch.
+
+    Position, state and passes are those of every `Loader`. The state holds no place in the sources.
+    `drawn` says how many records of each source came before the position.
+
+    Args:
+        sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`).
+        sources: the number of sources.
+        source: the number of the source of each sample id, as a function of ids (int64[n]) or an
+            array by id, such as labels from 0. Classes and mixtures have this by themselves.
+
+    Raises:
+        ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
+            padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
+            records.
+
+    >>> from twinfeed.samplers import PKBatchSampler
+    >>> files = [iter(["a0", "a1", "a2"]), iter(["b0", "b1", "b2"]), iter(["c0", "c1", "c2"])]
+    >>> sampler = PKBatchSampler.of_classes(3, p=2, k=1, seed=0, batches_per_epoch=3)
+    >>> selector = Selector(sampler, 3)
+    >>> for numbers in selector:
+    ...     print(numbers, [next(files[number]) for number in numbers])
+    [1 0] ['b0', 'a0']
+    [2 1] ['c0', 'b1']
+    [2 0] ['c1', 'a1']
+    >>> selector.epoch, selector.drawn()
+    (1, array([2, 2, 2]))
+    """
+
+    _unshared = ("_running", "dataset")
+
+    def __init__(
+        self,
+        sampler: BatchStream,
+        sources: SupportsIndex,
+        /,
+        *,
+        source: Source | None = None,
+    ) -> None:
+        number = checks.count("sources", sources)
+        self._choices = Choices(sampler, number, source)
+        super().__init__(sampler)
+
+    def drawn(self) -> Int64s:
+        """Return how often each source was drawn before this position, int64[sources].
+
+        All epochs before are counted. The stream is drawn again for it, some millions of ids a
+        second.
+        """
+        return self._choices.drawn(self.epoch, self.step)
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The same numbers as a `tf.data.Dataset` of int64[batch]; needs TensorFlow.
+
+        `dataset.unbatch()` is what `tf.data.Dataset.choose_from_datasets` takes. The passes are
+        those of `TensorFlowLoader.dataset`.
+        """
+        backend = import_module("twinfeed.loaders.tensorflow.choosing")
+        return backend.numbers_of(self._choices, self._uncounted, self._meter)
+
+    def _begin(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
+        for chunk in self._choices.chunks(epoch, start, len(self)):
+            yield from chunk
+
+
+def _function(
+    sampler: BatchStream, sources: int, source: Source | None
+) -> Callable[[Int64s], npt.ArrayLike]:
+    """Return the function of ids that says which source each is of; `source` may be given."""
+    if sampler._by_record:
+        raise ValueError(
+            f"sources give their next record only, and {sampler._by_record} of {sampler!r} needs "
+            f"to know the records: read them by an index, as engine='gather' of a TensorFlowLoader "
+            f"and the other loaders do"
+        )
+    if source is None:
+        known = sampler._sources
+        if known is None:
+            raise ValueError(
+                f"source must be given, as ids of {sampler!r} do not say by themselves which "
+                f"source they are of: a function of ids, or an array by id"
+            )
+        if known.number != sources:
+            raise ValueError(
+                f"there must be one source for each of {known.number} classes or sets, got "
+                f"{sources} sources"
+            )
+        return known.of
+    if callable(source):
+        return source
+    numbers = np.asarray(source)
+    if numbers.shape != (sampler.num_ids,):
+        raise ValueError(
+            f"source must be a function of ids or an array with {sampler.num_ids} entries, one by "
+            f"id, got an array of shape {numbers.shape}"
+        )
+    return numbers.__getitem__

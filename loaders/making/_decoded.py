@@ -1,0 +1,111 @@
+"""The decoded images that a reuse sampler keeps live, and images decoded ahead of their batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+from twinfeed.loaders.feed.request import Request
+
+Decoded = Mapping[str, Any]
+Decode = Callable[[list[int]], Sequence[Decoded]]
+
+# Most requests that are looked at in one go, so that no batch waits for a long search.
+_LOOKED_AT = 64
+
+
+class DecodedCache:
+    """Decode each image once for all its uses in a row, and drop the image after its last use.
+
+    Each image has `reuse` uses, numbered from 0 in their order. Batches are asked for in order.
+    After a jump the cache starts empty, so that no image stays that no later batch needs. `decodes`
+    counts the decoded images. `peak` is the most images held at once.
+    """
+
+    def __init__(self, reuse: int, decode: Decode, /) -> None:
+        self.decodes = 0
+        self.peak = 0
+        self._decode = decode
+        self._last_use = reuse - 1
+        self._held: dict[int, Decoded] = {}
+        self._next: tuple[int, int] | None = None
+        self._lock = Lock()
+        # Threads may decode ahead of the batches. They decode the new images of each request.
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+        self._coming: Iterator[Request] = iter(())
+        self._live: set[int] = set()  # after the requests that were looked at
+        self._ahead: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __reduce__(self) -> tuple[type[DecodedCache], tuple[int, Decode]]:
+        """Pickle without the images and the threads."""
+        return DecodedCache, (self._last_use + 1, self._decode)
+
+    def look_ahead(self, requests: Iterator[Request], /, *, threads: int) -> None:
+        """Decode on threads what `requests` need. The first request is that of the next batch.
+
+        The threads decode `threads` images ahead, or all new images of one batch if these are more.
+        """
+        self._coming, self._threads = requests, threads
+        self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
+        self._look(self._pool)
+
+    def get(self, request: Request, /) -> list[Decoded]:
+        """Return the decoded records of a request without padding, in order."""
+        with self._lock:
+            if (request.epoch, request.step) != self._next:
+                self._held.clear()
+            self._next = (request.epoch, request.step + 1)
+            records = request.records.tolist()
+            wanted = [record for record in records if record not in self._held]
+            made: Sequence[Decoded] = ()
+            if wanted and self._pool is not None:
+                new, decoded = self._ahead.popleft()
+                assert new == wanted
+                made = decoded.result()
+            elif wanted:
+                made = self._decode(wanted)
+            self._held.update(zip(wanted, made, strict=True))
+            self.decodes += len(wanted)
+            waiting = 0 if self._pool is None else self._look(self._pool)
+            self.peak = max(self.peak, len(self._held) + waiting)
+            batch = [self._held[record] for record in records]
+            for record in self._last_used(request):
+                del self._held[record]
+            return batch
+
+    def _look(self, pool: ThreadPoolExecutor) -> int:
+        """Have threads decode what comes next; return how many images wait to be taken."""
+        waiting = sum(len(records) for records, _ in self._ahead)
+        if waiting >= self._threads:
+            return waiting
+        for request in islice(self._coming, _LOOKED_AT):
+            kept = request.where(request.ids >= 0)
+            new = [record for record in kept.records.tolist() if record not in self._live]
+            self._live.update(new)
+            self._live.difference_update(self._last_used(kept))
+            if new:
+                self._ahead.append((new, pool.submit(self._decode, new)))
+                waiting += len(new)
+                if waiting >= self._threads:
+                    break
+        return waiting
+
+    def _last_used(self, request: Request) -> list[int]:
+        """Return the records whose last use is in this request."""
+        return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let the threads finish their present images, end them, and drop all images."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            self._held.clear()
+            self._next = None

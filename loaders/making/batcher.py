@@ -1,0 +1,162 @@
+"""From a request to a batch of arrays: what one pass owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
+from twinfeed.loaders.feed.definition import Batch, Sample
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.making.samples import Samples, joined_rows
+from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.reading.planner import Plans
+from twinfeed.loaders.reading.source import Reads, reader_of
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.samplers.validate import counted
+
+
+class Batcher(Closing):
+    """Make the batches of a feed, one for each request.
+
+    `reader` may be shared with other passes. Without `reader` the batcher makes a reader of its
+    own. `threads` share the decoding of a batch. `meter` adds up the times. `empty` makes the
+    arrays of the fields. A batcher pickles without the sampler, the threads and the cache.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        reader: Reads | None = None,
+        threads: int = 0,
+        meter: Meter | None = None,
+        empty: Empty = aligned,
+    ) -> None:
+        self.spec = tried(feed)  # before threads start
+        self._own_reader = reader is None
+        self._reader = reader_of(feed.index) if reader is None else reader
+        self.meter = Meter() if meter is None else meter
+        self.samples = Samples(
+            feed, self._reader, threads=threads, spec=self.spec, meter=self.meter, empty=empty
+        )
+        self._index = feed.index
+        self._side = dict(feed.side)
+        self._collate = check_collate(feed.collate)
+        self._empty = empty
+        self._masked = feed.sampler._padded
+        self._size = max(1, feed.sampler.batch_size)
+        self._reached: Callable[[int, int], None] | None = (
+            None  # what reads ahead, told of each batch
+        )
+
+    def __call__(self, request: Request, /) -> Batch:
+        """Make one batch.
+
+        Raises:
+            LoaderError: an error of reading, or DecodeError. Each names the record.
+        """
+        if self._reached is not None:
+            self.meter.timed("reading", self._reached, request.epoch, request.step)
+        held = request.ids >= 0 if self._masked else None
+        kept = request if held is None else request.where(held)
+        joined = joined_rows(self._index, self._side, kept)
+        values = self.samples.values(kept, joined)
+        if len(kept.ids) and values.keys() != self.spec.keys():
+            raise DecodeError(
+                f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
+                f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
+                f"fields of the first, or name the fields with spec="
+            )
+        batch = self.meter.timed("collating", self._collated, request, kept, joined, values)
+        if held is not None:
+            batch["mask"] = held
+        self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
+        return batch
+
+    def _collated(
+        self,
+        request: Request,
+        kept: Request,
+        joined: dict[str, Array],
+        values: Mapping[str, Sequence[Any]],
+    ) -> Batch:
+        if not len(kept.ids):  # no values tell the fields
+            values = dict.fromkeys(self.spec, ())
+        if kept is not request:
+            held = request.ids >= 0
+            joined = {name: _padded(rows, held) for name, rows in joined.items()}
+            values = {name: _spread(column, held) for name, column in values.items()}
+        try:
+            fields = collate(values, self.spec, how=self._collate, empty=self._empty)
+        except MisfitError as error:
+            where = self._index.describe(request.records[error.place])
+            raise DecodeError(f"{where}: {error}") from error
+        return {"id": request.ids, **joined, **fields}
+
+    def plain(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
+        """Read single samples by record id, without a sampler: `id`, columns, side rows, fields.
+
+        Raises:
+            ValueError: a side table that is joined by sample id, not by record id.
+        """
+        for name, rows in self._side.items():
+            if len(rows) != len(self._index):
+                raise ValueError(
+                    f"side table {name!r} has {counted(len(rows), 'row')} for "
+                    f"{counted(len(self._index), 'record')}: "
+                    f"only a sampler knows which sample has which row"
+                )
+        request = Request.plain(records, seeds)
+        joined = joined_rows(self._index, self._side, request)
+        values = self.samples.values(request, joined, cached=False)
+        held = {"id": records.tolist(), **joined, **values}
+        return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
+
+    def look_ahead(
+        self, feed: Feed, epoch: int, start: int, /, *, plans: Plans | None = None
+    ) -> None:
+        """Read ahead for the coming batches. Decode ahead too where images are cached.
+
+        The batches must then be made in order, from step `start` to the end of the epoch. With
+        `plans` of a loader, passes go on with the planner of the epoch before.
+        """
+        plans = Plans() if plans is None else plans
+        stored = stored_fields(feed)
+        self._reached = plans.begin(self._reader, stored, feed.sampler, epoch, start)
+        threads = self.samples.calls.threads
+        if self.samples.cache is not None and threads:
+            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=False)
+            self.samples.cache.look_ahead(coming, threads=threads)
+
+    def close(self) -> None:
+        """End the threads, drop the cache, and close the files of a reader of its own."""
+        self.samples.close()
+        if self._own_reader:
+            self._reader.close()
+
+
+def stored_fields(feed: Feed) -> list[str]:
+    """Return the fields that are read from the shards."""
+    return [name for name in feed.fields if name not in feed.index.columns]
+
+
+def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
+    """Return `rows` at the held places, and zeros at the others."""
+    padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
+    padded[held] = rows
+    return padded
+
+
+def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
+    """Return `values` at the held places, and None at the others."""
+    rest = iter(values)
+    return [next(rest) if one else None for one in held]

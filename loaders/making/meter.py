@@ -1,0 +1,171 @@
+"""Where the time of a pass went: a few clock readings a batch, always on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from time import perf_counter_ns
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from twinfeed.samplers.validate import counted
+
+T = TypeVar("T")
+
+Stage = Literal["reading", "decoding", "transforming", "collating"]
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of the stages of a batch, as a worker process sends them with the batch."""
+
+    stages: dict[Stage, int]
+    made: int  # when the batch was ready
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """Say where the time of a pass went, in seconds.
+
+    Several batches are made at once, so sums over all batches may exceed `seconds`. `waiting`,
+    `ready` and `waited` are None where the loop is not the loader's own, as in `fit`.
+
+    Attributes:
+        reading: sum over all batches.
+        decoding: sum over all batches.
+        transforming: sum over all batches.
+        collating: sum over all batches.
+        waiting: how long the loop waited for batches.
+        ready: the sum of how long each batch stood ready, from when the one before was taken on.
+        waited: the fraction of steps in which waiting took more than a tenth of the step.
+
+    >>> print(PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4))
+    4 batches in 2.0 s
+      how long the loop waited is not known here
+      making them: reading 500.0 ms, decoding 1.4 s, transform 0.0 ms, collation 0.0 ms
+    """
+
+    batches: int = 0
+    seconds: float = 0.0
+    reading: float = 0.0
+    decoding: float = 0.0
+    transforming: float = 0.0
+    collating: float = 0.0
+    waiting: float | None = None
+    ready: float | None = None
+    waited: float | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the figures by name.
+
+        >>> PassReport(batches=4).as_dict()["batches"]
+        4
+        """
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return the report as text, with its meaning."""
+        lines = [f"{counted(self.batches, 'batch')} in {_time(self.seconds)}"]
+        if self.waiting is None or self.ready is None or self.waited is None:
+            lines.append("  how long the loop waited is not known here")
+        elif self.batches:
+            lines += [
+                f"  the loop waited {_time(self.waiting)}, at {self.waited:.0%} of the steps: "
+                f"{'data hold it back' if self.waited > 0.1 else 'data do not hold it back'}",
+                f"  the next batch stood ready for {_time(self.ready / self.batches)} on average",
+            ]
+        lines.append(
+            f"  making them: reading {_time(self.reading)}, decoding {_time(self.decoding)}, "
+            f"transform {_time(self.transforming)}, collation {_time(self.collating)}"
+        )
+        return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+class Meter:
+    """Add up what the threads of a pass spend, and what the loop waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin(0)
+        self.end()
+
+    def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
+        """Pickle without what was measured."""
+        return Meter, ()
+
+    def begin(self, step: int, *, counted: bool = True) -> None:
+        """Begin a pass. `counted`: `received` will be called for each batch, until `end`."""
+        with self._lock:
+            self._running = counted
+            self._spent: Counter[Stage] = Counter()
+            self._made: dict[int, int] = {}  # when the batch of a step was ready
+            self._step, self._counted = step, counted
+            self._batches = self._waiting = self._ready = self._waited = 0
+            self._begun = self._last = perf_counter_ns()
+
+    def begin_uncounted(self) -> None:
+        """Begin a pass of a framework, unless this is how a counted pass gets its batches."""
+        if not self._running:
+            self.begin(0, counted=False)
+
+    def end(self) -> None:
+        """End a counted pass. What was measured stays."""
+        self._running = False
+
+    def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
+        """Call a function, and add the time of the call to a stage."""
+        begin = perf_counter_ns()
+        try:
+            return function(*arguments)
+        finally:
+            taken = perf_counter_ns() - begin
+            with self._lock:
+                self._spent[stage] += taken
+
+    def made(self, step: int, steps: int = 1) -> None:
+        """Note that the batches of some steps are ready."""
+        now = perf_counter_ns()
+        with self._lock:
+            if self._counted:
+                for one in range(step, step + steps):
+                    self._made[one] = now
+            else:
+                self._batches, self._last = self._batches + steps, now
+
+    def take(self) -> Spent:
+        """Return what was spent since the last call, for another process's meter."""
+        with self._lock:
+            spent, self._spent = self._spent, Counter()
+            self._made.clear()
+            return Spent(spent, perf_counter_ns())
+
+    def add(self, step: int, spent: Spent) -> None:
+        """Add what another process has spent on the batch of a step."""
+        with self._lock:
+            self._spent.update(spent.stages)
+            self._made[step] = spent.made
+
+    def received(self, asked: int) -> None:
+        """Note that the loop has received a batch, asked for at the time `asked` (ns)."""
+        now = perf_counter_ns()
+        with self._lock:
+            # A batch may be made before the one that the loop waits for: then it is of no use yet.
+            self._ready += now - max(self._made.pop(self._step, now), self._last)
+            self._waiting += now - asked
+            self._waited += 10 * (now - asked) > now - self._last
+            self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
+
+    def report(self) -> PassReport:
+        """Return the sums of the last pass so far."""
+        with self._lock:
+            spent = {stage: taken / 1e9 for stage, taken in self._spent.items()}
+            loop: dict[str, float] = {}
+            if self._counted:
+                loop = {"waiting": self._waiting / 1e9, "ready": self._ready / 1e9}
+                loop["waited"] = self._waited / max(1, self._batches)
+            seconds = (self._last - self._begun) / 1e9
+            return PassReport(self._batches, seconds, **spent, **loop)

@@ -1,0 +1,223 @@
+"""From a request to the values of each field: read, decode, transform."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.feed.calling import Made
+from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
+from twinfeed.loaders.feed.definition import TOLD, Sample
+from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated
+from twinfeed.loaders.making._calls import Calls
+from twinfeed.loaders.making._decoded import DecodedCache
+from twinfeed.loaders.making._shared import lent, read_only, unchanged
+from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.reading.source import Reads, Source, values_of
+from twinfeed.loaders.support.checks import Array, Int64s
+
+_LOADERS_OWN = "a name that the loader itself gives to every sample"
+
+# So many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
+_CHECKED = 4
+
+
+class Samples:
+    """Read, decode and transform the samples of requests, for one pass.
+
+    The decoding threads and the cache of decoded images belong to the pass. With `spec`, decode may
+    write into the arrays of the batch, which `empty` makes.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        reader: Reads,
+        /,
+        *,
+        threads: int = 0,
+        spec: Mapping[str, FieldSpec] | None = None,
+        meter: Meter | None = None,
+        empty: Empty = aligned,
+    ) -> None:
+        self.meter = Meter() if meter is None else meter
+        self._empty = empty
+        sampler = feed.sampler
+        self.index = feed.index
+        self.reader = reader
+        self.fields = feed.fields
+        self._missing = dict(feed.missing)
+        self.decode = feed.decode
+        self.transform = feed.transform
+        self._side = frozenset(feed.side)
+        self.calls = Calls(feed.index, threads=threads)
+        self.cache = None if sampler._live is None else DecodedCache(sampler._reuse, self._decode)
+        self._shares = feed._shares
+        self._unchecked = -1 if feed.check_writes else _CHECKED  # uses that are to be checked
+        self._slots = self._writable_fields(feed, spec or {})
+
+    def values(
+        self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
+    ) -> Mapping[str, Sequence[Any]]:
+        """Return each field's values, one for each sample; `joined` has the rows of columns."""
+        if self.decode is None and self.transform is None:
+            return self._read(request.records)
+        if self._slots and len(set(request.records.tolist())) == len(request.records):
+            return self._in_place(request)
+        samples = self._decoded(request, cached=cached)
+        if self.transform is not None:
+            samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
+        return self.calls.by_field(self.last, request.records, samples)
+
+    def tried(self, request: Request, joined: Mapping[str, Array], /) -> None:
+        """Make one sample by repeated calls that must agree."""
+        self._unchecked = 1  # checking one call is enough, since all calls must agree
+        records = request.records.tolist()
+        times = 1 if known_to_repeat(self.decode) else 3
+        sample = repeated("decode", lambda: self._decode(records)[0], times=times)
+
+        def transformed() -> Made:
+            given = sample if self._shares else copy.deepcopy(sample)
+            return self._transformed([given], request, joined)[0]
+
+        if self.transform is not None:
+            sample = repeated("transform", transformed, times=16)
+        self.calls.by_field(self.last, request.records, [sample])
+
+    @property
+    def last(self) -> str:
+        """The name of the callable that makes the final values of a sample."""
+        return "transform" if self.transform is not None else "decode"
+
+    def close(self) -> None:
+        """End the threads and drop the cached images; a later call starts new threads."""
+        self.calls.close()
+        if self.cache is not None:
+            self.cache.close()
+
+    def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+        """Return the fields that decode can write into the batch: no later step changes them."""
+        writes: Sequence[str] = getattr(self.decode, "_writes", ())
+        if self.transform is not None or self.cache is not None:
+            return {}
+        stacked = all(
+            name in spec and mode_of(feed.collate, name) == "stack" and None not in spec[name].shape
+            for name in writes
+        )
+        return {name: spec[name] for name in writes} if stacked else {}
+
+    def _in_place(self, request: Request) -> dict[str, Sequence[Any]]:
+        """Decode into the rows of the batch's own arrays: no copy, no memory for single images."""
+        decode: Any = self.decode
+        count = len(request.records)
+        rows = {
+            name: self._empty((count, *least(one.shape)), dtype_of(one))
+            for name, one in self._slots.items()
+        }
+        slots, samples = _samples(rows), self._undecoded(request.records)
+        each, records = self.calls.each, request.records
+        made = self.meter.timed("decoding", each, "decode", decode._into, records, samples, slots)
+        values = self.calls.by_field("decode", request.records, made)
+        for name, array in rows.items():
+            if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
+                values[name] = array  # type: ignore[assignment]
+        return values
+
+    def _decoded(self, request: Request, *, cached: bool) -> list[Made]:
+        """Decode the samples; each record once, where samples may share."""
+        if cached and self.cache is not None:
+            return self.cache.get(request)
+        if not self._shares:
+            return self._decode(request.records.tolist())
+        distinct, where = np.unique(request.records, return_inverse=True)
+        decoded = self._decode(distinct.tolist())
+        return [decoded[place] for place in where]
+
+    def _decode(self, records: Sequence[int]) -> list[Made]:
+        samples: list[Made] = [*self._undecoded(np.array(records, np.int64))]
+        if self.decode is not None:
+            each = self.calls.each
+            samples = self.meter.timed("decoding", each, "decode", self.decode, records, samples)
+        return [read_only(one) for one in samples] if self._shares else samples
+
+    def _read(self, records: Int64s) -> Mapping[str, Sequence[Any]]:
+        given = self.reader, records, self.fields, self._missing
+        return self.meter.timed("reading", values_of, *given)
+
+    def _undecoded(self, records: Int64s) -> list[Sample]:
+        return _samples(self._read(records)) if self.fields else [{} for _ in records]
+
+    def _transformed(
+        self, samples: Sequence[Made], request: Request, joined: Mapping[str, Array]
+    ) -> list[Made]:
+        """Add a sample's numbers, call the transform, and remove the numbers from the result."""
+        for name in samples[0] if samples else ():
+            if name in self._side or name in TOLD:
+                whose = "the name of a side table" if name in self._side else _LOADERS_OWN
+                raise ValueError(f"field {name!r} has {whose}: give it another name in decode")
+        seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
+        rows: dict[str, Iterable[Any]] = {
+            **joined,
+            "id": request.ids.tolist(),
+            "record": request.records.tolist(),
+            "view": request.views.tolist(),
+            "seed": seeds.tolist(),
+            "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
+        }
+        own = lent if self._shares else _writable
+        whole = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
+        made = self.calls.each("transform", self._call, request.records, whole, samples)
+        for sample, given, record in zip(made, whole, request.records, strict=True):
+            for name in TOLD:
+                if name in sample and sample[name] is not given[name]:
+                    raise DecodeError(
+                        f"{self.index.describe(record)}: transform gave {name!r} another value, "
+                        f"which the batch does not hold: give it another name"
+                    )
+        return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
+
+    def _call(self, whole: Sample, sample: Made) -> Made:
+        """Call the transform, and check that shared arrays have not changed."""
+        assert self.transform is not None
+        if not self._shares or not self._unchecked:
+            return self.transform(whole)
+        self._unchecked -= 1
+        with unchanged(sample):
+            return self.transform(whole)
+
+
+def joined_rows(index: Source, side: Mapping[str, Array], request: Request, /) -> dict[str, Array]:
+    """Return the rows of a request without padding: of columns by record, of side tables by sample
+    id. The rows get the machine's byte order, since both frameworks need this order.
+    """
+    rows = {name: index.columns[name][request.records] for name in index.columns}
+    for name, table in side.items():
+        rows[name] = np.asarray(table[request.ids])
+    for name, part in rows.items():
+        if not part.dtype.isnative:
+            rows[name] = part.astype(part.dtype.newbyteorder("="))
+    return rows
+
+
+def known_to_repeat(decode: object, /) -> bool:
+    """Whether a decode is one of the library's own, which need not be tried."""
+    return decode is None or type(decode).__module__.startswith("twinfeed.")
+
+
+def _samples(fields: Mapping[str, Iterable[Any]]) -> list[Sample]:
+    """Turn the values of each field into samples."""
+    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def _writable(sample: Made) -> Made:
+    """Return the sample, with copies of its read-only arrays."""
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        for name, value in sample.items()
+    }

@@ -1,0 +1,225 @@
+"""What can be packed: folders of images, loose files, an index, any sequence or iterable of dicts.
+
+A sample is a dict of values by field name: bytes, str, numbers, arrays of one dimension. `__key__`
+(str) is its key, `label` (int or str) its class, and `__ext__` maps fields to the extensions of
+the files they come from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinfeed.loaders.building.sources import other_than_images
+from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
+from twinfeed.loaders.formats.sniff import HEAD, disguise, image_extension
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.paths import below
+from twinfeed.loaders.index.sizes import field_bytes
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
+
+Sample = Mapping[str, Any]
+
+_BATCH = 64
+
+
+class LooseFiles:
+    """Take samples from loose files below `root`, such as images with their annotations.
+
+    Dots in the name of a key become "_", since in a tar a key ends at the first dot. If keys are
+    then the same, the extension of the file is added to each.
+
+    Nothing is decoded. Only the first bytes of a file with an image's extension are looked at.
+
+    Args:
+        root: the folder that the paths of the files are relative to.
+        entries: an `Entry` for each sample: its key, its files by field name, and its label.
+
+    Raises:
+        ValueError: keys that stay the same.
+        FileNotFoundError: a file is not there.
+        DataCorruptionError: reading a file that is named as an image, if the file is empty or
+            something else, such as a page of HTML or a Git LFS pointer.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("a.jpg", "a.xml", "b.jpg", "b.xml"):
+    ...     _ = (root / name).write_bytes(name.encode())
+    >>> images = sorted(path.name for path in root.glob("*.jpg"))
+    >>> entries = [
+    ...     Entry(image, {"image": image, "annotation": image.replace(".jpg", ".xml")})
+    ...     for image in images
+    ... ]
+    >>> pairs = LooseFiles(root, entries)
+    >>> pairs[1]  # doctest: +NORMALIZE_WHITESPACE
+    {'__key__': 'b_jpg', '__ext__': {'image': 'jpg', 'annotation': 'xml'},
+     'image': b'b.jpg', 'annotation': b'b.xml'}
+    """
+
+    def __init__(self, root: str | os.PathLike[str], entries: Sequence[Entry], /) -> None:
+        self.root = Path(root)
+        self.entries = list(entries)
+        self.classes = tuple(sorted({entry.label for entry in self.entries if entry.label}))
+        self.nbytes = sum(
+            (self.root / path).stat().st_size
+            for entry in self.entries
+            for path in entry.paths.values()
+        )
+        self._keys = _distinct([_tar_key(entry.key) for entry in self.entries], self.entries)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.entries)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Read the files of one sample, and return the sample.
+
+        Raises:
+            ValueError: the sample has no label, and others have one.
+        """
+        entry = self.entries[number]
+        extensions = {field: _extension(path) for field, path in entry.paths.items()}
+        sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
+        for field, path in entry.paths.items():
+            sample[field] = read_file(below(str(self.root), path), LIMITS.record_bytes)
+            if extensions[field] in IMAGES:
+                _check_image(sample[field], path, entry.key)
+        if self.classes:
+            if entry.label is None:
+                raise ValueError(f"{entry.key} has no label while others have one")
+            sample["label"] = entry.label
+        return sample
+
+
+class ImageFolder(LooseFiles):
+    """Take samples from a directory tree of images, with a folder for each class.
+
+    The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`), indexes
+    and links to folders are left out. Files that are no images are left out with a ShardWarning.
+
+    Raises:
+        FileNotFoundError: a tree or a class folder without images.
+        DataCorruptionError: images beside the class folders; it is a ValueError.
+
+    >>> import tempfile, pathlib
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> (root / "cat").mkdir()
+    >>> _ = (root / "cat" / "1.png").write_bytes(b"...")
+    >>> source = ImageFolder(root)
+    >>> source.classes, source[0]
+    (('cat',), {'__key__': 'cat/1', '__ext__': {'image': 'png'}, 'image': b'...', 'label': 'cat'})
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGES
+    ) -> None:
+        extensions = tuple(extensions)
+        entries = folder(root, extensions=extensions)
+        if not entries:
+            more = other_than_images(os.fspath(root))
+            raise FileNotFoundError(
+                f"no images below {os.fspath(root)}: {', '.join(extensions)}{more}"
+            )
+        outside = [entry.paths["image"] for entry in entries if entry.label is None]
+        if 0 < len(outside) < len(entries):
+            raise DataCorruptionError(
+                f"images lie outside any class folder ({len(outside)}: {', '.join(outside[:5])})",
+                advice="move them into one, or remove them",
+            )
+        super().__init__(root, entries)
+        empty = empty_classes(root, entries)
+        if empty is not None:
+            raise FileNotFoundError(
+                f"{empty}: put images in ({', '.join(extensions)}), or move the folders elsewhere"
+            )
+
+
+InAnyOrder = LooseFiles | Index | Sequence[Sample]
+
+
+def taken(source: InAnyOrder, numbers: Int64s, /) -> Iterator[Sample]:
+    """Yield the samples with these numbers. An index gives its fields, columns and keys."""
+    if not isinstance(source, Index):
+        yield from map(source.__getitem__, numbers.tolist())
+        return
+    with Reader(source) as reader:
+        for start in range(0, len(numbers), _BATCH):
+            yield from _batch(source, reader, numbers[start : start + _BATCH])
+
+
+def size_of(source: object, /) -> int | None:
+    """Return about how many bytes all samples hold; None if that is not known."""
+    if isinstance(source, Index):
+        return field_bytes(source)
+    return source.nbytes if isinstance(source, LooseFiles) else None
+
+
+def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
+    """Read records of an index; what a record lacks is left out of its sample."""
+    samples: list[dict[str, Any]] = [{} for _ in ids]
+    if index.has_keys:
+        for sample, key in zip(samples, index.keys(ids), strict=True):
+            sample["__key__"] = key
+    names = list(index.fields)
+    held = (index._rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
+    for pattern in np.unique(held, axis=0):  # fields of a record are read together
+        places = np.flatnonzero((held == pattern).all(axis=1))
+        there = [name for name, one in zip(names, pattern, strict=True) if one]
+        for name, values in reader.read(ids[places], there).items():
+            for place, value in zip(places.tolist(), values, strict=True):
+                samples[place][name] = value
+    for name, column in index.columns.items():
+        rows: Iterable[Any] = column[ids]
+        if name == "label" and index.classes:
+            rows = [index.classes[label] for label in column[ids].tolist()]
+        for sample, row in zip(samples, rows, strict=True):
+            sample[name] = row
+    return samples
+
+
+def _extension(path: str) -> str:
+    """Return the extension of a file in lower case, or the whole name of a file without one."""
+    return path.rpartition("/")[2].rpartition(".")[2].lower()
+
+
+def _check_image(data: bytes, path: str, key: str) -> None:
+    """Refuse a file that is empty, or whose first bytes do not fit the extension of an image."""
+    found = disguise(data[:HEAD]) if data else ("an empty file", "")
+    if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
+        return
+    raise DataCorruptionError(
+        "a file that is named as an image is none",
+        path=path,
+        key=key,
+        found=found[0],
+        advice="remove the file, or copy the image again",
+    )
+
+
+def _tar_key(key: str) -> str:
+    """Return a key without dots in its base name, since in a tar a key ends at the first dot."""
+    place, slash, name = key.rpartition("/")
+    return f"{place}{slash}{name.replace('.', '_')}"
+
+
+def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
+    """Return keys of which no two are the same."""
+    times = Counter(keys)
+    out = [
+        key if times[key] == 1 else _tar_key(next(iter(entry.paths.values())))
+        for key, entry in zip(keys, entries, strict=True)
+    ]
+    for key, count in Counter(out).most_common(1):
+        if count > 1:
+            raise ValueError(f"two records have the key {key!r}: rename one of their files")
+    return out

@@ -1,0 +1,94 @@
+"""What a stream draws, drawn once for all who look ahead of the loop."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from threading import Lock
+
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.samplers import BatchStream
+
+_STEPS, _IDS = 32, 1 << 15
+"""Steps that are drawn together, and most ids: this costs hardly more than one step."""
+
+_KEPT = (1 << 20) + (1 << 17)
+"""Ids that are kept: what a disk cache looks at ahead, and what passes it lately."""
+
+
+def growing(start: int, stop: int, most: int, /) -> Iterator[tuple[int, int]]:
+    """Cut steps into ranges that grow up to `most`, so that a look at one batch costs little.
+
+    >>> list(growing(0, 10, 4))
+    [(0, 1), (1, 3), (3, 7), (7, 10)]
+    """
+    size = 1
+    while start < stop:
+        yield start, min(start + size, stop)
+        start, size = start + size, min(2 * size, most)
+
+
+class Schedule:
+    """Give the ids of any steps of a stream, and keep those that were drawn last.
+
+    A window over the steps, not a queue: passes of frameworks coexist, ask out of order, and begin
+    anew. What is asked for behind the window is drawn again. Several threads may ask.
+
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
+    >>> [ids.tolist() for ids in schedule.batches(0, 1, 3)]
+    [[2, 3], [4]]
+    """
+
+    def __init__(self, sampler: BatchStream, /) -> None:
+        self.sampler = sampler
+        self._together = max(1, min(_STEPS, _IDS // max(1, sampler.batch_size)))
+        self._chunks: dict[tuple[int, int], list[Int64s]] = {}
+        self._ids = 0
+        self._whole: Schedule | None = None
+        self._lock, self._pid = Lock(), os.getpid()
+
+    def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
+        """Pickle without what was drawn."""
+        return Schedule, (self.sampler,)
+
+    @property
+    def whole(self) -> Schedule:
+        """The schedule of all ranks together, from which this rank's batches are then cut."""
+        if self.sampler.world_size == 1:
+            return self
+        if self._whole is None:
+            stream = copy.copy(self.sampler)
+            stream.rank, stream.world_size = 0, 1
+            self._whole = Schedule(stream)
+        return self._whole
+
+    def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
+        """Return what the sampler's `batches` does; the arrays belong to the schedule."""
+        out: list[Int64s] = []
+        while start < stop:
+            number, place = divmod(start, self._together)
+            out += self._chunk(epoch, number)[place : place + stop - start]
+            start = min(stop, (number + 1) * self._together)
+        return out
+
+    def _chunk(self, epoch: int, number: int) -> list[Int64s]:
+        if self._pid != os.getpid():  # a thread may have held the lock at the fork
+            self._lock, self._pid = Lock(), os.getpid()
+        with self._lock:
+            chunk = self._chunks.get((epoch, number))
+            if chunk is None:
+                chunk = self._drawn(epoch, number * self._together)
+                self._chunks[epoch, number] = chunk
+                self._ids += sum(map(len, chunk))
+                while self._ids > _KEPT and len(self._chunks) > 1:
+                    oldest = self._chunks.pop(next(iter(self._chunks)))
+                    self._ids -= sum(map(len, oldest))
+        return chunk
+
+    def _drawn(self, epoch: int, first: int) -> list[Int64s]:
+        last = min(first + self._together, len(self.sampler))
+        if self._whole is None:
+            return self.sampler.batches(epoch, first, last)
+        return self.sampler.cut(epoch, first, self._whole.batches(epoch, first, last))

@@ -1,0 +1,163 @@
+"""What a feed asks of whatever holds its records: an index over shards, or another source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.samplers.validate import counted
+
+
+class Source(Protocol):
+    """Say which records there are. Their ids are 0 to len - 1.
+
+    An `Index` is a source. Any other source has a method `reader` too: see `OwnSource`.
+    """
+
+    def __len__(self) -> int: ...
+    @property
+    def fields(self) -> Iterable[str]:
+        """The names of what can be read of a record."""
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """Numpy arrays of one row per record, by name."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """By name, what stands for the content of a field or column, in states; may be empty."""
+
+    def describe(self, record: int, /) -> str:
+        """Say in one line where a record lies, for messages."""
+
+
+class Reads(Protocol):
+    """Read records of a source, from several threads at once."""
+
+    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id, in the order of `ids`."""
+
+    def close(self) -> None:
+        """Close what is open. A later call of `read` opens it anew."""
+
+
+@runtime_checkable
+class OwnSource(Source, Protocol):
+    """A source of the user's own: a list, an array, a dataset of another library.
+
+    A `Feed` takes such a source in place of an index, and all loaders serve it. Only what needs
+    byte ranges does not: reading ahead, `plan`, `shuffled`, and the engine "choose_from_datasets".
+    For worker processes that are started by "spawn" the source must pickle.
+
+    >>> import numpy as np
+    >>> from twinfeed.loaders import Feed, NumpyLoader
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> class Words:
+    ...     fields, columns, digests = ["word"], {"length": np.array([2, 2, 3])}, {}
+    ...     def __len__(self):
+    ...         return 3
+    ...     def describe(self, record):
+    ...         return f"word {record}"
+    ...     def reader(self, *, checksums):
+    ...         return self
+    ...     def read(self, ids, fields):
+    ...         return {"word": [["to", "be", "not"][record] for record in ids]}
+    ...     def close(self):
+    ...         pass
+    >>> feed = Feed(Words(), ExactOnceBatchSampler(3, batch_size=2))
+    >>> [batch["word"] for batch in NumpyLoader(feed)]
+    [['to', 'be'], ['not']]
+    """
+
+    def reader(self, *, checksums: bool) -> Reads:
+        """Return what reads the records; with `checksums` it compares what it reads, if it can."""
+
+
+_MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
+
+
+def check_source(source: object, /) -> None:
+    """Raise TypeError or ValueError for what is no source of records, or has wrong columns."""
+    if isinstance(source, Index):
+        return
+    if not isinstance(source, OwnSource):
+        lacking = [name for name in _MEMBERS if not hasattr(source, name)]
+        raise TypeError(
+            f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one; "
+            f"to be a source of your own (docs/own-records.md) it lacks {', '.join(lacking)}"
+        )
+    for name, column in source.columns.items():
+        if not isinstance(column, np.ndarray):
+            raise TypeError(
+                f"column {name!r} of a {type(source).__name__} must be a numpy array, "
+                f"got a {type(column).__name__}: np.asarray(…) makes one"
+            )
+        if column.shape[:1] != (len(source),):
+            raise ValueError(
+                f"column {name!r} of a {type(source).__name__} must have a row for each of its "
+                f"{counted(len(source), 'record')}, got the shape {column.shape}"
+            )
+
+
+class _Checked:
+    """Read from a source of the user's own, and check what `read` returns."""
+
+    def __init__(self, reader: Reads, name: str) -> None:
+        self._reader = reader
+        self._name = name
+
+    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id.
+
+        Raises:
+            LoaderError: what was read is no list of a value for each id, by field.
+        """
+        found = self._reader.read(ids, fields)
+        if not isinstance(found, Mapping):
+            raise self._wrong("no dict", fields, len(ids), f"a {type(found).__name__}")
+        for name in fields:
+            values = found.get(name)
+            if values is None:
+                raise self._wrong(f"no values of the field {name!r}", fields, len(ids), [*found])
+            if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
+                got = f"a {type(values).__name__}"
+                raise self._wrong(f"no list for the field {name!r}", fields, len(ids), got)
+            if len(values) != len(ids):
+                what = f"another number of values of the field {name!r}"
+                raise self._wrong(what, fields, len(ids), counted(len(values), "value"))
+        return {name: found[name] for name in fields}
+
+    def close(self) -> None:
+        """Close what the reader has open."""
+        self._reader.close()
+
+    def _wrong(self, what: str, fields: Sequence[str], count: int, found: object) -> LoaderError:
+        return LoaderError(
+            f"read of a {self._name} gave {what}",
+            expected=f"a dict with a list of {counted(count, 'value')} for each of {list(fields)}",
+            found=found,
+            advice="mend read: see docs/own-records.md",
+        )
+
+
+def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
+    """Return a reader of a source."""
+    if isinstance(source, Index):
+        return Reader(source, checksums=checksums)
+    assert isinstance(source, OwnSource)
+    return _Checked(source.reader(checksums=checksums), type(source).__name__)
+
+
+def values_of(
+    reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
+) -> Mapping[str, Sequence[Any]]:
+    """Return the values of fields; a `Reader` gives `missing` for the records that lack a field."""
+    if isinstance(reader, Reader):
+        return reader._values(ids, fields, missing)
+    return reader.read(ids, fields)

@@ -1,0 +1,101 @@
+"""Stores that fsspec serves: all that obstore does not."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote.location import Location
+from twinfeed.loaders.remote.network import PassingError, gone, refused
+from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
+
+_CHUNK = 1 << 20
+_TAGS = ("ETag", "etag", "version_id", "generation")
+
+
+class Files(Store):
+    """Make single requests with a file system of fsspec."""
+
+    def __init__(self, root: Location) -> None:
+        super().__init__(root)
+        with _naming(str(root)):
+            from fsspec.core import url_to_fs
+
+            self.system, _ = url_to_fs(str(root))
+
+    def _at(self, path: str) -> str:
+        """Return a path as the file system takes it. The file system must take the key whole."""
+        place = self.root / path if path else self.root
+        found = str(self.system._strip_protocol(str(place)))
+        if not found.endswith(place.key):
+            raise LoaderError(
+                "what reads this URL would read another file",
+                path=place,
+                found=found,
+                advice="rename the file",
+            )
+        return found
+
+    def _facts(self, path: str, /) -> Facts:
+        with _naming(self.url(path)):
+            found = self.system.info(self._at(path))
+            tags = [str(found[name]) for name in _TAGS if found.get(name)]
+            return Facts(found.get("size"), tags[0] if tags else None)
+
+    def _read(self, path: str, start: int, stop: int, /) -> Piece:
+        with _naming(self.url(path)):
+            return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
+
+    def _stream(self, path: str, /) -> Iterator[memoryview]:
+        with _naming(self.url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
+            while chunk := file.read(_CHUNK):
+                yield memoryview(chunk)
+
+    def _walk(self) -> Iterator[str]:
+        base = self._at("").rstrip("/")
+        with _naming(str(self.root)):
+            for path in self.system.find(self._at("")):
+                yield str(path)[len(base) :].lstrip("/")
+
+    def _folders(self) -> Sequence[str]:
+        with _naming(str(self.root)):
+            found = self.system.ls(self._at(""), detail=True)
+        names = [str(each["name"]) for each in found if each["type"] == "directory"]
+        return [posixpath.basename(name.rstrip("/")) for name in names]
+
+    def _write(self, path: str, file: Path, /) -> None:
+        with _naming(self.url(path)):
+            place = self._at(path)
+            self.system.makedirs(posixpath.dirname(place), exist_ok=True)
+            self.system.put_file(str(file), place)
+
+    def _delete(self, path: str, /) -> None:
+        with _naming(self.url(path)):
+            self.system.rm_file(self._at(path))
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Turn the errors of fsspec into the errors of this library."""
+    try:
+        yield
+    except (LoaderError, MemoryError, PassingError):
+        raise
+    except ImportError as error:
+        raise not_installed(url, error) from None
+    except FileNotFoundError:
+        raise gone(url) from None
+    except Exception as error:
+        status = getattr(error, "status", None)
+        final = refused(status if isinstance(status, int) else None)
+        if final or isinstance(error, (PermissionError, TypeError, ValueError)):
+            raise LoaderError(
+                "the server refuses the request",
+                path=url,
+                found=f"{type(error).__name__}: {error}",
+                advice="check the URL, the credentials and the options of the store",
+            ) from error
+        raise PassingError(f"{type(error).__name__}: {error}") from error

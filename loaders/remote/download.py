@@ -1,0 +1,75 @@
+"""Whole files of stores, brought here in pieces side by side."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.remote import network
+from twinfeed.loaders.remote.network import NoRangesError
+from twinfeed.loaders.remote.stores import Facts, Store, too_long
+from twinfeed.loaders.remote.wire import wire
+
+
+def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
+    """Write the file at `path` of a store to `file`, and return its facts.
+
+    Raises:
+        LoaderError: the file has more than `most` bytes.
+        StaleIndexError: the file changes meanwhile.
+    """
+    piece = network.NETWORK.piece
+    try:
+        first = wire().submit(partial(store.read, path, 0, piece), piece).result()
+    except NoRangesError:
+        first = None
+    known = first is not None and store.gives_facts
+    facts = first.facts if first and known else store.facts([path], fresh=True)[0]
+    if facts.bytes is not None and facts.bytes > most:
+        raise too_long(store.url(path), most, f"{facts.bytes} bytes")
+    if first is None or facts.bytes is None:
+        return Facts(store.stream(path, file, most), facts.tag)
+    with file.open("wb") as out:
+        out.write(first.data[: facts.bytes])
+        out.flush()
+        starts = range(piece, facts.bytes, piece)
+        waiting = [
+            wire().submit(
+                partial(_copy, store, path, start, facts, out.fileno()), piece, soon=False
+            )
+            for start in starts
+        ]
+        try:
+            for one in waiting:
+                one.result()
+        finally:
+            for one in waiting:  # the file must stay open for those under way
+                if not one.cancel():
+                    one.exception()
+    return facts
+
+
+def _copy(store: Store, path: str, start: int, facts: Facts, fd: int) -> None:
+    """Write one piece of a file to its place."""
+    stop = min(start + network.NETWORK.piece, facts.bytes or 0)
+    piece = store.read(path, start, stop)
+    if len(piece.data) < stop - start or (store.gives_facts and piece.facts != facts):
+        raise StaleIndexError(
+            "the file changed while it was copied",
+            path=store.url(path),
+            expected=describe(facts),
+            found=describe(piece.facts),
+            advice="wait until nobody writes there, and try again",
+        )
+    view = piece.data
+    while len(view):
+        written = os.pwrite(fd, view, start)
+        view, start = view[written:], start + written
+
+
+def describe(facts: Facts, /) -> str:
+    """Say the facts of a file in words."""
+    tag = "" if facts.tag is None else f", tag {facts.tag}"
+    return f"{'an unknown number of' if facts.bytes is None else facts.bytes} bytes{tag}"

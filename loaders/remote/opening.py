@@ -1,0 +1,63 @@
+"""Which store serves a place: by its scheme, one for each process."""
+
+from __future__ import annotations
+
+import os
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote._fsspec import Files
+from twinfeed.loaders.remote.location import OBJECTS, WEB, Location
+from twinfeed.loaders.remote.stores import Store, not_installed
+
+_stores: dict[tuple[int, Location, bool], Store] = {}
+
+
+_obstore_users: set[int] = set()
+
+
+def store_of(root: Location, /) -> Store:
+    """Return the store of a place. Each process has its own, with its own connections."""
+    key = os.getpid(), root, root.typed
+    store = _stores.get(key)
+    if store is None:
+        store = _stores[key] = _open(root)
+    return store
+
+
+def split(place: Location, /) -> tuple[Store, str]:
+    """Return the store that a file lies in, and its path there."""
+    if not place.key:
+        raise LoaderError(
+            "this URL names no file", path=place, advice="name a file or a folder in it"
+        )
+    return store_of(place.parent), place.name
+
+
+def direct_store(root: Location, /) -> Store:
+    """Return a store for a process that was not forked."""
+    if root.scheme in WEB:
+        from twinfeed.loaders.remote._web import Web
+
+        return Web(root)
+    if root.scheme in OBJECTS:
+        try:
+            from twinfeed.loaders.remote._objects import Objects
+        except ImportError as error:
+            raise not_installed(root, error) from None
+        _obstore_users.add(os.getpid())
+        return Objects(root)
+
+    return Files(root)
+
+
+def _open(root: Location) -> Store:
+    """Return a store.
+
+    A process that was forked from a process that used obstore has the locks of obstore's threads,
+    but not the threads. obstore would wait for ever, so a helper process makes the requests.
+    """
+    if root.scheme in OBJECTS and _obstore_users - {os.getpid()}:
+        from twinfeed.loaders.remote._helper import Helped
+
+        return Helped(root)
+    return direct_store(root)

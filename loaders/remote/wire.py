@@ -1,0 +1,110 @@
+"""The requests of one process, on threads, with bounds on the requests and bytes in flight."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from twinfeed.loaders.remote import network
+
+
+class _Job(NamedTuple):
+    call: Callable[[], Any]
+    size: int
+    future: Future[Any]
+
+
+class Wire:
+    """Run requests on threads, those that somebody waits for first.
+
+    A thread ends when nothing is left to do. So a process that ends waits for no idle thread.
+    Requests that have not begun then are cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._soon: OrderedDict[int, _Job] = OrderedDict()
+        self._later: OrderedDict[int, _Job] = OrderedDict()
+        self._threads = 0
+        self._bytes = 0
+
+    def submit(self, call: Callable[[], Any], size: int, /, *, soon: bool = True) -> Future[Any]:
+        """Run `call`, which brings `size` bytes, on a thread."""
+        job = _Job(call, size, Future())
+        with self._lock:
+            (self._soon if soon else self._later)[id(job.future)] = job
+        self._grow()
+        return job.future
+
+    def hurry(self, future: Future[Any], /) -> None:
+        """Move a request that was submitted for later to those that are made soon."""
+        with self._lock:
+            job = self._later.pop(id(future), None)
+            if job is not None:
+                self._soon[id(future)] = job
+        if job is not None:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Start threads for what may begin.
+
+        A thread is started without the lock. To start a thread takes long, and makes many objects.
+        These may set off the garbage collector, which runs destructors of anybody's objects. If a
+        destructor waited for a thread that waits for the lock, both would wait for ever.
+        """
+        while True:
+            with self._lock:
+                room = self._threads < network.NETWORK.requests
+                job = self._next() if room else None
+                if job is None:
+                    return
+                self._threads += 1
+            threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
+
+    def _next(self) -> _Job | None:
+        """Take the next job, if there is room for its bytes in flight; the lock is held."""
+        if not threading.main_thread().is_alive():
+            for job in (*self._soon.values(), *self._later.values()):
+                job.future.cancel()
+            self._soon.clear()
+            self._later.clear()
+        queue = self._soon or self._later
+        while queue:
+            key, job = next(iter(queue.items()))
+            if self._bytes and self._bytes + job.size > network.NETWORK.in_flight:
+                return None
+            del queue[key]
+            if job.future.set_running_or_notify_cancel():
+                self._bytes += job.size
+                return job
+            queue = self._soon or self._later
+        return None
+
+    def _work(self, job: _Job | None) -> None:
+        """Run jobs as long as there are any that may begin."""
+        while job is not None:
+            try:
+                result = job.call()
+            except BaseException as error:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(result)
+                del result
+            with self._lock:
+                self._bytes -= job.size
+                job = self._next()
+                if job is None:
+                    self._threads -= 1
+            self._grow()
+
+
+_wires: dict[int, Wire] = {}
+
+
+def wire() -> Wire:
+    """Return the wire of this process. A forked child has a wire of its own."""
+    return _wires.setdefault(os.getpid(), Wire())

@@ -1,0 +1,164 @@
+"""Files that are there whole or not at all, whatever happens to the process that writes them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LOCK = ".twinfeed-lock"
+"""The file that is locked while a folder is changed."""
+
+WAIT = 600.0
+"""So many seconds a lock is waited for."""
+
+_PATIENCE = 5.0
+_PAUSE = 0.02
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` through a temporary name beside it, fsync, rename."""
+    temporary = beside(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # not the temporary name
+        raise
+    sync(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Return an unused hidden name in the folder of `path`."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+
+
+def sync(path: Path) -> None:
+    """Bring a file's or folder's bytes to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(
+    folder: Path, /, *, make: Callable[[Path], object] | None = None, wait: float | None = None
+) -> Iterator[None]:
+    """Let one process at a time change what is in a folder, which `make` makes if need be.
+
+    The lock is on a file that only its owner may open. A lock on the folder itself could be held by
+    anybody who may read the folder. The file is there while the lock is held.
+
+    Raises:
+        TimeoutError: the lock is held after `wait` seconds (by default `WAIT`).
+    """
+    start, told, wait = time.monotonic(), False, WAIT if wait is None else wait
+    while (fd := _try_lock(folder, make)) is None:
+        waited = time.monotonic() - start
+        if waited >= wait:
+            problem = (
+                f"another process has held its lock for {waited:.0f} seconds: wait until it has "
+                f"ended, or end it; if nobody writes there, delete {folder / LOCK}"
+            )
+            raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
+        if waited >= _PATIENCE and not told:
+            told = True
+            text = f"{folder}: waiting for another process that writes there"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        time.sleep(_PAUSE)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
+    """Return the open and locked file of a folder; None where somebody else holds the lock."""
+    file = folder / LOCK
+    try:
+        if make is not None:
+            make(folder)
+    except FileExistsError:
+        if folder.exists() and not folder.is_dir():
+            raise
+        return None  # the folder was removed while mkdir() looked at what is there
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        if make is None:
+            raise
+        return None  # the folder was removed by the process that held the lock
+    except PermissionError:
+        if file.exists():  # another user's
+            return None
+        raise
+    try:
+        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    # A file that was unlinked before it was locked keeps nobody out.
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(fd), file.lstat()):
+            return fd
+    os.close(fd)
+    return None
+
+
+def lock(fd: int, how: int, /) -> bool:
+    """Lock or unlock an open file as `fcntl.flock` does; False if the file system has no locks."""
+    try:
+        fcntl.flock(fd, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def room_for(path: Path, needed: int | None, *, work: Path | None = None) -> Iterator[None]:
+    """Name `path` in the error of a full disk, or of a reached limit of a file's size.
+
+    The error has the bytes needed, if that number is known, and the bytes written to `work`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        facts = [] if needed is None else [f"{needed} bytes are needed here"]
+        if work is not None:
+            written = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
+            facts.append(f"{written} bytes were written")
+        problem = f"{os.strerror(error.errno)}: {', '.join(facts)}"
+        raise OSError(error.errno, problem, str(path)) from error
+
+
+@contextmanager
+def writable(path: Path, advice: str) -> Iterator[None]:
+    """Name `path`, and what to do, when it may not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        problem = f"{os.strerror(error.errno)}: {advice}"
+        raise type(error)(error.errno, problem, str(path)) from error

@@ -1,0 +1,94 @@
+"""The types that the loaders share, and the checks of their arguments: each rule worded once.
+
+The rules that the samplers have too are the samplers' own functions.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.samplers.validate import choice as choice
+from twinfeed.samplers.validate import flag as flag
+from twinfeed.samplers.validate import integer
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Ids = Int64s | Iterable[int]
+
+
+def count(name: str, value: SupportsIndex, /, *, minimum: int = 1) -> int:
+    """Return an integer of at least `minimum`; raise TypeError for what is no integer."""
+    return integer(name, value, minimum=minimum)
+
+
+def bytes_of(text: str, /) -> int:
+    """Return the number of bytes that a text names; raise ValueError for any other.
+
+    >>> bytes_of("2G"), bytes_of("500 MB"), bytes_of("1.5 GiB")
+    (2000000000, 500000000, 1610612736)
+    """
+    match = re.fullmatch(r"([\d_]*\.?\d+)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} must be a number of bytes, such as 100M or 1.5 GiB")
+    power = " kmgt".index(match[2] or " ")
+    return int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
+    """Return several names as a tuple; raise TypeError for a single string, or no strings."""
+    found = values if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
+        return found
+    raise TypeError(f"{name} must be a list of names, got {values!r}")
+
+
+def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
+    """Return a copy, empty for None; raise TypeError for what is no dict."""
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"{name} must be a dict, got {values!r}")
+    return dict(values or {})
+
+
+def as_ids(ids: Ids, /) -> Int64s:
+    """Return ids as int64[n]; raise TypeError for what are no integers."""
+    listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
+    array = np.asarray(list(ids) if listed else ids)
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(
+            f"ids must be integers in one dimension, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def check_ids(ids: Ids, records: int, /) -> Int64s:
+    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
+    array = as_ids(ids)
+    if len(array):
+        check_bounds(int(array.min()), int(array.max()), records)
+    return array
+
+
+def check_bounds(low: int, high: int, records: int, /) -> None:
+    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`."""
+    if low < 0 or high >= records:
+        raise IndexError(f"ids must lie in [0, {records}), got {low if low < 0 else high}")
+
+
+def as_array(value: Any, /) -> Array:
+    """Return a value as numpy holds it: bfloat16, which numpy lacks, in the dtype of ml_dtypes."""
+    if str(getattr(value, "dtype", None)) != "torch.bfloat16":
+        return np.asarray(value)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise TypeError("bfloat16 in numpy needs the package ml_dtypes") from None
+    return np.asarray(value.view(sys.modules["torch"].int16)).view(bfloat16)

@@ -1,0 +1,24 @@
+"""What the extras bring: an error that names the extra, where one is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needing(what: str, extra: str, /) -> Iterator[None]:
+    """Name the extra to install where the block does not find a module of somebody else."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module in ("", "twinfeed"):
+            raise
+        raise not_installed(what, module, extra) from error
+
+
+def not_installed(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
+    """Return the error of what needs a module that is not installed."""
+    told = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
+    return ModuleNotFoundError(told, name=module)

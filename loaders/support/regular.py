@@ -1,0 +1,100 @@
+"""Open local files, which must be regular ones, and read ranges of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO
+
+from twinfeed.loaders.errors import LoaderError, UnsafeContentError
+
+BUFFER = 1 << 20
+"""Bytes read, or written, at a time."""
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
+
+CLOSED = "copy the shard again, or write it again: its writer may not have been closed"
+"""What to do about a shard that ends too early."""
+
+
+def open_shard(path: str, /) -> BinaryIO:
+    """Open a shard for reading, buffered.
+
+    Raises:
+        UnsafeContentError: a `pipe:` command, which is never run.
+        LoaderError: what is no regular file.
+        FileNotFoundError: a missing file.
+    """
+    refuse_command(path)
+    return open_file(path, buffering=BUFFER)
+
+
+def open_file(path: str | os.PathLike[str], /, *, buffering: int = 0) -> BinaryIO:
+    """Open a regular file for reading; raise LoaderError for anything else."""
+    return open(path, "rb", buffering=buffering, opener=_opener)
+
+
+def read_file(path: str | os.PathLike[str], most: int, /) -> bytes:
+    """Return the bytes of a regular file; raise LoaderError for more than `most` bytes."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > most else read_at(file.fileno(), size + 1, 0)
+    if max(size, len(data)) > most:
+        raise LoaderError(
+            "a file of too many bytes",
+            path=path,
+            expected=f"at most {most} bytes",
+            found=f"{size} bytes",
+            advice="give another file, or remove it",
+        )
+    return data
+
+
+def open_regular(path: str | os.PathLike[str], /) -> int:
+    """Open a regular file for reading, and return its descriptor.
+
+    Raises:
+        LoaderError: anything else, without waiting: opening a FIFO would block until somebody
+            writes to it, and a device such as /dev/zero never ends.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        raise LoaderError(
+            "not a regular file",
+            path=path,
+            found=_KINDS.get(kind, "a device"),
+            advice="put a file there, or a link to one; what a command prints is saved first",
+        )
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _opener(path: str, _: int) -> int:
+    return open_regular(path)
+
+
+def read_at(fd: int, length: int, offset: int, /) -> bytes:
+    """Return the bytes of a range, fewer only at the end of the file.
+
+    A long range takes several `os.pread`s, since one returns at most 2 GiB.
+    """
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    pieces, at = [data], offset + len(data)
+    while at < offset + length and (data := os.pread(fd, offset + length - at, at)):
+        pieces.append(data)
+        at += len(data)
+    return b"".join(pieces)
+
+
+def refuse_command(path: str, /) -> None:
+    """Raise UnsafeContentError for a `pipe:` URL of webdataset, which would run a shell."""
+    if path.lower().startswith("pipe:"):
+        raise UnsafeContentError(
+            "pipe: commands are never run",
+            path="pipe:***",  # a command may hold a password anywhere
+            advice="run the command yourself, and give the file it makes",
+        )

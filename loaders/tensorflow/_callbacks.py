@@ -1,0 +1,167 @@
+"""What TensorFlow calls back: methods of objects that the graph does not own."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
+# to be found by their text. There may be several, since threads work ahead. Here are the objects
+# that raised last, by weak references: no object must live on for an error that nobody asks for.
+FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
+
+# The interpreter may end after _QUIET seconds without a call of TensorFlow. For this quiet it waits
+# _PATIENCE seconds at most.
+_QUIET, _PATIENCE = 0.1, 10.0
+
+# Seconds for which a destructor waits for TensorFlow's threads.
+_LEAVE = 1.0
+
+# TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
+# number of an object, and the object stands here for as long as something else keeps it.
+_OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NUMBERS = count()
+
+
+class _Calls:
+    """The calls that TensorFlow's threads make into Python.
+
+    While the interpreter ends, a call under way would wait for the interpreter, and the interpreter
+    would wait for TensorFlow, for ever. So no call begins after the program has ended, and the
+    program waits for the calls under way.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._last = 0.0
+        self._ending = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._last = time.monotonic()
+            if self._ending:
+                raise RuntimeError("the program has ended")
+            self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Refuse further calls, and wait for the calls under way."""
+        with self._lock:
+            self._ending = True
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._under_way and time.monotonic() - self._last > _QUIET:
+                    return
+            time.sleep(_QUIET / 4)
+
+
+_CALLS = _Calls()
+atexit.register(_CALLS.end)
+os.register_at_fork(after_in_child=_CALLS.__init__)  # type: ignore[misc]  # no call is under way
+
+
+def drop(held: list[Any], /) -> None:
+    """Empty a list of one iterator of TensorFlow, in a thread that holds no lock.
+
+    Whoever destroys an iterator waits for the threads of its pass. The garbage collector destroys
+    in any thread, and under any lock that these threads wait for. So the iterator is kept while
+    others have it too: the collector is about to clear them. After `_PATIENCE` seconds the threads
+    of the pass wait for no lock.
+
+    Waits for a short time, so that a pass has ended when its iterator is gone.
+    """
+    gone, alone = threading.Event(), not _shared(held)
+
+    def empty() -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while _shared(held) and time.monotonic() < deadline:
+            time.sleep(_QUIET / 4)
+        with suppress(RuntimeError), _CALLS:  # the end of the program waits for it
+            held.clear()
+        gone.set()
+
+    with suppress(RuntimeError):  # no thread begins at the end of the program
+        _thread.start_new_thread(empty, ())  # locks of `threading` may be held
+        if alone:
+            gone.wait(_LEAVE)
+
+
+def _shared(held: list[Any]) -> bool:
+    """Return whether somebody else has what the list holds."""
+    return sys.getrefcount(held[0]) > 2  # the list's own, and the call's
+
+
+def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+    """Call a method from the graph, by `tf.numpy_function`. The graph does not keep the object."""
+    number, name = _numbered(method)
+
+    def call(*arrays: Any) -> Any:
+        return _call(number, name, *arrays)
+
+    return tf.numpy_function(call, inputs, types)
+
+
+def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.data.Dataset:
+    """Make a dataset of what a generator method yields.
+
+    The generator is closed when the iterator ends or is given up. While the generator runs, the
+    object is kept.
+    """
+    number, name = _numbered(method)
+
+    def items() -> Iterator[Any]:
+        with _kept(number) as owner:
+            yield from getattr(owner, name)()
+
+    return tf.data.Dataset.from_generator(items, output_signature=spec)
+
+
+def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
+    """Return the number of a method's object, and the method's name."""
+    owner: Any = method.__self__  # type: ignore[attr-defined]
+    number = next(_NUMBERS)
+    _OWNERS[number] = owner
+    return number, method.__name__
+
+
+def _call(number: int, name: str, *arrays: Any) -> Any:
+    """Call the method."""
+    with _CALLS, _kept(number) as owner:
+        return getattr(owner, name)(*arrays)
+
+
+@contextmanager
+def _kept(number: int) -> Iterator[Any]:
+    """Give an object, and have it keep what is raised for `original_errors`."""
+    owner = _OWNERS.get(number)
+    if owner is None:
+        raise RuntimeError(
+            "the loader of this dataset is gone: keep the loader, or the dataset that it gave, "
+            "for as long as what was made of the dataset is in use"
+        )
+    try:
+        yield owner
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        owner.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
+        FAILED.append(weakref.ref(owner))
+        raise

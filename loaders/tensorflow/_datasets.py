@@ -1,0 +1,148 @@
+"""What the loaders of TensorFlow have in common: a dataset, and passes that are counted."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import cache, cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from twinfeed.loaders.loop.loader import B, Loader
+from twinfeed.loaders.loop.uncounted import UNANNOUNCED, Order
+from twinfeed.loaders.tensorflow._operators import feed_of, iterator_of, loaders_of
+from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
+from twinfeed.loaders.tensorflow.original import originals_of
+
+
+class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
+    """Give the batches of a stream as a `tf.data.Dataset`, and count what is received of it."""
+
+    _counts = "loop over loader.counted(dataset)"
+    _unshared = ("_running", "dataset", "_on_device")
+
+    device: str | None
+    prefetch: int
+
+    @cached_property
+    def dataset(self) -> tf.data.Dataset:
+        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
+
+        Its length is always that of a whole epoch, and shapes are static where they can be. A pass
+        runs from where the loader stands to the end of the epoch. An evaluation always runs whole,
+        except in the first pass after `load_state_dict`. A pass begins when its first batch is
+        drawn, and a pass that is given up costs nothing. When a pass has delivered its last batch,
+        the loader stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the
+        loader follows what was received. What `evaluate`, `predict` or `adapt` of Keras asks for is
+        a whole epoch, and moves nothing.
+
+        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
+        batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
+        under a strategy. So take `counted` or a `ResumeCallback` there.
+
+        Warns where passes begin one training epoch a third time: the same batches come again.
+        """
+        return self._made()
+
+    @abstractmethod
+    def _made(self) -> tf.data.Dataset:
+        """Make the dataset."""
+
+    def counted(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
+        """Iterate over what was made of `dataset`, and count what the loop receives.
+
+        The pass is one of the loader's: the same rules hold as for iterating over the loader
+        itself.
+
+        Args:
+            dataset: may be mapped, cut by `take`, repeated, prefetched, copied to a device, or
+                distributed by `tf.distribute`. Each of its elements is a batch.
+            order: `"mine"` says that each element is the next batch, although its position is not
+                known.
+
+        Raises:
+            ValueError: before the first batch, the position after each element is not known: for
+                other operators, and for pipelines and iterables that the loader does not know.
+        """
+        check_process()
+        strict = order is None and not isinstance(dataset, tf.distribute.DistributedDataset)
+        if strict and self._uncounted not in loaders_of(dataset):
+            raise ValueError(UNANNOUNCED)
+        self._stop()
+        epoch, start = self._cursor.begin()
+        self._uncounted.count_from(epoch, start, strict=strict)
+        self._meter.begin(start)
+        running = _Pass(self, dataset)
+        yield from self._deliver(running, self._received)
+
+    def serialize(self) -> str:
+        """Give the state to `tf.train.Checkpoint`."""
+        return json.dumps(self.state_dict())
+
+    def deserialize(self, state: str | bytes, /) -> None:
+        """Take the state from `tf.train.Checkpoint`."""
+        self.load_state_dict(json.loads(state))
+
+    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
+        return self._sent(self.dataset.map(arrange))
+
+    def _feed_of(self, batches: Any) -> Any:
+        return feed_of(batches)
+
+    def _original_errors(self) -> AbstractContextManager[None]:
+        return originals_of(None)  # the validation of a `fit` has a loader of its own
+
+    def _begin(self, epoch: int, start: int) -> _Pass:
+        self._uncounted.count_from(epoch, start, strict=True)
+        return _Pass(self, self._on_device)
+
+    @cached_property
+    def _on_device(self) -> tf.data.Dataset:
+        """The dataset that the loader itself iterates over."""
+        return self._sent(self.dataset)
+
+    def _sent(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Copy what a dataset gives to the device, ahead of the step."""
+        device = chosen_device(self.device)
+        if device == "/CPU:0":
+            return dataset
+        return prefetch_to_device(dataset, device=device, prefetch=self.prefetch)
+
+
+@cache
+def _process() -> int:
+    """Return the process in which TensorFlow began to work, as far as this module knows."""
+    return os.getpid()
+
+
+def check_process() -> None:
+    """Raise where TensorFlow would wait for threads that a forked child does not have."""
+    if _process() != os.getpid():
+        raise RuntimeError(
+            "TensorFlow does not work in a forked child of a process that has used it: start the "
+            "child by spawn (multiprocessing.get_context('spawn')), or use a NumpyLoader there"
+        )
+
+
+class _Pass(Iterator[Any]):
+    """Iterate once, with errors as they were raised."""
+
+    def __init__(self, loader: DatasetLoader[Any], dataset: Iterable[Any]) -> None:
+        self._loader = loader
+        self._dataset = dataset
+        self._batches: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        with originals_of(self._loader._uncounted):
+            if self._batches is None:
+                self._batches = iterator_of(self._dataset, "fit")
+            return next(self._batches)
+
+    def close(self) -> None:
+        """Give up the iterator, with the batches drawn ahead, and count no more."""
+        self._loader._uncounted.stop_counting()
+        self._dataset, self._batches = (), iter(())

@@ -1,0 +1,73 @@
+"""Where the passes of a dataset begin and end, for all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from twinfeed.loaders.loop.uncounted import Begun, UncountedPasses
+from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.tensorflow._processes import check_cut
+from twinfeed.samplers import BatchStream
+
+
+class PassServer:
+    """Begin the passes of a stream of one rank, or of several ranks in turn.
+
+    A *place* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number.
+    """
+
+    def __init__(
+        self,
+        sampler: BatchStream,
+        uncounted: UncountedPasses,
+        meter: Meter,
+        *,
+        ranks: int = 1,
+        by_rank: bool = False,
+    ) -> None:
+        self.sampler, self.uncounted, self.meter = sampler, uncounted, meter
+        self.ranks = ranks
+        self.steps = len(sampler)
+        self.places = self.steps * ranks
+        self._by_rank = by_rank  # whether a strategy is given each replica's own batches
+        self._numbers = count()
+
+    def passes(self) -> Iterator[Int64s]:
+        """Begin a pass, and yield int64[5]: its number and `Begun`, and the number of calls.
+
+        TensorFlow closes the generator when the iterator of the pass has ended or is given up. This
+        ends the pass.
+        """
+        if not self._by_rank and not self.uncounted.expects():
+            check_cut(self.sampler)
+        self.meter.begin_uncounted()
+        epoch, start, counting = self.uncounted.begin()
+        number = next(self._numbers)
+        with self._serving(number, epoch, start) as calls:
+            yield np.array([number, epoch, start, counting, calls])
+
+    @contextmanager
+    def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
+        """Hold what a pass needs, and yield the number of calls that serve several batches each."""
+        yield 0
+
+    def delivered(self, begun: Int64s, place: np.int64) -> bool:
+        """Note that the last batch of a pass has left the pipeline."""
+        self.uncounted.delivered(Begun(*begun[1:4].tolist()))
+        return True
+
+    @staticmethod
+    def mapped(
+        dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
+    ) -> tf.data.Dataset:
+        """Map in order, `parallel` elements at once; with 1, no element is made ahead."""
+        if parallel < 2:
+            return dataset.map(function)
+        return dataset.map(function, num_parallel_calls=parallel, deterministic=True)

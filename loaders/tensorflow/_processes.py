@@ -1,0 +1,57 @@
+"""How many processes train together in TensorFlow's cluster, and what they may share out."""
+
+from __future__ import annotations
+
+import warnings
+
+import tensorflow as tf
+
+from twinfeed.samplers import BatchStream, PKBatchSampler
+from twinfeed.samplers.processes import add_probe
+
+_WHOLE = "use strategy.distribute_datasets_from_function(loader.dataset_for) with the whole feed"
+
+
+def workers() -> int:
+    """Return the workers and the chief that `TF_CONFIG` names; 1 where there is no cluster."""
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
+    return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
+
+
+def policy_for(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
+    """Return how a strategy shares batches out to processes: by records, unless they are shared."""
+    policy = tf.data.experimental.AutoShardPolicy
+    return policy.OFF if sampler.sharded else policy.DATA
+
+
+def check_cut(sampler: BatchStream, /) -> None:
+    """Check batches that a strategy cuts for the processes of its cluster.
+
+    Warns of an evaluation, and of a stream of which every process is said to meet all batches.
+
+    Raises:
+        ValueError: the strategy would cut one rank's part again, or the classes of a P×K batch.
+    """
+    number = workers()
+    if number == 1:
+        return
+    if sampler.world_size > 1:
+        raise ValueError(
+            f"experimental_distribute_dataset and fit would cut the batches of rank {sampler.rank} "
+            f"of {sampler.world_size} once more: {_WHOLE}"
+        )
+    if sampler.evaluation or sampler.sharded:
+        part = "every batch of its own" if sampler.sharded else "a part of each batch"
+        warnings.warn(
+            f"each of {number} processes is given {part} of {sampler!r}, by "
+            f"experimental_distribute_dataset or fit: for exact sums {_WHOLE}",
+            stacklevel=2,
+        )
+    elif isinstance(sampler, PKBatchSampler):
+        raise ValueError(
+            f"experimental_distribute_dataset and fit would cut the classes of {sampler!r} for "
+            f"{number} processes: {_WHOLE}"
+        )
+
+
+add_probe(workers)

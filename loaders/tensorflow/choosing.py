@@ -1,0 +1,225 @@
+"""A sampler that chooses from datasets of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from twinfeed.loaders.loop.selector import Choices, Source
+from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.tensorflow._callbacks import called
+from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
+from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
+from twinfeed.loaders.tensorflow._passes import PassServer
+from twinfeed.loaders.tensorflow._pipeline import batches_of
+from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.samplers import BatchStream
+
+_IDS = 1 << 14  # ids that are drawn in one call
+
+
+def choose(
+    sampler: BatchStream,
+    datasets: Sequence[tf.data.Dataset],
+    /,
+    *,
+    source: Source | None = None,
+    replay: bool = False,
+    device: str | None = None,
+    prefetch: int = 2,
+) -> DatasetLoader[Any]:
+    """Have a sampler choose from datasets of your own: one a class, or one a set.
+
+    Each batch is as the sampler draws it: of the size of its step, its elements in order, each the
+    next element of its dataset.
+
+    A pass begins each dataset anew, as every iterator of tf.data does. So datasets must go on for
+    an epoch: most need `repeat()`. A dataset that ends is an error that names it.
+
+    Args:
+        sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`). Of several
+            ranks, each has a loader with its own part of each set, as by `Dataset.shard`.
+        datasets: of one element spec; elements are stacked to batches.
+        source: the number of the dataset of each sample id, as a function of ids (int64[n]) or an
+            array by id, such as labels from 0. Classes and mixtures have this by themselves.
+        replay: whether a pass skips as many elements of each dataset as were drawn before its
+            position, in all epochs. Then epochs go on where the one before ended, and a resumed run
+            is exact, if the datasets are deterministic. Skipped elements are read, and mapped,
+            again. Without `replay` the choice alone resumes.
+        device: as of a `TensorFlowLoader`.
+        prefetch: as of a `TensorFlowLoader`.
+
+    Returns:
+        a loader, with the position, `state_dict`, `dataset` and `counted` of a `TensorFlowLoader`.
+        `ResumeCallback` takes it.
+
+    Raises:
+        ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
+            padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
+            records.
+
+    >>> from twinfeed.loaders.tensorflow import choose
+    >>> from twinfeed.samplers import PKBatchSampler
+    >>> datasets = [tf.data.Dataset.range(10 * n, 10 * n + 10).repeat() for n in range(3)]
+    >>> loader = choose(PKBatchSampler.of_classes(3, p=2, k={0: 2, 1: 3}, seed=0), datasets)
+    >>> for batch in loader:
+    ...     print(batch.numpy())
+    [10 11  0  1]
+    [20 21 22 12 13 14]
+    """
+    return _Chosen(
+        sampler, list(datasets), source=source, replay=replay, device=device, prefetch=prefetch
+    )
+
+
+class _Chosen(DatasetLoader[Any]):
+    """Iterate over batches of what a sampler chooses from datasets."""
+
+    _shared = ("_sampler", "_datasets")
+
+    def __init__(
+        self,
+        sampler: BatchStream,
+        datasets: list[tf.data.Dataset],
+        *,
+        source: Source | None,
+        replay: bool,
+        device: str | None,
+        prefetch: int,
+    ) -> None:
+        _check_datasets(datasets)
+        self._choices = Choices(sampler, len(datasets), source)
+        super().__init__(sampler)
+        self._datasets = datasets
+        self.replay = checks.flag("replay", replay)
+        self.device = device if device is None else chosen_device(device)
+        self.prefetch = checks.count("prefetch", prefetch, minimum=0)
+
+    def _made(self) -> tf.data.Dataset:
+        check_process()
+        server = PassServer(self._sampler, self._uncounted, self._meter)
+        engine = ChooseDatasets(server, self._choices, self._datasets, replay=self.replay)
+        return batches_of(engine, self.prefetch)
+
+
+class Numbers:
+    """The engine that gives the numbers themselves."""
+
+    def __init__(self, server: PassServer, choices: Choices) -> None:
+        self.server, self.choices = server, choices
+        self._together = max(1, _IDS // max(1, server.sampler.batch_size))  # steps of a call
+
+    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (step, numbers) of a pass."""
+        numbers = batched(self._drawn(begun), self._sizes(begun))
+        return tf.data.Dataset.zip((tf.data.Dataset.range(begun[2], self.server.steps), numbers))
+
+    def sizes(self, begun: Int64s) -> tuple[Int64s, np.int64]:
+        """Return the sizes of the batches of a pass, and their unit."""
+        epoch, start = begun[1:3].tolist()
+        each = self.server.sampler._own_sizes(epoch, start, self.server.steps)
+        return each, unit_of(each)
+
+    def numbers(self, begun: Int64s, step: np.int64) -> Int64s:
+        """Draw the numbers of some steps, end to end."""
+        last = min(int(step) + self._together, self.server.steps)
+        return np.concatenate(self.choices.numbers(int(begun[1]), int(step), last))
+
+    def _sizes(self, begun: tf.Tensor) -> Sizes:
+        return Sizes.called(self.sizes, begun, self.server.sampler._constant_size)
+
+    def _drawn(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of all numbers of a pass, int64 scalars."""
+
+        def numbers(step: tf.Tensor) -> tf.Tensor:
+            found = called(self.numbers, [begun, step], tf.int64)
+            found.set_shape([None])
+            return found
+
+        steps = tf.data.Dataset.range(begun[2], self.server.steps, self._together)
+        return steps.map(numbers).unbatch()
+
+
+class ChooseDatasets(Numbers):
+    """The engine that chooses from datasets of the user's own."""
+
+    def __init__(
+        self,
+        server: PassServer,
+        choices: Choices,
+        datasets: Sequence[tf.data.Dataset],
+        *,
+        replay: bool,
+    ) -> None:
+        super().__init__(server, choices)
+        self._datasets, self._replay = datasets, replay
+
+    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (step, batch) of a pass."""
+        datasets = self._datasets
+        if self._replay:
+            drawn = called(self.drawn, [begun], tf.int64)
+            drawn.set_shape([len(datasets)])
+            counts = map(tf.squeeze, tf.split(drawn, len(datasets)))  # half the time of drawn[n]
+            datasets = [
+                dataset.skip(count) for dataset, count in zip(datasets, counts, strict=True)
+            ]
+        return chosen(datasets, self._drawn(begun), self._sizes(begun), begun, self.ended)
+
+    def drawn(self, begun: Int64s) -> Int64s:
+        """Return how often each dataset was drawn before a pass."""
+        return self.choices.drawn(*begun[1:3].tolist())
+
+    def ended(self, begun: Int64s, step: np.int64, found: np.int64) -> bool:
+        """Raise for the dataset that has fewer elements than were chosen."""
+        epoch, start = begun[1:3].tolist()
+        batches = self.choices.numbers(epoch, start, int(step) + 1)
+        number = batches[-1][found]
+        before = np.concatenate([*batches[:-1], batches[-1][:found]])
+        given = np.count_nonzero(before == number)
+        if self._replay:
+            given += self.drawn(begun)[number]
+        raise ValueError(
+            f"dataset {number} (of {self.choices.sources}) has ended: step {step} of epoch {epoch} "
+            f"draws its element {given + 1}: add .repeat() to the dataset, or make epochs shorter "
+            f"by batches_per_epoch of the sampler"
+        )
+
+
+def numbers_of(choices: Choices, uncounted: UncountedPasses, meter: Meter) -> tf.data.Dataset:
+    """Make the dataset of a `Selector`."""
+    check_process()
+    server = PassServer(choices.sampler, uncounted, meter)
+    return batches_of(Numbers(server, choices), prefetch=1)
+
+
+def _check_datasets(datasets: Sequence[Any]) -> None:
+    """Raise for what cannot be stacked to batches: other objects, and elements of two specs."""
+    if not datasets:
+        raise ValueError("datasets must hold one at least, got none")
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"datasets must be of tf.data, got a {type(dataset).__name__} at {number}"
+            )
+        try:
+            tf.nest.map_structure(_common, datasets[0].element_spec, dataset.element_spec)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"datasets must have elements of one structure and type, got "
+                f"{datasets[0].element_spec} at 0 and {dataset.element_spec} at {number}"
+            ) from None
+
+
+def _common(first: tf.TypeSpec, second: tf.TypeSpec) -> tf.TypeSpec:
+    """Return the type of what may be of either; raise TypeError where there is none."""
+    common = first.most_specific_common_supertype([second])
+    if common is None:
+        raise TypeError(f"{first} and {second}")
+    return common

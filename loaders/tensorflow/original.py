@@ -1,0 +1,108 @@
+"""Errors given back as they were raised."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import tensorflow as tf
+
+from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.tensorflow._callbacks import FAILED
+
+
+class Examiner(Protocol):
+    """An engine that can name the record where TensorFlow says that data are lost."""
+
+    uncounted: UncountedPasses
+    begun: int
+
+    def examine(self, message: str, /) -> None: ...
+
+
+EXAMINERS: weakref.WeakSet[Examiner] = weakref.WeakSet()
+
+
+@contextmanager
+def original_errors() -> Iterator[None]:
+    """Raise errors of reading, decoding and collating as they are, not as TensorFlow wraps them.
+
+    TensorFlow turns an exception within a pipeline into one of `tf.errors`, whose message holds
+    the text (shard, offset, record) between a graph node's name and a traceback. In the block,
+    the original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when
+    it is iterated over, and in `counted`. The block is for `fit`, and for loops over its `dataset`.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import DecodeError, Feed, FieldSpec, pack
+    >>> from twinfeed.loaders.tensorflow import TensorFlowLoader, original_errors
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}], mkdtemp())["data"]
+    >>> def decode(sample): raise RuntimeError("cannot read this")
+    >>> sampler, spec = ExactOnceBatchSampler(1, batch_size=1), {"word": FieldSpec((), None)}
+    >>> loader = TensorFlowLoader(Feed(index, sampler, decode=decode, spec=spec))
+    >>> try:
+    ...     with original_errors():
+    ...         next(iter(loader.dataset))
+    ... except DecodeError as error:
+    ...     print(error.problem)
+    record 0 (...): decode failed: RuntimeError('cannot read this')
+    """
+    with originals_of(None):
+        yield
+
+
+@contextmanager
+def originals_of(uncounted: UncountedPasses | None) -> Iterator[None]:
+    """Raise errors as they are: of the passes of one loader, or of all loaders for None."""
+    try:
+        yield
+    except BaseException as error:
+        _let_go(error)
+        if isinstance(error, tf.errors.OpError):
+            _raise_original(error, uncounted)
+        raise
+
+
+def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None) -> None:
+    """Raise what TensorFlow turned into this error, if it is known."""
+    for failed in reversed(FAILED):
+        owner = failed()
+        server = getattr(owner, "server", owner)
+        if uncounted not in (None, getattr(server, "uncounted", None)):
+            continue
+        raised: list[BaseException] = getattr(owner, "raised", [])
+        for original in reversed(raised):
+            if f"{type(original).__name__}: {original}" in error.message:
+                raised.remove(original)
+                _let_go(original)
+                try:
+                    raise original from error
+                finally:
+                    del original  # this frame in its traceback would hold it
+    if isinstance(error, tf.errors.DataLossError):
+        # The message names no file. The pipeline that began to read last comes first.
+        for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
+            if uncounted in (None, examiner.uncounted):
+                examiner.examine(error.message)
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop the variables of the functions, TensorFlow's and twinfeed's, that an error came through.
+
+    TensorFlow's variables hold the iterator of the pass. Twinfeed's hold the error itself, in a
+    reference cycle. So the garbage collector would destroy the iterator later, in any thread. An
+    iterator that is destroyed waits for threads of TensorFlow. If these wait for a lock that the
+    thread of the collector holds, all wait for ever.
+    """
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            if str(frame.f_globals.get("__name__")).startswith(("tensorflow.", "twinfeed.")):
+                with suppress(RuntimeError):  # the function has not ended
+                    frame.clear()
+        link = link.__context__

@@ -1,0 +1,307 @@
+"""Run one feed through several frameworks: what differs, how fast each is, what it costs.
+
+Each backend runs in a process of its own, so that times and memory are its own. What they
+received is compared batch by batch through checksums. Only where checksums differ are the arrays
+themselves fetched, to tell by how much.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from html import escape
+from importlib.util import find_spec
+from itertools import chain, islice, repeat, zip_longest
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
+from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.feed.feed import Feed, check_feed
+from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.extras import not_installed
+from twinfeed.loaders.support.pool import Context, Pool
+from twinfeed.samplers.explain import html_table
+
+Backend = Literal["numpy", "torch", "tensorflow"]
+_KEPT = 4  # batches that differ whose arrays are fetched, for each field
+
+
+class Run(NamedTuple):
+    """Say what one backend delivered, how fast, and what it cost.
+
+    Attributes:
+        first: seconds to the first batch.
+        seconds: seconds of all batches after the first.
+        rate: records per second, after the first batch. None if there is no other.
+        memory: the largest resident size of the backend's process, in bytes.
+        sums: a checksum for each field of each batch.
+
+    >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
+    32.0
+    """
+
+    backend: str
+    records: int
+    first: float
+    seconds: float
+    rate: float | None
+    memory: int
+    sums: tuple[Mapping[str, int], ...]
+
+
+class Comparison(NamedTuple):
+    """Say what `compare` found; printed, a comparison is a table.
+
+    Attributes:
+        runs: what each backend delivered.
+        differing: the number of batches that differ, for each field that differs.
+        worst: the largest absolute difference of each numeric field that differs, in the first few
+            batches that differ. None where shapes or types differ.
+
+    >>> Comparison((), {}, {}).equal
+    True
+    """
+
+    runs: tuple[Run, ...]
+    differing: Mapping[str, int]
+    worst: Mapping[str, float | None]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every backend delivered the same ids, bytes and arrays in every batch."""
+        return not self.differing
+
+    def __str__(self) -> str:
+        rows = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in self._figures()]
+        return "\n".join([*rows, *(f"{name}: {verdict}" for name, verdict in self._verdicts())])
+
+    def _repr_html_(self) -> str:
+        """Show what was found in a notebook."""
+        heads, *rows = self._figures()
+        cells = [f"<th>{escape(head)}</th>" for head in heads]
+        for row in rows:
+            cells += ["</tr><tr>", *(f"<td>{escape(cell)}</td>" for cell in row)]
+        fields = html_table("fields", self._verdicts())
+        return f"<table><tr>{''.join(cells)}</tr></table>{fields}"
+
+    def _figures(self) -> list[tuple[str, ...]]:
+        """Return a row for each backend, after a row of heads."""
+        rows = [
+            (
+                run.backend,
+                "-" if run.rate is None else f"{run.rate:,.0f}",
+                f"{run.first:.2f} s",
+                f"{run.memory >> 20:,} MiB",
+            )
+            for run in self.runs
+        ]
+        return [("backend", "records/s", "first batch", "peak memory"), *rows]
+
+    def _verdicts(self) -> list[tuple[str, str]]:
+        """Return what is said of each field."""
+        names = sorted({name for run in self.runs for sums in run.sums for name in sums})
+        batches = len(self.runs[0].sums) if self.runs else 0
+        said = []
+        for name in names:
+            count = self.differing.get(name, 0)
+            verdict = f"differs in {count} of {batches} batches" if count else "the same"
+            if self.worst.get(name) is not None:
+                verdict += f", by {self.worst[name]:g} at most"
+            said.append((name, verdict))
+        return said
+
+
+def compare(
+    feed: Feed,
+    /,
+    *,
+    backends: Sequence[Backend] = ("torch", "tensorflow"),
+    batches: int | None = None,
+    maps: Mapping[str, Callable[[Any], Any]] | None = None,
+    checksums: bool = True,
+    readahead: int | None = None,
+) -> Comparison:
+    """Run a feed through each backend from epoch 0 on, and compare what arrives.
+
+    Each backend runs in a process of its own. So all callables must pickle, and a script must guard
+    its start (`if __name__ == "__main__"`).
+
+    Args:
+        feed: what is compared.
+        backends: at least two of "numpy", "torch" and "tensorflow".
+        batches: how many batches. Default: an epoch.
+        maps: a function for a backend, which its batches go through last: `Dataset.map` in
+            TensorFlow, a call elsewhere. So decoders of the frameworks' own can be compared.
+        checksums: what each loader is given.
+        readahead: what each loader is given.
+
+    Raises:
+        ValueError: other backends. What the backends raise is raised too.
+        ModuleNotFoundError: a backend is not installed.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> feed = Feed(index, ExactOnceBatchSampler(3, batch_size=2))
+    >>> found = compare(feed, backends=["numpy", "numpy"])
+    >>> found.equal, found.runs[0].records
+    (True, 3)
+    """
+    check_feed(feed)
+    known = get_args(Backend)
+    if len(backends) < 2 or not set(backends) <= set(known):
+        raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
+    if maps is not None and not maps.keys() <= set(backends):
+        raise ValueError(f"maps must name backends that run, {list(backends)}, got {list(maps)}")
+    most = len(feed) if batches is None else checks.count("batches", batches)
+    for name in backends:
+        if name != "numpy" and find_spec(name) is None:
+            raise not_installed(f"compare with backend {name!r}", name, name)
+    how = {"checksums": checksums, "readahead": readahead}
+    jobs = [_Job(name, feed, most, (maps or {}).get(name), how) for name in backends]
+    runs = [_alone(_run, job) for job in jobs]
+    places = _differing([run.sums for run in runs])
+    wanted = {place for found in places.values() for place in found[:_KEPT]}
+    kept = [_alone(_keep, job, wanted) for job in jobs] if wanted else []
+    counts = {name: len(found) for name, found in places.items()}
+    worst = {
+        name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:_KEPT])
+        for name, found in places.items()
+    }
+    return Comparison(tuple(runs), counts, worst)
+
+
+class _Job(NamedTuple):
+    backend: str
+    feed: Feed
+    batches: int
+    last: Callable[[Any], Any] | None
+    how: Mapping[str, Any]
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in a new process, and give what it returns or raise what it raises."""
+    try:
+        pickle.dumps(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise LoaderError(
+            f"a backend's process cannot be told: {error}", advice=IMPORTABLE
+        ) from error
+    context = Context()
+    try:
+        with Pool(1, mp_context=context) as pool:
+            try:
+                return pool.submit(function, *arguments).result()
+            except KeyboardInterrupt:
+                context.end()  # else the pool would wait for the end of a pass
+                raise
+    except BrokenProcessPool as error:
+        raise WorkerDiedError(f"a backend's process ended: {error}", advice=IMPORTABLE) from error
+
+
+def _run(job: _Job) -> Run:
+    """Time one pass that does nothing else, then checksum another."""
+    started = time.perf_counter()
+    stream = _deliver(job)
+    records = len(_leading(next(stream)))
+    first = time.perf_counter()
+    rest = sum(len(_leading(batch)) for batch in stream)
+    seconds = time.perf_counter() - first
+    memory = system.peak_memory()
+    sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
+    rate = rest / seconds if rest else None
+    return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
+
+
+def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
+    """Fetch the arrays of some batches."""
+    return {place: _flat(batch) for place, batch in enumerate(_deliver(job)) if place in wanted}
+
+
+def _deliver(job: _Job) -> Iterator[Any]:
+    """Give the batches as the backend delivers them; only its own process imports the backend."""
+    module, name, options = _LOADERS[job.backend]
+    with getattr(importlib.import_module(module), name)(job.feed, **options, **job.how) as loader:
+        passes = repeat(loader, -(-job.batches // max(1, len(loader))))
+        if job.last is not None and hasattr(loader, "counted"):
+            each = (one.counted(one.dataset.map(job.last)) for one in passes)
+        else:
+            each = (one if job.last is None else map(job.last, one) for one in passes)
+        yield from islice(chain.from_iterable(each), job.batches)
+
+
+# Each backend's module and loader, and the device that every machine has.
+_LOADERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "numpy": ("twinfeed.loaders", "NumpyLoader", {}),
+    "torch": ("twinfeed.loaders.torch", "TorchLoader", {"device": "cpu"}),
+    "tensorflow": ("twinfeed.loaders.tensorflow", "TensorFlowLoader", {"device": "/CPU:0"}),
+}
+
+
+def _leading(batch: Mapping[str, Any]) -> Any:
+    """Return the value that counts the records of a batch."""
+    return batch["id"] if "id" in batch else next(iter(batch.values()))
+
+
+def _flat(batch: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the values of a batch as numpy arrays, strings as an array of objects."""
+    flat = {}
+    for name, value in batch.items():
+        if hasattr(value, "row_lengths"):  # tf.RaggedTensor
+            value = Ragged(value.values.numpy(), value.row_lengths().numpy())
+        elif getattr(value, "is_nested", False):  # a jagged torch tensor
+            value = Ragged(checks.as_array(value.values()), value.offsets().diff().numpy())
+        elif isinstance(value, list) and any(isinstance(row, list) for row in value):
+            lengths = np.array([len(row) for row in value], np.int64)
+            value = Ragged(_strings([one for row in value for one in row]), lengths)
+        if isinstance(value, Ragged):
+            values, lengths = value
+            values = _strings(values) if values.dtype == object else values
+            flat[f"{name}.values"], flat[f"{name}.lengths"] = values, lengths
+        else:
+            flat[name] = _strings(value) if isinstance(value, list) else checks.as_array(value)
+    return flat
+
+
+def _strings(values: Iterable[bytes | str]) -> Array:
+    """Return strings as an array of bytes objects: TensorFlow has no other strings."""
+    return np.array([v.encode() if isinstance(v, str) else v for v in values], object)
+
+
+def _sum(array: Array) -> int:
+    """Return one checksum for shape, type and content."""
+    if array.dtype == object:
+        return crc32c(repr(array.tolist()).encode())
+    return crc32c(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+
+
+def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
+    """Return the places of the batches that differ, by field."""
+    places: dict[str, list[int]] = {}
+    for place, batch in enumerate(zip_longest(*sums, fillvalue={})):
+        for name in {name for one in batch for name in one}:
+            if len({one.get(name) for one in batch}) > 1:
+                places.setdefault(name, []).append(place)
+    return places
+
+
+def _worst(batches: Iterable[Sequence[Array | None]]) -> float | None:
+    """Return the largest absolute difference to the first backend's arrays, None without one."""
+    worst = 0.0
+    for first, *others in batches:
+        for other in others:
+            if first is None or other is None or first.dtype.kind not in "biuf":
+                return None
+            if first.shape != other.shape or first.dtype != other.dtype:
+                return None
+            apart = np.abs(first.astype(np.float64) - other.astype(np.float64))
+            worst = max(worst, float(apart.max(initial=0)))
+    return worst

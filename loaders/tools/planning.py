@@ -1,0 +1,446 @@
+"""What an epoch of a feed will request from its store, known before anything is read."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import shlex
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.feed.feed import Feed, index_of
+from twinfeed.loaders.feed.shuffling import block_of
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.sizes import large, record_bytes
+from twinfeed.loaders.making.batcher import stored_fields
+from twinfeed.loaders.packing import SHARD_BYTES
+from twinfeed.loaders.reading.held import ROUNDS, ROWS
+from twinfeed.loaders.reading.planner import LIMIT, Planner
+from twinfeed.loaders.reading.ranges import EXTENT
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.schedule import Schedule
+from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.remote.chunks import chunk_bytes
+from twinfeed.loaders.remote.uses import every
+from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.samplers.validate import counted
+
+# Most samples that are looked at. A longer epoch is estimated from the second half of these.
+_MOST = 1 << 19
+
+# A request of fewer bytes takes longer to begin than to transfer: on a disk, and in a bucket.
+_SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
+
+# So many times the shards that are needed are too many, if they are small too.
+_MANY = 16
+
+# `shuffled` makes short blocks of shards that have fewer bytes together.
+_LITTLE = 1 << 29
+
+# A span counts as closed after a pause of so many times its usual pause.
+_PAUSES = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what an epoch of a feed requests from its store. `plan` returns a `Plan`.
+
+    Attributes:
+        batches: batches of an epoch.
+        samples: ids of an epoch, without padding.
+        requests: ranges requested in an epoch.
+        read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole chunks, and
+            requests and bytes are then of a first epoch.
+        used_bytes: the bytes of the fields that batches take.
+        held_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
+            what is read ahead. It is page cache, or with `remote` the process's own.
+        cache_bytes: the size of a cache.
+        cache_hits: the fraction of a second epoch's bytes that the cache holds, if the cache first
+            drops what is needed last. Remote bytes are those of an epoch without a cache.
+        exact: whether whole epochs were looked at. Otherwise requests and bytes are estimated from
+            a part, and `cache_hits` is a lower bound.
+        advice: what to change where the store can never be fast.
+        shards: how many shards there are.
+        shard_bytes: the median of their sizes. 0 for loose files.
+        verdict: what is well, if there is no advice.
+        remote: whether the shards are at a URL.
+
+    >>> Plan(1, 10, 2, 500, 400, 100).amplification
+    1.25
+    """
+
+    batches: int
+    samples: int
+    requests: int
+    read_bytes: int
+    used_bytes: int
+    held_bytes: int
+    cache_bytes: int = 0
+    cache_hits: float = 0.0
+    exact: bool = True
+    advice: tuple[str, ...] = ()
+    shards: int = 0
+    shard_bytes: int = 0
+    verdict: str = ""
+    remote: bool = False
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte used."""
+        return self.read_bytes / max(1, self.used_bytes)
+
+    def __str__(self) -> str:
+        """Return the plan as lines of text."""
+        about, least = ("", "") if self.exact else ("about ", "at least ")
+        size = self.read_bytes / max(1, self.requests)
+        between = ": a request also brings the headers, fields and records between"
+        whose = "the process" if self.remote else "page cache"
+        lines = [
+            f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}",
+            f"  requests   {about}{self.requests:,}, {_bytes(size)} each",
+            f"  read       {about}{_bytes(self.read_bytes)}, {self.amplification:.2f} times the "
+            f"{_bytes(self.used_bytes)} that batches use{between * (self.amplification > 1.5)}",
+            f"  memory     {_bytes(self.held_bytes)} of {whose}, so that nothing is read twice",
+        ]
+        if self.shards:
+            lines.insert(
+                1, f"  shards     {self.shards:,}, {_bytes(self.shard_bytes)} each (median)"
+            )
+        if self.cache_bytes:
+            lines.append(
+                f"  cache      {_bytes(self.cache_bytes)} would hold {least}{self.cache_hits:.0%} "
+                f"of a second epoch"
+            )
+        lines += [f"  verdict    {self.verdict}"] * (self.verdict != "")
+        return "\n".join([*lines, *(f"  advice     {one}" for one in self.advice)])
+
+
+def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -> Plan:
+    """Say what an epoch of `feed` will request from the store of its shards. Nothing is read.
+
+    Up to half a million samples of the stream are drawn. A longer epoch is estimated from these,
+    and the plan says so.
+
+    Args:
+        feed: what is planned.
+        cache_bytes: the size of a cache: a `DiskCache` of remote shards, or else memory. Default:
+            the index's own cache, if there is one. The plan says how much of a second epoch such a
+            cache holds.
+        readahead: that of the loader.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    >>> index = pack([{"x": bytes(1000)} for _ in range(90)], mkdtemp())["data"]
+    >>> print(plan(Feed(index, BatchSampler(SequentialSampler(90), batch_size=30))))
+    an epoch of 3 batches, 90 samples
+      shards     1, 93 kB each (median)
+      requests   2, 46 kB each
+      read       93 kB, 1.03 times the 90 kB that batches use
+      memory     93 kB of page cache, so that nothing is read twice
+      verdict    good: all the data fit in memory, so shards of any size and any order will do
+    """
+    index = index_of(feed, "plan")
+    cache_bytes = checks.count("cache_bytes", cache_bytes, minimum=0)
+    sampler = feed.sampler
+    steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))
+    exact = steps == len(sampler)
+    fields = stored_fields(feed)
+    each = record_bytes(index, fields)
+    schedule = Schedule(sampler)
+    first = _Epoch.of(schedule, 0, steps, each)
+    share = 1.0 if exact else len(sampler) / max(1, steps)
+    if index.remote and index.cache is not None:
+        cache_bytes = cache_bytes or index.cache.bytes
+    limit = LIMIT if readahead is None else checks.count("readahead", readahead, minimum=0)
+    ledger, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
+    used = int(share * each * first.samples / sampler._reuse)
+    stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
+    if index.remote:
+        first = first.lingering()
+    whole = ledger.spread(each, stored / max(1, len(index)))
+    held = min(stored, read, int(whole * first.most_open(first.sizes)) + limit)
+    if not index.remote and not large(index):  # pages stay in memory once they were read
+        read = min(read, stored)
+    hits, bare = 0.0, read
+    if cache_bytes and index.remote:
+        size = chunk_bytes(stored / max(1, len(index)), DiskCache("", bytes=cache_bytes))
+        missed, runs, later = _missed(feed, schedule, fields, steps, size, cache_bytes)
+        read, requests = int(share * missed), int(share * runs)
+        hits = max(0.0, 1 - share * later / max(1, bare))
+    elif cache_bytes and exact:
+        second = first if sampler.evaluation else _Epoch.of(schedule, 1, steps, each)
+        hits = found_again(first.units, second.units, second.sizes, cache_bytes / whole)
+    elif cache_bytes:
+        hits = min(1.0, cache_bytes / max(1, len(index) * each * whole))
+    facts = Plan(
+        batches=len(sampler),
+        samples=int(share * first.samples),
+        requests=requests,
+        read_bytes=read,
+        used_bytes=used,
+        held_bytes=held,
+        cache_bytes=cache_bytes,
+        cache_hits=hits,
+        exact=exact,
+        shards=0 if index.container == "files" else len(index.shards),
+        shard_bytes=int(np.median(index.shards["bytes"])),
+        remote=index.remote,
+    )
+    advice = tuple(_advice(feed, facts, bare))
+    return replace(facts, advice=advice, verdict="" if advice else _verdict(feed, facts))
+
+
+def _mean_chunk(index: Index, size: int) -> float:
+    """Return the mean bytes of a chunk of a disk cache: the last one of a shard has fewer."""
+    if index.container == "files":
+        return size
+    lengths = index.shards["bytes"]
+    return float(lengths.sum() / max(1, (-(-lengths // size)).sum()))
+
+
+def _missed(
+    feed: Feed, schedule: Schedule, fields: list[str], steps: int, size: int, cache_bytes: int
+) -> tuple[float, int, float]:
+    """Return how many bytes a disk cache brings in an epoch, in chunks of `size` bytes at most, by
+    how many requests, and how many bytes it brings in the epoch after.
+    """
+    mean = _mean_chunk(index_of(feed, "plan"), size)
+
+    def asked(epoch: int) -> Int64s:
+        # Batch by batch: a few batches together have more neighbours, and many are seldom told.
+        return _asked(feed, schedule, fields, epoch, steps, 1)[0].chunks(size)
+
+    chunks = asked(0)
+    later = chunks if schedule.sampler.evaluation else asked(1)
+    missed = ~_hits(np.concatenate([chunks, later]), int(cache_bytes / mean))
+    now, then = missed[: len(chunks)], missed[len(chunks) :]
+    return mean * now.sum(), _runs(chunks, now), mean * then.sum()
+
+
+class _Epoch(NamedTuple):
+    """The spans of an epoch in the order they are opened: their first records and bytes."""
+
+    samples: int
+    units: Int64s
+    sizes: Array
+    opened: Int64s  # at which sample
+    closed: Int64s
+    partly: npt.NDArray[np.bool_]  # whether the span is used a second time, much later
+
+    @classmethod
+    def of(cls, schedule: Schedule, epoch: int, steps: int, each: float) -> _Epoch:
+        """Draw the samples of some steps."""
+        sampler = schedule.sampler
+        ids = np.concatenate([np.zeros(0, np.int64), *schedule.batches(epoch, 0, steps)])
+        ids = ids[ids >= 0]
+        first, stop = sampler._spans(sampler.records(ids), epoch)
+        order = np.lexsort((np.arange(len(ids)), first))
+        same = first[order][1:] == first[order][:-1]
+        pause = np.diff(order)
+        usual = np.median(pause[same]) if same.any() else 0.0
+        # Without blocks each use is a new read, except for images that are kept.
+        again = (
+            same & (pause <= _PAUSES * usual) & (sampler._in_blocks or sampler._live is not None)
+        )
+        begins = np.flatnonzero(np.concatenate([[True], ~again])[: len(ids)])
+        ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
+        opened, closed, where = order[begins], order[ends], order[begins]
+        turn = np.argsort(opened)
+        records = (stop - first)[where][turn]
+        partly = np.diff(np.append(begins, len(ids)))[turn] < records
+        units = first[where][turn]
+        return cls(len(ids), units, each * records, opened[turn], closed[turn], partly)
+
+    def lingering(self) -> _Epoch:
+        """Keep spans of which a part is used later, as a reader of remote shards does."""
+        rows = ROUNDS * self.most_open(np.ones(len(self.units), np.int64)) + ROWS
+        return self._replace(closed=self.closed + rows * self.partly)
+
+    def most_open(self, sizes: Array) -> int:
+        """Return the most of `sizes` that are open at once."""
+        places = np.concatenate([self.opened, self.closed + 1])
+        changes = np.concatenate([sizes, -sizes])
+        open_bytes = np.cumsum(changes[np.lexsort((changes, places))])
+        return int(open_bytes.max(initial=0))
+
+
+def _asked(
+    feed: Feed, schedule: Schedule, fields: list[str], epoch: int, steps: int, limit: int
+) -> tuple[_Ledger, int, int]:
+    """Return what an epoch asks for, how many ranges these are, and their bytes."""
+    ledger, total = _Ledger(index_of(feed, "plan")), len(feed.sampler)
+    if not fields:
+        return ledger, 0, 0
+    planner = Planner(ledger, fields, schedule, epoch, 0, limit=limit or LIMIT)
+    middle = (0, 0, 0)
+    for step in range(steps):
+        planner.reached(step)
+        if 2 * step < steps < total:
+            middle = (planner.told, ledger.requests, ledger.bytes)
+    told, requests, read = middle
+    share = (total - told) / max(1, planner.told - told)
+    # The steps still to come are estimated from the second half of the steps looked at.
+    return (
+        ledger,
+        round(requests + share * (ledger.requests - requests)),
+        round(read + share * (ledger.bytes - read)),
+    )
+
+
+class _Ledger(Reader):
+    """Keep what a planner asks for."""
+
+    requests = bytes = 0
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(index)
+        self._asked = [np.zeros(0, EXTENT)]
+
+    def spread(self, used: float, stored: float) -> float:
+        """Return how many bytes of neighbours are read for each one used, from those of a record.
+
+        A block is read with what lies between its fields, if that is short.
+        """
+        return stored / used if used and stored - used <= self._fetcher.gap else 1.0
+
+    def _ahead(self, extents: Array, /, *, fresh: bool = False) -> None:
+        self._asked.append(extents)
+        self.requests += len(extents)
+        self.bytes += int((extents["stop"] - extents["start"]).sum())
+
+    def chunks(self, size: int) -> Int64s:
+        """Return the chunks of `size` bytes in which the ranges lie, in order."""
+        asked = np.concatenate(self._asked)
+        first, stop = asked["start"] // size, -(-asked["stop"] // size)
+        # No two files share a number, and the last of a file has no neighbour in the next.
+        shift = asked["file"].astype(np.int64) * (stop.max(initial=1) + 1)
+        return every(shift + first, shift + stop - 1)
+
+
+def _runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
+    """Return how many requests bring the missed chunks: neighbours come together."""
+    follows = missed[1:] & missed[:-1] & (np.diff(chunks) == 1)
+    return int(missed.sum() - follows.sum())
+
+
+def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
+    """Return the fraction of the bytes of `second` that a cache of `room` bytes holds when asked.
+
+    `first` and `second` are sequences of units. The cache is the best possible cache: it drops the
+    unit that is needed last. Every unit is taken to have the mean size.
+    """
+    total = float(sizes.sum())
+    places = int(room * len(sizes) / max(1e-9, total))
+    met = _hits(np.concatenate([first, second]), places)[len(first) :]
+    return float(sizes[met].sum()) / max(1e-9, total)
+
+
+def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
+    """Return which units a cache of so many units holds when they are asked for."""
+    upcoming = _next_uses(units).tolist()
+    held: dict[int, int] = {}  # unit -> when it is needed next
+    furthest: list[tuple[int, int]] = []  # the same, as a heap; some are out of date
+    met = np.zeros(len(units), bool)
+    for place, (unit, coming) in enumerate(zip(units.tolist(), upcoming, strict=True)):
+        met[place] = held.pop(unit, None) is not None
+        if coming < len(units):
+            held[unit] = coming
+            heapq.heappush(furthest, (-coming, unit))
+        while len(held) > places:
+            when, other = heapq.heappop(furthest)
+            if held.get(other) == -when:
+                del held[other]
+    return met
+
+
+def _next_uses(units: Int64s) -> Int64s:
+    """Return the next place of each unit; `len(units)` where the unit does not come again."""
+    order = np.argsort(units, kind="stable")
+    upcoming = np.full(len(units), len(units))
+    again = units[order][1:] == units[order][:-1]
+    upcoming[order[:-1][again]] = order[1:][again]
+    return upcoming
+
+
+def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
+    """Say what to change where the store can never be fast. `bare` is what no cache would read."""
+    index, sampler = index_of(feed, "plan"), feed.sampler
+    remote, memory = index.remote, system.memory()
+    size, total = facts.read_bytes / max(1, facts.requests), int(index.shards["bytes"].sum())
+    small = _SMALL_REMOTE if remote else _SMALL
+    fewer = max(1, math.ceil(total / SHARD_BYTES))
+    advice = []
+    if facts.shard_bytes < small and facts.shards >= _MANY * fewer:
+        container = " --container tar" if index.container == "tar" else ""
+        advice.append(
+            f"no request is longer than a shard, and half of all shards are of "
+            f"{_bytes(facts.shard_bytes)} or less: repack {facts.shards:,} shards to {fewer:,}, "
+            f"twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
+        )
+    elif facts.requests > 1 and size < small and (remote or large(index)):
+        little = sampler._in_blocks and total < _LITTLE
+        asked = min(facts.shard_bytes, int(block_of(index, len(index)) * record_bytes(index)))
+        instead = f"take shuffled(index, seed=…), which asks for about {_bytes(asked)} at a time"
+        if sampler._in_blocks:
+            instead = "take blocks of about 4 MB, and shards of many blocks"
+        elif asked < 2 * size:
+            little = not remote or _kept(facts)
+            instead = "copy the shards to a local disk, or take a disk cache that holds all of them"
+        if not little:
+            advice.append(
+                f"requests of {_bytes(size)} at random places take longer to begin than to "
+                f"transfer, however many are under way: {instead}"
+            )
+    if sampler.world_size > 1 and facts.amplification > 1.5:
+        advice.append(
+            f"each of {sampler.world_size} ranks reads every block: take sections= that "
+            f"{sampler.world_size} divides"
+        )
+    if 2 * facts.held_bytes > memory:
+        advice.append(
+            f"an epoch needs {_bytes(facts.held_bytes)} of memory, and this process may use "
+            f"{_bytes(memory)}: take a smaller window"
+        )
+    if facts.read_bytes > 1.5 * bare and facts.cache_hits < 1:
+        advice.append(
+            f"a cache of {_bytes(facts.cache_bytes)} holds a part of the data, and reads whole "
+            f"pieces: {_bytes(facts.read_bytes)} an epoch, and {_bytes(bare)} without a cache. "
+            f"Take a cache that holds all data, blocks, or no cache"
+        )
+    return advice
+
+
+def _verdict(feed: Feed, facts: Plan) -> str:
+    """Say what is well where there is nothing to change."""
+    index, total = index_of(feed, "plan"), facts.used_bytes
+    size = facts.read_bytes / max(1, facts.requests)
+    if not index.remote and not large(index):
+        shards = "" if index.container == "files" else "shards of any size and "
+        return f"good: all the data fit in memory, so {shards}any order will do"
+    if facts.requests <= 1 or size >= (_SMALL_REMOTE if index.remote else _SMALL):
+        return f"good: requests of {_bytes(size)} are long enough to be fast"
+    if _kept(facts):
+        return "good from the second epoch on: the cache holds all the data"
+    later = "; a disk cache makes later epochs fast" if index.remote else ""
+    return (
+        f"requests of {_bytes(size)} are small, but an epoch uses {_bytes(total)} alone, so shards "
+        f"of any size will do{later}"
+    )
+
+
+def _kept(facts: Plan) -> bool:
+    """Whether the cache holds all that a second epoch needs."""
+    return facts.cache_hits > 0.99
+
+
+def _bytes(number: float) -> str:
+    """Write a number of bytes for people."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"
+    return f"{number:.0f} bytes"

@@ -1,0 +1,345 @@
+"""Verify everything: every checksum of every shard, and every byte that an index promises."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pickle
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+
+from twinfeed.loaders import errors
+from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_bad_records
+from twinfeed.loaders.building.plan import Plan, add_header
+from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
+from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats.tar import APART
+from twinfeed.loaders.index.manifest import file_digest
+from twinfeed.loaders.index.opened import Index, find_shards, is_there, load_index
+from twinfeed.loaders.index.options import ReadingOptions, reading_of
+from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
+from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.progress import bar
+from twinfeed.samplers.validate import counted
+
+_BATCH = 256
+_GROUPS = 64
+"""About how many tasks an executor is given: enough for its workers, but far fewer than shards."""
+
+_Checked = tuple[int, list[BadRecord]]
+"""The number of records of a shard, and what is bad there."""
+
+_Check = Callable[[Sequence[Any]], Iterator[_Checked]]
+
+_received = lru_cache(maxsize=1)(pickle.loads)
+
+
+class Report(NamedTuple):
+    """Say what was verified, and what is bad.
+
+    In `bad`, a `record` of -1 stands for a whole shard, for a loose file that is not there or has
+    changed, or for the half of a tar sample whose parts lie apart.
+
+    >>> Report(3, 1000, []).ok
+    True
+    """
+
+    shards: int
+    records: int
+    bad: list[BadRecord]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is bad."""
+        return not self.bad
+
+
+def verify(
+    source: Index | Shards,
+    /,
+    *,
+    bad_list: PathLike | None = None,
+    root: PathLike | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+    **options: Unpack[ReadingOptions],
+) -> Report:
+    """Check every checksum of an index and its shards, or of shards that have no index yet.
+
+    Of shards: the framing, every checksum, every Example. Of an index also:
+
+    - its own arrays;
+    - the SHA-256 of each shard, where the index holds it (an index of `pack` does);
+    - a checksum over the headers and checksums of each shard's records, which in a tar also covers
+      the members that are no fields;
+    - each field against its CRC-32C.
+
+    What is bad or missing is reported, not raised.
+
+    Args:
+        source: an index (open, or its folder), or shards as `build_index` takes them. The report
+            names shards relative to the root, or by full paths if there is neither an index nor a
+            `root`.
+        bad_list: the file to write the bad records to, for `build_index(exclude=…)`. Where a scan
+            cannot go on after a bad record, the record says so (`rest`). Leaving out such a record
+            leaves out all that follow. An index that has left them all out has nothing bad there.
+        root: the folder or URL that shard paths are relative to.
+        executor: any executor of concurrent.futures' kind. The executor is sent the index, and
+            groups of shards, which its workers check side by side.
+        progress: whether to show a progress bar.
+        **options: how the records of shards without an index are read; see `ReadingOptions`.
+
+    Raises:
+        IndexFormatError: damaged arrays.
+        FileNotFoundError: every shard of an index is missing, or a pattern has no match.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"])
+    Report(shards=1, records=2, bad=[])
+    """
+    reading = reading_of(verify, options)
+    if bad_list is not None:
+        bad_list = to_write(bad_list)
+    if isinstance(source, (str, os.PathLike)) and (
+        Path(source, MANIFEST).exists() or index_at_url(source)
+    ):
+        source = load_index(source, root)
+        if root is None:
+            find_shards(source)
+        _check_root(source)
+    check: _Check
+    shards: Sequence[Any]
+    if isinstance(source, Index):
+        _check_arrays(source)
+        check, shards = partial(_indexed_shards, source), range(len(source.shards))
+    else:
+        found = find_source(source, None, container=reading.container, root=root, complete=False)
+        full = root is None and found.container != "files"
+        plan = Plan.of(found, None, None, reading)
+        check, shards = partial(_plain_shards, plan, full), found.jobs
+    checked = _results(check, shards, executor)
+    results = list(bar(checked, "verifying", "shard", progress, len(shards)))
+    bad = [one for _, found_bad in results for one in found_bad]
+    if bad_list is not None:
+        write_bad_records(bad_list, [one for one in bad if one.record >= 0])
+    return Report(len(shards), sum(records for records, _ in results), bad)
+
+
+def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) -> Iterator[_Checked]:
+    """Yield what `check` finds in each shard, in order; an executor is given groups of shards."""
+    if executor is None:
+        yield from check(shards)
+        return
+    size = math.ceil(len(shards) / _GROUPS) or 1
+    groups = [shards[first : first + size] for first in range(0, len(shards), size)]
+    for checked in executor.map(partial(_check_group, pickle.dumps(check)), groups):
+        yield from checked
+
+
+def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
+    """Check some shards in another process, which opens the index once for all groups."""
+    check: _Check = _received(sent)
+    return list(check(shards))
+
+
+def _check_root(index: Index) -> None:
+    """Raise FileNotFoundError if no shard is there. The error may name a better root."""
+    names = index.shard_paths.tolist()
+    try:
+        if index.container == "files" or any(is_there(index.shards_at, name) for name in names):
+            return
+    except LoaderError:  # the report has it
+        return
+    if index.remote:
+        none = f"none of the {counted(len(names), 'shard')} lies here: is root= right?"
+        raise FileNotFoundError(errno.ENOENT, none, index.root)
+    check_shards(index.root, names, index.shards["bytes"].tolist())
+
+
+def _check_arrays(index: Index) -> None:
+    """Compare the index's own files with their digests."""
+    folder = index.path / index.manifest["folder"]
+    entries = index.manifest["arrays"].items()
+    damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
+    if damaged:
+        raise errors.IndexFormatError(
+            f"damaged index: {', '.join(damaged)} do not match their digests",
+            path=index.where,
+            advice=errors.REBUILD,
+        )
+
+
+class _Scan:
+    """Scan one shard to its end, or to where it breaks off, and keep what is bad.
+
+    A shard that cannot be read, or that does not have the given `size`, is `lost`.
+    """
+
+    def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
+        self.job = job
+        self.sha256 = ""
+        self.lost = False
+        self.end: int | None = 0
+        self.headers = self.records = 0
+        self.offsets, self.numbers = array("q"), array("q")
+        self.bad: list[BadRecord] = []
+        self.halves: set[int] = set()
+        try:
+            with local(join(plan.root, job.shard)) as (path, _):
+                if size is not None and os.stat(path).st_size != size:
+                    raise stale_file(path, size, os.stat(path).st_size)
+                if plan.options.digest:
+                    self.sha256 = file_digest(Path(path))
+                for record in plan.scan(job, path, self.on_bad):
+                    self.headers = add_header(self.headers, record)
+                    self.records += 1
+                    self.note(record.offset, record.number)
+                    self.end = record.offset + record.length
+                    if plan.options.join:  # other records may lie between the parts of this one
+                        for part in record.fields.values():
+                            self.note(part.offset, record.number)
+        except (OSError, StaleIndexError) as error:
+            self.lost = True
+            name = getattr(error, "filename", None) if job.entries else None
+            self.bad.append(bad_record(name or job.shard, error))
+        except LoaderError as error:
+            self.bad.append(bad_record(job.shard, error, rest=True))
+            if error.record is not None:  # what the index has after the break belongs to this error
+                start = error.offset if self.end is None else self.end
+                self.note(start or 0, error.record)
+
+    def on_bad(self, error: DataCorruptionError) -> None:
+        """Keep the error of one record."""
+        entry = bad_record(self.job.shard, error)
+        if error.advice == APART:
+            entry = entry._replace(problem=f"{error.problem}; {APART}")
+            self.halves.add(entry.record)
+        self.bad.append(entry)
+        self.records += 1
+        self.note(error.offset or 0, -1 if error.record is None else error.record)
+        self.end = None
+
+    def note(self, offset: int, number: int) -> None:
+        """Keep where a record, or a part of one, starts."""
+        self.offsets.append(offset)
+        self.numbers.append(number)
+
+    def numbers_at(self, offsets: Int64s) -> list[int]:
+        """Return the numbers of the records that hold the bytes at `offsets`; -1 for no record."""
+        starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
+        order = np.lexsort((numbers, starts))
+        places = np.searchsorted(starts[order], offsets, side="right")
+        found: list[int] = np.append(-1, numbers[order])[places].tolist()
+        return found
+
+
+def _plain_shards(plan: Plan, full: bool, jobs: Sequence[Job]) -> Iterator[_Checked]:
+    """Verify shards by themselves, named by their full paths if so wanted."""
+    for job in jobs:
+        scan = _Scan(plan, job)
+        # Leaving out half a sample would keep the other half. So half a sample is numbered -1.
+        bad = [one._replace(record=-1) if one.record in scan.halves else one for one in scan.bad]
+        if full:
+            bad = [one._replace(shard=str(join(plan.root, job.shard))) for one in bad]
+        yield scan.records, bad
+
+
+def _indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Checked]:
+    """Verify shards against their index."""
+    with Reader(index) as reader:
+        for shard in shards:
+            stop = int(index._shard_stops[shard])
+            start = int(index._shard_stops[shard - 1]) if shard else 0
+            yield stop - start, _indexed_shard(reader, shard, start, stop)
+
+
+def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
+    """Return what is bad in one shard of an index, which has the records from `start` to `stop`."""
+    index, name = reader.index, reader.index.shard_paths[shard]
+    if index.container == "files":
+        return [_entry(name, n, error) for n, error in _unreadable(reader, start, stop)]
+    plan = Plan(index.shards_at, index.options)
+    scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
+    if scan.lost:
+        return scan.bad
+    changed = scan.headers != index.shards["headers"][shard]
+    offsets = _offsets(index, start, stop)
+    held = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
+    bad = {
+        one.record: one
+        for one in scan.bad
+        if one.record in held or one.record < 0 or (one.rest and changed)
+    }
+    # A bad record that the index leaves out was bad at the build too: it explains no change.
+    explained = bool(bad)
+    unreadable = dict(_unreadable(reader, start, stop))
+    numbers = scan.numbers_at(np.maximum(offsets[[*unreadable]], 0))
+    for number, error in zip(numbers, unreadable.values(), strict=True):
+        entry = _entry(name, number, error)
+        bad.setdefault(entry.record, entry)
+    if index.container == "tar":  # its checksum covers fields too
+        explained = bool(bad)
+    sums = index._shard_sums
+    if changed and not explained:
+        what = "the checksum over its records"
+    elif not bad and len(sums) and scan.sha256 != sums[shard].tobytes().hex():
+        what = "its SHA-256"
+    else:
+        return list(bad.values())
+    problem = f"the shard has changed: {what} is not that of the index"
+    return list((bad | {-1: BadRecord(name, -1, problem=problem)}).values())
+
+
+def _offsets(index: Index, start: int, stop: int) -> Int64s:
+    """Return where some held field of each record lies, -1 for a record without any."""
+    offsets = np.full(stop - start, -1)
+    for field in index.fields:
+        rows = index._table(field)[start:stop]
+        # The data of a hard link lie before the record, all other data within the record.
+        np.maximum(
+            offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
+        )
+    return offsets
+
+
+def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
+    """Return the entry for the error of reading one record."""
+    if isinstance(error, OSError | StaleIndexError):
+        file = error.filename if isinstance(error, OSError) else error.path
+        return bad_record(file or shard, error)
+    return bad_record(shard, error)._replace(record=number)
+
+
+def _unreadable(
+    reader: Reader, start: int, stop: int
+) -> Iterator[tuple[int, LoaderError | OSError]]:
+    """Yield (number within the shard, error) of each record that does not read as indexed."""
+    for first in range(start, stop, _BATCH):
+        last = min(first + _BATCH, stop)
+        if _read(reader, first, last) is not None:
+            for record in range(first, last):
+                error = _read(reader, record, record + 1)
+                if error is not None:
+                    yield record - start, error
+
+
+def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
+    """Read the fields that the records hold, and return the error if there is one."""
+    try:
+        for field in reader.index.fields:
+            held = reader.index._table(field)["length"][start:stop] >= 0
+            reader.read(np.flatnonzero(held) + start, [field])
+    except (LoaderError, OSError) as error:
+        return error
+    return None

@@ -1,0 +1,167 @@
+"""Put batches on to the device ahead of the step that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from twinfeed.loaders.feed.collate import aligned
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.support.checks import Array
+
+# Streams and events have no types in torch.
+cuda: Any = torch.cuda
+
+
+class JaggedParts(NamedTuple):
+    """What a jagged tensor is made of, and its shortest and longest row.
+
+    The tensor is made when the batch is received. If two threads made jagged tensors at once, torch
+    could take the lengths of one for those of the other.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    shortest: int | None
+    longest: int | None
+
+    def whole(self) -> torch.Tensor:
+        """Make the jagged tensor. Given both lengths, torch need not ask the device for them."""
+        # In inference mode, only parts that were made in this mode can be joined.
+        with torch.inference_mode(self.values.is_inference()):
+            return torch.nested.nested_tensor_from_jagged(
+                self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
+            )
+
+
+class Sent(NamedTuple):
+    """A batch on its way: its tensors on the device, and the event that says they are there."""
+
+    batch: Batch
+    there: Any = None
+
+
+class Copier:
+    """Copy batches to a device that has no streams, such as the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+        """Return an array whose values are not set, in memory that a copy can start from."""
+        return aligned(shape, dtype)
+
+    def prepare(self, batch: Batch, /) -> Batch:
+        """Put tensors into memory that a copy can start from. The makers of batches call this."""
+        return batch
+
+    def send(self, batch: Batch, /) -> Sent:
+        """Start the copy."""
+        if self.device.type == "cpu":
+            return Sent(batch)
+        return Sent(each_tensor(lambda tensor: tensor.to(self.device), batch))
+
+    def receive(self, sent: Sent, /) -> Batch:
+        """Make the batch safe to compute on."""
+        return joined(sent.batch)
+
+
+class CudaCopier(Copier):
+    """Copy on a stream of the device's own, so that copies and computation overlap.
+
+    - Copies start from pinned memory, into which batches are collated. A copy from other memory
+      would keep its caller until the copy is done. torch uses pinned memory again only after the
+      copy from it is done. torch knows the memory by the address where the memory begins.
+    - The computing stream waits for the copy's event before it touches the batch.
+    - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
+      a later copy would be given their memory while a step still reads them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        number = cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", number)  # in other threads another device may be current
+        self.stream = _copying_stream(self.device)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+        with cuda.device(self.device):
+            memory = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
+        return memory.numpy().view(dtype).reshape(shape)
+
+    def prepare(self, batch: Batch, /) -> Batch:
+        with cuda.device(self.device):
+            return each_tensor(lambda tensor: tensor.pin_memory(), batch)
+
+    def send(self, batch: Batch, /) -> Sent:
+        # The device comes first: else leaving the stream would wake another device's context.
+        with cuda.device(self.device), cuda.stream(self.stream):
+            moved = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+            return Sent(moved, self.stream.record_event())
+
+    def receive(self, sent: Sent, /) -> Batch:
+        computing = cuda.current_stream(self.device)
+        computing.wait_event(sent.there)
+
+        def recorded(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(computing)
+            return tensor
+
+        return joined(each_tensor(recorded, sent.batch))
+
+
+@cache
+def _copying_stream(device: torch.device) -> Any:
+    """Return the one stream for all copies to a device: each stream reuses only its own memory."""
+    return cuda.Stream(device)
+
+
+def copier_for(device: torch.device, /) -> Copier:
+    """Choose the copier that fits the device."""
+    return CudaCopier(device) if device.type == "cuda" else Copier(device)
+
+
+def chosen_device(device: torch.device | str | None, /) -> torch.device:
+    """Return the device; for None the current CUDA device, or the CPU where there is none.
+
+    Raises:
+        ValueError: a device that torch cannot use here.
+
+    >>> chosen_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        cuda_here = cuda.is_available()
+        return torch.device("cuda", cuda.current_device()) if cuda_here else torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        problem = f"device must be one that torch can use here, got {device!r}: {why}"
+        raise ValueError(problem) from error
+    return chosen
+
+
+def each_tensor(
+    function: Callable[[torch.Tensor], torch.Tensor], batch: Mapping[str, Any], /
+) -> Batch:
+    """Apply `function` to every tensor of a batch and both parts of a jagged one; keep the rest."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, JaggedParts):
+            return value._replace(values=function(value.values), offsets=function(value.offsets))
+        return function(value) if isinstance(value, torch.Tensor) else value
+
+    return {name: one(value) for name, value in batch.items()}
+
+
+def joined(batch: Batch, /) -> Batch:
+    """Make jagged tensors from their parts, in this batch; keep the rest."""
+    for name, value in batch.items():
+        if type(value) is JaggedParts:
+            batch[name] = value.whole()
+    return batch

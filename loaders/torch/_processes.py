@@ -1,0 +1,26 @@
+"""How many processes torch knows of, and whether this one is a worker of a DataLoader."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from twinfeed.samplers.processes import add_probe
+
+
+def ranks() -> int:
+    """Return the ranks of the process group; 1 where there is none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def refuse_workers() -> None:
+    """Raise RuntimeError in a worker of somebody's DataLoader, where a loader has no position."""
+    if get_worker_info() is not None:
+        raise RuntimeError(
+            "each worker of a DataLoader would give every batch of a loader, and the loader would "
+            "not move: iterate over TorchLoader(feed, num_workers=…) itself, or give the "
+            "DataLoader a RecordDataset and a RequestSampler"
+        )
+
+
+add_probe(ranks)

@@ -1,0 +1,41 @@
+"""The command `twinfeed`, or `python -m twinfeed`: an interrupt at any time ends it with one line.
+
+To import the command line takes most of the time of a short command, and an interrupt would show
+where it came.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+
+def main() -> int:
+    """Run the command line and return its exit status."""
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heard:
+        signal.signal(signal.SIGINT, _end)  # while modules load, nothing has begun
+    from twinfeed.loaders.command_line import main as run
+
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return _end()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Python's own end would show another
+
+
+def _end(*_: object) -> int:
+    """End the process with one line."""
+    os.write(2, b"twinfeed: interrupted\n")
+    # Semaphores that are left would be told of by multiprocessing, in lines of its own.
+    if util := sys.modules.get("multiprocessing.util"):
+        with suppress(Exception):
+            util._run_finalizers(0)
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The epochs and steps of a stream, and what a state says: all that a cursor asks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.space import SampleSpace
+from twinfeed.samplers.state import STATE_VERSION, position, recorded
+
+
+class Epochs(SampleSpace):
+    """Count steps and epochs, and take and check states."""
+
+    seed: int
+    _parameters: Mapping[str, Any]  # what the stream depends on beside the seed
+    #: Whether each pass is whole, and has no place to stand.
+    evaluation: bool = False
+
+    def __init__(self, *, steps: int, size: int, seed: int) -> None:
+        # size: the most ids of an epoch
+        size = validate.integer("samples of an epoch", size, minimum=0)
+        self._epochs = validate.LIMIT // max(1, size)
+        self._steps, self.seed = steps, seed
+        self._known: dict[str, Any] = {}  # the fingerprint, once asked for; copies share the dict
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
+        """Return an epoch and a step below `end` as ints, which do not overflow."""
+        epoch, step = validate.whole("epoch", epoch), validate.whole("step", step)
+        if not 0 <= epoch < self._epochs:
+            raise IndexError(f"epoch must be in [0, {self._epochs}), got {epoch}")
+        if not 0 <= step < end:
+            steps = validate.counted(self._steps, "step")
+            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {steps}")
+        return epoch, step
+
+    def _settled(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the place. The end of an epoch becomes the beginning of the next pass."""
+        if step == self._steps > 0:
+            return (epoch if self.evaluation else epoch + 1), 0
+        return epoch, step
+
+    def _place(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
+        """Return a place between two batches, `len(self)` included."""
+        return self._settled(*self._position(epoch, step, self._steps + 1))
+
+    def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
+        """Return the state before this step; `len(self)` is the end of the epoch."""
+        epoch, step = self._place(epoch, step)
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "step": step,
+            "fingerprint": self.fingerprint,
+        }
+
+    def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the (epoch, step) of a state of this stream.
+
+        Raises:
+            StateMismatchError: as `load_state_dict`.
+        """
+        return position(state, self.fingerprint, steps=self._steps, epochs=self._epochs)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the stream is a function of: class, stream version, seed, parameters, digests.
+
+        Data are hashed once for a stream and all its copies.
+        """
+        if not self._known:
+            self._known |= {
+                "sampler": type(self).__name__,
+                "stream_version": self.stream_version,
+                "steps": self._steps,
+                "seed": self.seed,
+                **recorded(self._parameters),
+            }
+        return dict(self._known)

@@ -1,0 +1,77 @@
+"""Arrays in a file: mapped, so that all processes share the memory, and pickled as a place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PIECE = 1 << 18
+
+
+class MappedArray(np.ndarray[Any, np.dtype[Any]]):
+    """A read-only array in a file. It is pickled as the file's path and its place there.
+
+    A slice, and the result of any calculation, is pickled with its values like any other array.
+    """
+
+    _place: tuple[str, int] | None = None  # the file, and the offset of the first byte
+
+    def __reduce__(self) -> Any:
+        """Pickle the place in the file. The other process maps the file itself."""
+        if self._place is None:
+            return np.asarray(self).__reduce__()
+        return _map, (*self._place, self.dtype, self.shape)
+
+
+def held(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view of an array, for good: a `MappedArray` if the array is in a file."""
+    place = _place(array)
+    if place is None:
+        view = array.view()
+    else:
+        view = mapped = array.view(MappedArray)
+        mapped._place = place
+    view.flags.writeable = False
+    return view
+
+
+def is_mapped(array: NDArray[Any]) -> bool:
+    """Return whether an array lies in a file, so that it need not be copied to be kept."""
+    return _place(array) is not None
+
+
+def pieces(count: int, size: int = _PIECE) -> Iterator[slice]:
+    """Yield slices that cover so many entries: calculations over them need little memory."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def ascends(array: NDArray[Any]) -> bool:
+    """Return whether each entry is larger than the entry before."""
+    return all(
+        bool((array[some.start + 1 : some.stop + 1] > array[some]).all())
+        for some in pieces(max(0, len(array) - 1))
+    )
+
+
+def _place(array: NDArray[Any]) -> tuple[str, int] | None:
+    """Return the file that holds an array, and the offset there; None for any other array."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    # Of a slice, numpy keeps the offset of the whole. The memory address says where it begins.
+    while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
+        base = base.base
+    if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
+        return None
+    if not array.size or not array.flags.c_contiguous:
+        return None
+    return os.fspath(base.filename), int(base.offset) + array.ctypes.data - base.ctypes.data
+
+
+def _map(file: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Map an array again."""
+    return held(np.memmap(file, dtype, "r", offset, shape))

@@ -1,0 +1,181 @@
+"""Where a position lives: a cursor, and the passes over a bare stream."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+from twinfeed.samplers import validate
+from twinfeed.samplers._epochs import Epochs
+from twinfeed.samplers.drawing.bits import Int64
+
+
+class Cursor:
+    """Stand between two batches of a stream, and move on as batches are received.
+
+    A cursor starts at step 0 of epoch 0. After the last batch of an epoch the cursor stands at
+    step 0 of the next epoch. An evaluation has no place to stand:
+
+    - each pass begins at step 0, except the first pass after a state was loaded;
+    - the last batch leaves the epoch as it is.
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> from twinfeed.samplers.cursor import Cursor
+    >>> cursor = Cursor(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
+    >>> cursor.begin()
+    (0, 0)
+    >>> cursor.advance()
+    >>> cursor.advance()
+    >>> cursor.epoch, cursor.step
+    (1, 0)
+    """
+
+    def __init__(self, stream: Epochs, /) -> None:
+        self._stream = stream
+        self._epoch = self._step = 0
+        self._loaded: tuple[int, int] | None = None  # until the first batch after a state
+        self._resumes = False  # the next pass is what a loaded state left of its epoch
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch."""
+        return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Step of the next batch, in `[0, len(stream))`."""
+        return self._step
+
+    def begin(self, *, whole: bool = False) -> tuple[int, int]:
+        """Begin a pass, and return its first (epoch, step): normally where the cursor stands.
+
+        With `whole`, and for an evaluation, the pass begins at step 0 of the epoch. Only the first
+        pass after `load_state_dict` begins at the loaded step.
+        """
+        if not self._resumes and (whole or self._stream.evaluation):
+            self._step = 0
+        self._resumes = False
+        return self._epoch, self._step
+
+    def advance(self) -> None:
+        """Count one batch as received.
+
+        Warns where the batch is of another epoch than a state that was loaded in mid-epoch: the
+        rest of the loaded epoch will not come.
+        """
+        if self._loaded is not None:
+            epoch, step = self._loaded
+            if step and epoch != self._epoch and not self._stream.evaluation:
+                warnings.warn(
+                    f"the rest of epoch {epoch} does not come: a state of its step {step} was "
+                    f"loaded, and then epoch {self._epoch} was named. To train the rest, name "
+                    f"epoch {epoch} or none (Lightning: save by ModelCheckpoint while fit runs)",
+                    stacklevel=2,
+                )
+            self._loaded = None
+        self._epoch, self._step = self._stream._settled(self._epoch, self._step + 1)
+
+    def end(self) -> None:
+        """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
+        if self._stream.evaluation:
+            self._step = 0
+        elif not len(self._stream):  # no batch will come that could move on
+            self._epoch += 1
+
+    def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
+        """Stand before this step; `len(stream)` is the end of the epoch."""
+        self._epoch, self._step = self._stream._place(epoch, step)
+        self._loaded, self._resumes = None, False
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Stand at step 0 of an epoch.
+
+        After `load_state_dict`, until the first batch, naming the loaded epoch restores the loaded
+        step: trainers name an epoch after they have loaded a state, and some name two.
+        """
+        limit = self._stream._epochs
+        epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
+        loaded = self._loaded
+        self._epoch, self._step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the cursor stands, and of which stream: a small dict that JSON can hold."""
+        return self._stream.state_at(self._epoch, self._step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a state was taken, of any rank and world size.
+
+        Raises:
+            StateMismatchError: a state of another stream.
+        """
+        self._loaded = self._stream.position_of(state)
+        self._epoch, self._step = self._loaded
+        self._resumes = True
+
+
+class Passes(Cursor):
+    """Begin each pass at step 0, and move on as the latest pass draws batches."""
+
+    def __init__(self, stream: Epochs, /) -> None:
+        super().__init__(stream)
+        self._running: Cursor | None = None  # where the latest pass stands, until it has ended
+        self._begun = (0, 0)  # an epoch, and how often iteration alone began the epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle the place, without the running pass, which belongs to this object."""
+        return {**vars(self), "_running": None, "_begun": (0, 0)}
+
+    def over(self, draw: Callable[[int, int], Iterator[Int64]]) -> Iterator[tuple[int, int, Int64]]:
+        """Yield (epoch, step, ids) of a pass that `draw` draws from an epoch and a step on.
+
+        Nothing happens before the first `next`.
+        """
+        epoch, step = self.begin(whole=True)
+        running = self._running = Cursor(self._stream)
+        running.seek(epoch, step)
+        self._count(epoch)
+        try:
+            for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
+                # Before the batch is yielded: loops that take exactly len() batches never come back
+                running.advance()
+                # A later pass, `set_epoch` or a state may have taken the place over.
+                if self._running is running:
+                    if self.epoch == epoch:
+                        self.advance()
+                    if not running.step:
+                        self._running = None
+                yield epoch, step, ids
+        finally:
+            if self._running is running:
+                self._running = None
+                self.end()
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Say where the next pass begins; the epoch of the running pass changes nothing."""
+        epoch = validate.whole("epoch", epoch)
+        self._begun = (0, 0)
+        if self._running is not None and self._running.epoch == epoch:
+            self.seek(epoch, self._running.step)
+        else:
+            super().set_epoch(epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Say by a state where the next pass begins."""
+        super().load_state_dict(state)
+        self._begun = (0, 0)
+        self._running = None
+
+    def _count(self, epoch: int) -> None:
+        """Warn where iteration alone begins a training epoch a third time."""
+        # The second time is no mistake: sanity checks and Keras draw a batch to look at.
+        known, times = self._begun
+        times = times + 1 if known == epoch else 1
+        self._begun = (epoch, times)
+        if times == 3 and not self._stream.evaluation:
+            warnings.warn(
+                f"epoch {epoch} of this sampler begins for the third time, so the same batches "
+                f"come again: call sampler.set_epoch(epoch) before each pass, or use a loader of "
+                f"twinfeed.loaders, which goes on after the batches that the loop received",
+                stacklevel=4,
+            )

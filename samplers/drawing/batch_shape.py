@@ -1,0 +1,82 @@
+"""What P and K are at each training step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.bits import Int64, below, root_key, words
+
+PerStep = SupportsIndex | Mapping[int, SupportsIndex]
+
+
+class Phase(NamedTuple):
+    """Global steps over which p and k stay the same, and where that p began."""
+
+    start: int
+    p: int
+    k: int
+    p_start: int
+
+
+class Schedule:
+    """What p and k are at each global step."""
+
+    def __init__(
+        self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
+    ) -> None:
+        self.lowest_k: int | None = None
+        if isinstance(k, tuple):
+            self.lowest_k, k = _range(k)
+        ps, ks = (
+            validate.schedule(name, v)
+            if isinstance(v, Mapping)
+            else {0: validate.integer(name, v, minimum=1)}
+            for name, v in (("p", p), ("k", k))
+        )
+        self._starts = sorted({*ps, *ks})
+        self.stretches = []
+        p_start = k_start = 0
+        for start in self._starts:
+            p_start = start if start in ps else p_start
+            k_start = start if start in ks else k_start
+            self.stretches.append(Phase(start, ps[p_start], ks[k_start], p_start))
+        self.p_text = _schedule_text(ps)
+        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(ks)
+        self.fixed = len(self.stretches) == 1 and not self.lowest_k
+        self._key = root_key(seed, "pk k")
+        self.largest_batch = max(stretch.p * stretch.k for stretch in self.stretches)
+        self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
+
+    def sizes(self, steps: Int64) -> Int64:
+        """Return the batch sizes at consecutive global steps."""
+        return np.concatenate([s.p * self.ks(s, run) for s, run in self.runs(steps)])
+
+    def ks(self, stretch: Phase, steps: Int64) -> Int64:
+        """Return K at each of these global steps; a range is drawn from anew at each step."""
+        low = self.lowest_k or stretch.k
+        return low + below(words(self._key, steps), stretch.k - low + 1)
+
+    def runs(self, steps: Int64) -> list[tuple[Phase, Int64]]:
+        """Divide consecutive global steps, one at least, by stretch."""
+        first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
+        stretches = self.stretches[first - 1 : last]
+        cuts = np.searchsorted(steps, self._starts[first:last])
+        return list(zip(stretches, np.split(steps, cuts), strict=True))
+
+
+def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
+    """Return the ends of a range that K is drawn from."""
+    ends = [validate.integer("k", end, minimum=1) for end in k]
+    if len(ends) != 2 or ends[0] > ends[1]:
+        raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
+    return ends[0], ends[1]
+
+
+def _schedule_text(values: dict[int, int]) -> str:
+    first, *later = values.items()
+    return ", ".join([str(first[1]), *(f"{v} from step {step}" for step, v in later)])

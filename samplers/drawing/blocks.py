@@ -1,0 +1,119 @@
+"""The blocks of shards, in another order each epoch: by arithmetic, and tables that do not grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfeed.samplers._mapped import pieces
+from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.sums import RunningSums
+
+_MOST = 1 << 17  # entries of a table
+
+
+class Blocks:
+    """Cut shards into blocks of `block` records, numbered as they are stored.
+
+    The last block of a shard may have fewer records.
+    """
+
+    def __init__(self, lengths: NDArray[Any], block: int) -> None:
+        self._lengths, self._block = lengths, block
+        self._records = RunningSums(lengths, _MOST)
+        self._numbers = RunningSums(_Divided(lengths, block), _MOST)
+
+    def __len__(self) -> int:
+        return self._numbers.total
+
+    @property
+    def usual(self) -> int:
+        """The size that most blocks have; of several such sizes, the largest."""
+        times: dict[int, int] = {}
+        for some in pieces(len(self._lengths)):
+            lengths = np.asarray(self._lengths[some]).astype(np.int64)
+            sizes, found = np.unique(lengths % self._block, return_counts=True)
+            for size, count in zip(sizes.tolist(), found.tolist(), strict=True):
+                times[size] = times.get(size, 0) + count
+            times[self._block] = times.get(self._block, 0) + int((lengths // self._block).sum())
+        times.pop(0, None)  # of shards that their blocks fill
+        most = max(times.values(), default=0)
+        return max(size for size, count in times.items() if count == most) if most else 1
+
+    def of_records(self, records: Int64) -> tuple[Int64, Int64]:
+        """Return where the blocks of these records begin and stop."""
+        shard = self._records.find(records)
+        begin = self._records.before(shard)
+        first = records - (records - begin) % self._block
+        stop: Int64 = np.minimum(first + self._block, begin + self._at(shard))
+        return first, stop
+
+    def spans(self, numbers: Int64) -> tuple[Int64, Int64]:
+        """Return the first record and the size of these blocks."""
+        shard = self._numbers.find(numbers)
+        within = (numbers - self._numbers.before(shard)) * self._block
+        sizes: Int64 = np.minimum(self._at(shard) - within, self._block)
+        return self._records.before(shard) + within, sizes
+
+    def _at(self, shard: Int64) -> Int64:
+        return np.asarray(self._lengths[shard]).astype(np.int64, copy=False)
+
+
+class _Divided:
+    """The number of blocks of each shard."""
+
+    def __init__(self, lengths: NDArray[Any], block: int) -> None:
+        self._lengths, self._block = lengths, block
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, places: Any) -> Int64:
+        lengths: Int64 = np.asarray(self._lengths[places]).astype(np.int64)
+        return -(-lengths // self._block)
+
+
+class BlockOrder:
+    """Put blocks one after the other in the order of a key."""
+
+    def __init__(self, blocks: Blocks, key: int) -> None:
+        self._blocks, self._key, self._count = blocks, key, len(blocks)
+        self._table: NDArray[Any] | None = None
+        if self._count <= _MOST:
+            self._table = permute(self._count, key, np.arange(self._count)).astype(np.int32)
+        self._sums = RunningSums(_Sizes(self), _MOST)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def spans(self, turns: Int64) -> tuple[Int64, Int64]:
+        """Return the first record and the size of the blocks at these turns of the order."""
+        if self._table is None:
+            return self._blocks.spans(permute(self._count, self._key, turns))
+        return self._blocks.spans(self._table[turns].astype(np.int64))
+
+    def at(self, places: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return the blocks at these places of all records end to end: the place where each begins,
+        its first record, and its size.
+        """
+        turns = self._sums.find(places)
+        return self._sums.before(turns), *self.spans(turns)
+
+
+class _Sizes:
+    """The sizes of the blocks in their order."""
+
+    def __init__(self, order: BlockOrder) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, places: Any) -> Int64:
+        turns = places
+        if isinstance(places, slice):
+            turns = np.arange(*places.indices(len(self)))
+        return self._order.spans(turns.reshape(-1))[1].reshape(turns.shape)

@@ -1,0 +1,88 @@
+"""Running sums of very many counts, by a table that does not grow with them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from twinfeed.samplers._mapped import pieces
+from twinfeed.samplers.drawing.bits import Int64
+
+_MOST = 1 << 20  # entries of the table: 8 MB
+_AT_ONCE = 1 << 18  # counts that are added up at once
+
+
+class Counts(Protocol):
+    """Integers by place: an array, or what calculates them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: Any, /) -> Any: ...
+
+
+class RunningSums:
+    """Add up counts, and find the count that a place of all counts end to end lies in.
+
+    Up to `most` counts each have an entry in the table. Of more counts, runs of equal length have
+    one, and the counts within a run are added up when they are needed.
+    """
+
+    def __init__(self, counts: Counts, most: int = _MOST) -> None:
+        self._counts, self._most = counts, most
+        self._run = max(1, -(-len(counts) // most))
+        self._table: Int64 | None = None
+
+    def __reduce__(self) -> tuple[type[RunningSums], tuple[Counts, int]]:
+        """Pickle without the table, which is made again at the first use."""
+        return type(self), (self._counts, self._most)
+
+    @property
+    def _bounds(self) -> Int64:
+        """The sum of the counts before each run, and of all: int64[runs + 1]."""
+        if self._table is None:
+            run, count = self._run, len(self._counts)
+            table = np.zeros(-(-count // run) + 1, np.int64)
+            for some in pieces(count, max(1, _AT_ONCE // run) * run):
+                sums = self._at(some)
+                if run > 1:
+                    sums = np.add.reduceat(sums, np.arange(0, len(sums), run))
+                table[some.start // run + 1 :][: len(sums)] = sums
+            self._table = np.cumsum(table, out=table)
+        return self._table
+
+    @property
+    def total(self) -> int:
+        """The sum of all counts."""
+        return int(self._bounds[-1])
+
+    def before(self, entries: Int64) -> Int64:
+        """Return the sum of the counts before each entry, int64[entries]."""
+        run, rest = np.divmod(entries, self._run)
+        sums: Int64 = self._bounds[run]
+        for some in self._some(len(run)):
+            inner = np.where(np.arange(self._run) < rest[some, None], self._of(run[some]), 0)
+            sums[some] += inner.sum(axis=1)
+        return sums
+
+    def find(self, places: Int64) -> Int64:
+        """Return the entry that each place lies in, int64[places]."""
+        run = np.searchsorted(self._bounds, places, side="right") - 1
+        entry: Int64 = run * self._run
+        for some in self._some(len(run)):
+            passed = np.cumsum(self._of(run[some]), axis=1)
+            rest = places[some] - self._bounds[run[some]]
+            entry[some] += (passed <= rest[:, None]).sum(axis=1)
+        return entry
+
+    def _some(self, count: int) -> Any:
+        """Yield slices of a request: none where the table has all that is needed."""
+        return pieces(count if self._run > 1 else 0, max(1, _AT_ONCE // self._run))
+
+    def _of(self, run: Int64) -> Int64:
+        """Return the counts of runs, int64[runs, run length]; zeros after the last count."""
+        place = run[:, None] * self._run + np.arange(self._run)
+        last = len(self._counts) - 1
+        return np.where(place <= last, self._at(np.minimum(place, last)), 0)
+
+    def _at(self, places: Any) -> Int64:
+        return np.asarray(self._counts[places]).astype(np.int64, copy=False)

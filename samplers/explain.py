@@ -1,0 +1,56 @@
+"""A drawing of the first steps of a stream, in text and for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import islice
+
+from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.space import SampleSpace
+
+_SHOWN = 12  # samples of a batch that a notebook shows
+
+
+def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
+    """Write steps as rows and ranks as columns below a title."""
+    steps = len(ranks[0])
+    cells = map(" ".join, samples([ids for batches in ranks for ids in batches], namer))
+    columns = [["step", *map(str, range(steps))]]
+    columns += [[f"rank {rank}", *islice(cells, steps)] for rank in range(len(ranks))]
+    widths = [max(map(len, column)) for column in columns]
+    rows = [
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+    return "\n".join([title, *rows])
+
+
+def samples(batches: list[Int64], namer: SampleSpace) -> list[list[str]]:
+    """Write each sample as its record, with its view where any sample has another than 0."""
+    plain = not any(namer.views(ids).any() for ids in batches)
+    return [
+        [
+            "-" if record < 0 else str(record) if plain else f"{record}.{view}"
+            for record, view in zip(
+                namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True
+            )
+        ]
+        for ids in batches
+    ]
+
+
+def html(title: str, heads: Sequence[str], batches: list[Int64], namer: SampleSpace) -> str:
+    """Write batches as rows of an HTML table, each after its head: the first samples of each."""
+    cells = samples([ids[:_SHOWN] for ids in batches], namer)
+    rows = []
+    for head, ids, cell in zip(heads, batches, cells, strict=True):
+        more = [f"and {len(ids) - _SHOWN:,} more"] if len(ids) > _SHOWN else []
+        rows.append((head, " ".join(cell + more)))
+    return html_table(title, rows)
+
+
+def html_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Write rows of a head and a text as an HTML table, with everything escaped."""
+    lines = [f"<tr><th>{escape(head)}</th><td>{escape(text)}</td></tr>" for head, text in rows]
+    return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"

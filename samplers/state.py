@@ -1,0 +1,117 @@
+"""States: which stream a place belongs to, and the refusal of any other stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from twinfeed.samplers import validate
+from twinfeed.samplers._mapped import pieces
+from twinfeed.samplers.drawing.sums import Counts
+
+STATE_VERSION = 1
+_ADVICE = (
+    "  what to do: give the data, labels and sampler that the state was saved with, "
+    "or begin anew without the state"
+)
+_LONG = 1000  # characters of JSON; a state has a few such parameters at most, and stays below 4 KB
+
+
+class StateMismatchError(ValueError):
+    """Say that a state belongs to other data, other parameters or a newer version.
+
+    >>> from twinfeed.samplers import ExactOnceBatchSampler, StateMismatchError
+    >>> state = ExactOnceBatchSampler(10, batch_size=4).state_dict()
+    >>> try:
+    ...     ExactOnceBatchSampler(11, batch_size=4).load_state_dict(state)
+    ... except StateMismatchError as error:
+    ...     print(error)
+    the state is of another stream:
+      order.n: the state has 10, this sampler has 11
+      what to do: give the data, labels and sampler that the state was saved with, or begin anew...
+    """
+
+
+def position(
+    state: Mapping[str, Any], fingerprint: Mapping[str, Any], *, steps: int, epochs: int
+) -> tuple[int, int]:
+    """Return the (epoch, step) of a state of the stream with this fingerprint."""
+    if not isinstance(state, Mapping):
+        raise StateMismatchError(f"the state must be a dict that state_dict gave, got {state!r}")
+    missing = {"version", "epoch", "step", "fingerprint"} - set(state)
+    if missing:
+        raise StateMismatchError(
+            f"the state lacks {', '.join(sorted(missing))}, and has {list(state)[:8]}: of a "
+            f"checkpoint with several parts, give the part that state_dict gave, as in "
+            f"checkpoint['loader']"
+        )
+    if state["version"] != STATE_VERSION:
+        raise StateMismatchError(
+            f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
+        )
+    _compare(state["fingerprint"], fingerprint)
+    epoch = validate.integer("epoch of the state", state["epoch"], minimum=0, below=epochs)
+    step = validate.integer("step of the state", state["step"], minimum=0)
+    if step >= max(1, steps):
+        raise StateMismatchError(f"the state is at step {step}, an epoch has {steps}")
+    return epoch, step
+
+
+def _compare(theirs: Any, ours: Mapping[str, Any]) -> None:
+    """Raise with one line for each field that differs."""
+    if not isinstance(theirs, Mapping):
+        raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
+    absent = "nothing"
+    theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
+    lines = [
+        f"  {field}: the state has {theirs.get(field, absent)!r}, "
+        f"this sampler has {ours.get(field, absent)!r}"
+        for field in (*ours, *(f for f in theirs if f not in ours))
+        if theirs.get(field, absent) != ours.get(field, absent)
+    ]
+    if lines:
+        raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
+
+
+def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every field with its path: `inner.n`, `orders.0.seed`."""
+    for name, value in nested.items():
+        if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+            value = {str(place): item for place, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def recorded(parameter: Any) -> Any:
+    """Return a parameter as JSON can hold it, and short: arrays and long lists as their digests."""
+    if isinstance(parameter, np.ndarray):
+        return digest(parameter)
+    if isinstance(parameter, Mapping):
+        return {name: recorded(each) for name, each in parameter.items()}
+    if isinstance(parameter, list):
+        parameter = [recorded(each) for each in parameter]
+    found = getattr(parameter, "fingerprint", parameter)
+    if not isinstance(found, (list, str)) or len(text := json.dumps(found, sort_keys=True)) < _LONG:
+        return found
+    content = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{len(found)} {'values' if isinstance(found, list) else 'characters'} {content}"
+
+
+def digest(values: Counts) -> str:
+    """Return a hash of an array's values, whatever its type, its byte order or the machine."""
+    content = hashlib.blake2b(digest_size=16)
+    text = b""
+    numbers: Counts = values
+    if isinstance(values, np.ndarray) and values.dtype.kind == "U":
+        numbers = np.char.str_len(values)
+        text = "".join(values.tolist()).encode("utf-8", "surrogatepass")
+    for some in pieces(len(numbers)):
+        content.update(np.ascontiguousarray(numbers[some], dtype="<i8").data)
+    content.update(text)
+    return f"{len(numbers)} values {content.hexdigest()}"

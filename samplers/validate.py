@@ -1,0 +1,186 @@
+"""Argument checks, each rule worded once; constructors call them and then only assign."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers._mapped import ascends, held, is_mapped
+from twinfeed.samplers.drawing.bits import Int64
+
+T = TypeVar("T")
+
+LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
+
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """Return an integer of Python, numpy or torch as an int, which does not overflow."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
+    """Return `value` as an int within `[minimum, below)`."""
+    number = whole(name, value)
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    if number >= below:
+        raise ValueError(f"{name} must be below {below}, got {number}")
+    return number
+
+
+def size(n: SupportsIndex, *, ids: str) -> int:
+    """Return a number of records; `ids` says how to give the ids of some records instead."""
+    if hasattr(n, "__len__") and getattr(n, "shape", None) != ():
+        kind = type(n).__name__
+        raise TypeError(f"n must be the number of records, got {kind}: for some of them, {ids}")
+    return integer("n", n, minimum=0)
+
+
+def seed(value: SupportsIndex) -> int:
+    """Return a seed: any integer that fits 64 unsigned bits."""
+    if value is None:
+        raise TypeError("seed must be an integer, got None: a shuffle needs one to be repeatable")
+    return integer("seed", value, minimum=0, below=1 << 64)
+
+
+def flag(name: str, value: bool) -> bool:
+    """Return a bool; TypeError for anything else."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
+    """Return a value that is one of the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless the number is 1."""
+    plural = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+    """Return integers of at least `minimum`: a new int64[n], or a mapped array as it is."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if array.size and array.dtype.kind == "b":
+        raise TypeError(f"{name} must hold integers, got a mask: give np.flatnonzero(mask)")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
+    if array.size and array.max() >= LIMIT:
+        worst = int(array.argmax())
+        raise ValueError(f"{name} must be below {LIMIT}, got {array[worst]} at {worst}")
+    if array.size and array.min() < minimum:
+        worst = int(array.argmin())
+        raise ValueError(f"{name} must be at least {minimum}, got {array[worst]} at {worst}")
+    if not is_mapped(array):
+        return array.astype(np.int64)
+    return held(array.view(array.dtype.str.replace("u8", "i8")))
+
+
+def distinct(name: str, array: Int64) -> Int64:
+    """Return the values of an array sorted, all of which must differ."""
+    if ascends(array):
+        return array
+    values, times = np.unique(array, return_counts=True)
+    if len(values) < len(array):
+        raise ValueError(
+            f"{name} must differ from each other, got {values[times > 1][0]} more than once"
+        )
+    return values
+
+
+def records(values: ArrayLike, num_records: int) -> Int64:
+    """Return distinct ids of some of so many records, sorted."""
+    ids = distinct("records", integers("records", values, minimum=0))
+    if len(ids) and ids[-1] >= num_records:
+        raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
+    return ids
+
+
+def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+    """Return `integers`, whose sum must be below the limit too."""
+    array = integers(name, values, minimum=minimum)
+    total = float(array.sum(dtype=np.float64))  # int64 would overflow
+    if total >= LIMIT:
+        raise ValueError(f"{name} must sum to less than {LIMIT}, got about {total:.3g}")
+    return array
+
+
+def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
+    """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
+    if values is None:
+        raise TypeError(
+            f"{name} must be one label a record, got None: was the index built with one?"
+        )
+    if isinstance(values, np.ndarray) and hasattr(values, "mask"):
+        values = values.tolist()  # None where masked; np.asarray would drop the mask
+    array = np.asarray(values)
+    if array.ndim == 0:
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
+    if array.dtype.kind in "OT":
+        array = _one_kind(name, array.tolist())
+    if array.dtype.kind == "U":
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        nan = np.flatnonzero(array != array).tolist()
+        where = f" with {len(nan):,} NaN, at {str(nan[:5])[1:-1]}" if nan else ""
+        where += ": decode() each" if array.dtype.kind == "S" else ""
+        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
+    return array.astype(np.int64, copy=False)
+
+
+def _one_kind(name: str, values: list[Any]) -> NDArray[Any]:
+    """Return strings, or else integers, as numpy holds them."""
+    if not any(isinstance(value, str) for value in values):
+        each(name, "integers or strings", values, (int, np.integer))
+        return np.array(values)
+    each(name, "integers or strings, all of one kind", values, str)
+    cut = next((value for value in values if value.endswith("\0")), None)
+    if cut is not None:
+        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {cut!r}")
+    return np.array(values, dtype=np.str_)
+
+
+def each(name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]) -> None:
+    """Check the type of each value; TypeError has the first five that are of another one."""
+    strays = [place for place, value in enumerate(values) if not isinstance(value, kinds)]
+    if strays:
+        first = ", ".join(f"{values[place]!r} at {place}" for place in strays[:5])
+        raise TypeError(
+            f"{name} must be {rule}: {len(strays):,} of {len(values):,} are not, {first}"
+        )
+
+
+def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
+    """Return a schedule {first global step: value}, from step 0, changes only."""
+    steps = {
+        integer(f"a step of {name}", step, minimum=0): integer(name, v, minimum=1)
+        for step, v in value.items()
+    }
+    if 0 not in steps:
+        raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
+    ordered = sorted(steps.items())
+    return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])

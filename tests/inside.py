@@ -1,0 +1,64 @@
+"""The names of the inside that tests of behaviour use: when a module moves, this file follows.
+
+Tests below `tests/samplers` and `tests/loaders` are of the module at the same path, and import it.
+"""
+
+from twinfeed.loaders.building import (
+    _classes,
+    _collect,
+    _merge,
+    _parts,
+    build,
+    shards,
+    sources,
+    store,
+)
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart, new_part
+from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
+from twinfeed.loaders.building.plan import Plan
+from twinfeed.loaders.building.shards import expand
+from twinfeed.loaders.building.sources import FILES_PER_PART, find_source
+from twinfeed.loaders.building.store import new_store
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.command_line._feeds import sampler_of
+from twinfeed.loaders.command_line._parser import _parser
+from twinfeed.loaders.errors import REBUILD
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.formats import files, tar, tfrecord
+from twinfeed.loaders.formats._protobuf import length_delimited, varint
+from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
+from twinfeed.loaders.formats.files import Entry, folder
+from twinfeed.loaders.formats.records import Record
+from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
+from twinfeed.loaders.index import arrays, paths, remote_index
+from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
+from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
+from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
+from twinfeed.loaders.index.paths import PLACING
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.packing import _compressed, _inputs, _shard_writer
+from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading._handles import Handles
+from twinfeed.loaders.reading.fetcher import Followed
+from twinfeed.loaders.reading.planner import Plans
+from twinfeed.loaders.reading.ranges import EXTENT, near_rows
+from twinfeed.loaders.reading.schedule import Schedule
+from twinfeed.loaders.reading.source import OwnSource
+from twinfeed.loaders.remote import _web, chunks, disk, link, network, opening, wire
+from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted
+from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.remote.wire import Wire
+from twinfeed.loaders.support import atomic
+from twinfeed.loaders.support.atomic import replace_file
+from twinfeed.loaders.support.checksum import crc32c, masked
+from twinfeed.loaders.support.limits import LIMITS, Limits
+from twinfeed.loaders.support.owned import MARK, mark
+from twinfeed.loaders.tools.compare import Comparison
+from twinfeed.samplers.cursor import Cursor
+from twinfeed.samplers.drawing import sums
+from twinfeed.samplers.drawing.waits import log

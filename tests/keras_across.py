@@ -1,0 +1,130 @@
+"""Runs of `fit`, killed and resumed, each printed as JSON; KERAS_BACKEND is set before.
+
+`python keras_across.py FRAMEWORK FOLDER NAME STEPS NAME STEPS …` dies in each run after its number
+of steps, and never of 0. A run that is named "whole" evaluates too, and tries batches that are
+refused. Each run is a process of its own, forked from one that has imported all and done nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from twinfeed.loaders import Feed, open_index
+from twinfeed.loaders.keras import ResumeCallback
+from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+
+EPOCHS, RECORDS = 2, 20
+
+
+def loader(framework: str, folder: Path, sampler: BatchStream | None = None) -> Any:
+    sampler = sampler or BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4)
+    feed = Feed(open_index(folder / "data.index"), sampler)
+    if framework == "torch":
+        from twinfeed.loaders.torch import TorchLoader
+
+        return TorchLoader(feed, device="cpu")
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+
+    return TensorFlowLoader(feed)
+
+
+def pairs(batch: dict[str, Any]) -> tuple[Any, Any]:
+    """Give the id as input and target, in tensors of the loader's framework."""
+    if hasattr(batch["id"], "float"):
+        ids = batch["id"].float()
+    else:
+        import tensorflow as tf
+
+        ids = tf.cast(batch["id"], tf.float32)
+    return ids[:, None] / RECORDS, ids[:, None] / RECORDS
+
+
+def model() -> keras.Model:
+    """Return a compiled model, built in its first step."""
+    layers = [keras.layers.Dense(4), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    if keras.backend.backend() == "torch":  # whose dropout has no state that Keras could save
+        del layers[1]
+    network = keras.Sequential(layers)
+    network.compile("adam", "mse", metrics=["mae"])
+    return network
+
+
+def arranged(loader: Any) -> Any:
+    """Give the batches of a loader to a method of Keras."""
+    return loader.dataloader(pairs) if hasattr(loader, "dataloader") else loader.dataset.map(pairs)
+
+
+def evaluates(framework: str, folder: Path) -> None:
+    """Predict twice on an evaluation: each pass has every record once, in stored order."""
+    network = keras.Sequential([keras.Input([1]), keras.layers.Rescaling(RECORDS)])
+    evaluation = arranged(loader(framework, folder, ExactOnceBatchSampler(RECORDS, batch_size=7)))
+    for _ in range(2):
+        ids = network.predict(evaluation, verbose=0)
+        assert np.rint(ids[:, 0]).tolist() == list(range(RECORDS))
+
+
+def refuses(framework: str, folder: Path) -> None:
+    """Refuse the batches of another loader, and those whose order is not the loader's."""
+    others = arranged(loader(framework, folder))
+    wrong = [(ValueError, "must come from the loader, got others", lambda batches: others)]
+    if framework == "torch":
+        from accelerate import skip_first_batches
+
+        words = "give the trainer the TorchLoader itself"
+        wrong.append((TypeError, words, skip_first_batches))  # type: ignore[arg-type]
+    else:
+        words = r"dataset.shuffle\(\) changes which batches come"
+        wrong.append((ValueError, words, lambda batches: batches.shuffle(2)))
+    for number, (error, words, change) in enumerate(wrong):
+        one = loader(framework, folder)
+        resume = ResumeCallback(one, folder / f"refused-{number}")
+        with pytest.raises(error, match=words):
+            resume.fit(model(), change(arranged(one)), verbose=0)
+
+
+def train(framework: str, folder: Path, name: str, steps: int) -> None:
+    """Train, and die after this number of steps."""
+
+    class Kill(keras.callbacks.Callback):  # type: ignore[misc]
+        get_state, set_state = dict, len
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            if self.steps == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    keras.utils.set_random_seed(1)
+    network = model()
+    resume = ResumeCallback(loader(framework, folder), folder / name, every=2)
+    history = resume.fit(network, pairs, epochs=EPOCHS, verbose=0, callbacks=[Kill()])
+    print(json.dumps([history.history, [each.tolist() for each in network.get_weights()]]))
+    if name == "whole":
+        evaluates(framework, folder)
+        refuses(framework, folder)
+
+
+def main(framework: str, folder: Path, *runs: str) -> None:
+    """Train in forks, one after the other; print how each ended."""
+    import_module("tensorflow")  # as Keras does for a seed, on any backend
+    import_module(f"twinfeed.loaders.{framework}")
+    for name, steps in zip(runs[::2], runs[1::2], strict=True):
+        child = os.fork()
+        if not child:
+            train(framework, folder, name, int(steps))
+            return
+        print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,238 @@
+"""Samples to batches: every mode, against a slow definition, and with nothing in the batch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from twinfeed.loaders import FieldSpec, Ragged
+from twinfeed.loaders.feed.collate import MisfitError, Mode, check_collate, collate, spec_of
+
+FLOAT = np.dtype(np.float32)
+
+
+def of(values: list[Any], shape: tuple[int, ...], how: Mode = "stack") -> dict[str, Any]:
+    return collate({"x": values}, {"x": FieldSpec(shape, FLOAT)}, how=how)
+
+
+@given(st.lists(hnp.arrays(FLOAT, (2, 3)), max_size=5))
+def test_stack_is_numpy_stack(arrays: list[np.ndarray]) -> None:
+    stacked = of(arrays, (2, 3))["x"]
+    assert stacked.dtype == FLOAT
+    assert stacked.shape == (len(arrays), 2, 3)
+    for row, array in zip(stacked, arrays, strict=True):
+        np.testing.assert_array_equal(row, array)
+
+
+@given(st.lists(hnp.arrays(FLOAT, st.tuples(st.integers(0, 4), st.integers(0, 3))), max_size=5))
+def test_pad_keeps_every_array_and_its_shape(arrays: list[np.ndarray]) -> None:
+    batch = of(arrays, (1, 1), "pad")
+    assert batch["x_shape"].tolist() == [list(array.shape) for array in arrays]
+    for row, array in zip(batch["x"], arrays, strict=True):
+        height, width = array.shape
+        np.testing.assert_array_equal(row[:height, :width], array)
+        assert not row[height:].any()
+        assert not row[:, width:].any()
+
+
+@given(st.lists(hnp.arrays(FLOAT, st.tuples(st.integers(0, 4), st.just(2))), max_size=5))
+def test_ragged_keeps_every_array(arrays: list[np.ndarray]) -> None:
+    ragged = of(arrays, (1, 2), "ragged")["x"]
+    assert isinstance(ragged, Ragged)
+    assert ragged.values.shape[1:] == (2,)
+    pieces = np.split(ragged.values, np.cumsum(ragged.lengths))[:-1]
+    for piece, array in zip(pieces, arrays, strict=True):
+        np.testing.assert_array_equal(piece, array)
+
+
+def test_pad_of_one_axis_gives_lengths() -> None:
+    batch = of([[1], [2, 3]], (1,), "pad")
+    assert batch["x"].tolist() == [[1, 0], [2, 3]]
+    assert batch["x_length"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_an_empty_batch_has_every_field(how: Mode) -> None:
+    spec = {"x": FieldSpec((2, 3), FLOAT), "n": FieldSpec((), np.dtype(np.int64))}
+    batch = collate({"x": [], "n": [], "b": []}, spec | {"b": FieldSpec((), None)}, how=how)
+    values = batch["x"].values if how == "ragged" else batch["x"]
+    assert values.dtype == FLOAT
+    assert len(values) == 0
+    assert (batch["n"].shape, batch["n"].dtype, batch["b"]) == ((0,), np.int64, [])
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_padding_is_zeros_and_empty_bytes(how: Mode) -> None:
+    spec = spec_of({"x": np.ones(2), "b": b"?"})
+    batch = collate({"x": [np.ones(2), None], "b": [b"!", None]}, spec, how=how)
+    assert batch["b"] == [b"!", b""]
+    if how == "ragged":
+        assert batch["x"].lengths.tolist() == [2, 0]
+    else:
+        assert batch["x"].tolist() == [[1, 1], [0, 0]]
+
+
+def test_stack_of_unequal_shapes_names_the_field_and_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"'x' has shape \(2,\) beside \(1,\).*'pad' or 'ragged'"):
+        of([np.ones(1, FLOAT), np.ones(2, FLOAT)], (1,))
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="stack, pad, ragged, got 'concat'"):
+        check_collate({"x": "concat"})  # type: ignore[dict-item]
+
+
+def test_ragged_arrays_that_differ_beyond_the_first_axis_name_the_field() -> None:
+    with pytest.raises(ValueError, match=r"'x' has shape \(2, 3\) beside \(None, 2\).*with 'pad'$"):
+        of([np.ones((2, 2), FLOAT), np.ones((2, 3), FLOAT)], (2, 2), "ragged")
+
+
+UNFIT: list[tuple[Any, Any, str]] = [
+    (np.uint8(1), np.int64(1000), "int64 1000 where uint8"),
+    (np.zeros(2, np.uint8), np.zeros(2, np.int64), "int64 where uint8"),
+    (np.int64(1), 2.7, "float64 2.7 where int64"),
+    ([1], [2.7], "float64 where int64"),
+    (True, 0.25, "float64 0.25 where bool"),
+    (np.float32(1), np.float64(1), "float64 1.0 where float32"),
+    (np.uint8(1), 256, "int64 256 where uint8"),
+    (1, b"one", "bytes where int64"),
+    (1, "one", "str where int64"),
+    (b"one", 1, "int64 where bytes"),
+    (b"one", "two", "str where bytes"),
+    ("one", b"two", "bytes where str"),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "told"), UNFIT)
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_a_value_that_would_lose_by_a_cast_is_refused(
+    first: Any, later: Any, told: str, how: Mode
+) -> None:
+    with pytest.raises(MisfitError, match=f"field 'x' holds {told}.* is expected") as caught:
+        collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
+    assert caught.value.place == 2
+
+
+FIT: list[tuple[Any, Any]] = [
+    (np.int64(1), np.uint8(7)),
+    (np.float64(1), np.float32(0.5)),
+    (np.float32(1), 0.1),
+    (np.uint8(1), 255),
+    (1.5, 2),
+    (np.zeros(1, ">i4"), np.ones(1, np.int32)),
+    ([1, 2], [3, 4]),
+]
+
+
+@pytest.mark.parametrize(("first", "later"), FIT)
+def test_a_value_that_loses_nothing_takes_the_dtype_of_the_first(first: Any, later: Any) -> None:
+    spec = spec_of({"x": first})
+    batch = collate({"x": [first, later]}, spec)["x"]
+    assert batch.dtype == np.asarray(first).dtype.newbyteorder("=") == spec["x"].dtype
+    assert batch.dtype.isnative
+    np.testing.assert_array_equal(batch[1], np.asarray(later, batch.dtype))
+
+
+def test_an_empty_list_has_no_dtype() -> None:
+    spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
+    batch = collate({"x": [[], [3]]}, spec, how="pad")
+    assert batch["x"].tolist() == [[0], [3]]
+    assert batch["x"].dtype == np.int64
+
+
+def test_images_of_other_sizes_are_told_what_resizes() -> None:
+    images = [np.ones((2, 2, 3), FLOAT), np.ones((2, 4, 3), FLOAT)]
+    with pytest.raises(MisfitError, match=r"in decode, as DecodeImage\(size=\(height, width\)\)"):
+        of(images, (2, 2, 3), "stack")
+
+
+@pytest.mark.parametrize("how", ["pad", "ragged"])
+def test_values_of_other_axes_are_refused(how: Mode) -> None:
+    with pytest.raises(
+        MisfitError,
+        match=r"shape \(2, 2\) beside \(1,\) as in the first record.*: make them equal in decode$",
+    ):
+        of([np.ones(1, FLOAT), np.ones((2, 2), FLOAT)], (1,), how)
+    for values, shape in (([[]], (None, 4)), ([np.ones((1, 4), FLOAT)], (0,))):
+        with pytest.raises(MisfitError, match=r"\(np.reshape gives an empty list its 2 axes\)$"):
+            of(values, shape, how)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([b"a", b"b"], "a list of byte strings"),
+        (["a", "b"], "a list of strings"),
+        (np.array("abc"), "a ndarray of strings"),
+        ([[1], [2, 3]], "a list that is no array"),
+        (None, "a NoneType, which"),
+        (np.zeros(1, "M8[s]"), r"a ndarray of datetime64\[s\]"),
+        (np.zeros(1, np.longdouble), "a ndarray of float128"),
+        (np.ma.masked_array([1, 2], [0, 1]), "a MaskedArray"),
+    ],
+)
+def test_what_no_batch_can_hold_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"field 'x' holds {told}.*in decode or transform"):
+        spec_of({"x": value})
+
+
+@given(st.lists(st.none() | st.text()))
+def test_texts_stay_texts(values: list[str | None]) -> None:
+    batch = collate({"x": values}, spec_of({"x": "first"}))["x"]
+    assert batch == [value or "" for value in values]
+    assert all(type(value) is str for value in batch)
+
+
+@given(st.lists(st.none() | st.lists(st.binary())), st.booleans())
+def test_lists_of_strings_are_ragged(values: list[Any], text: bool) -> None:
+    """Of texts and of bytes; a missing list is empty."""
+    if text:
+        values = [value and [one.hex() for one in value] for value in values]
+    spec = spec_of({"x": ["a" if text else b"a"]}, "ragged")
+    ragged = collate({"x": values}, spec, how="ragged")["x"]
+    pieces = np.split(ragged.values, np.cumsum(ragged.lengths))[:-1]
+    assert [piece.tolist() for piece in pieces] == [value or [] for value in values]
+
+
+@pytest.mark.parametrize("wrong", ["ab", [b"a"], [["a"]], [None], [1], np.array([["a"]])])
+def test_a_list_of_texts_holds_texts(wrong: Any) -> None:
+    with pytest.raises(MisfitError, match="field 'x' holds ") as caught:
+        collate({"x": [["a"], wrong]}, spec_of({"x": ["a"]}, "ragged"), how="ragged")
+    assert caught.value.place == 1
+
+
+def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
+    """At multiples of 64, wherever numpy's own memory begins."""
+    values = [np.ones((7, n + 1)) for n in range(5)]
+    spec = {"x": FieldSpec((7, None), np.dtype(np.float64))}
+    for how in ("pad", "ragged"):
+        for _ in range(20):
+            rows = {"x": [one.T for one in values]} if how == "ragged" else {"x": values}
+            kind = {"x": FieldSpec((None, 7), np.dtype(np.float64))} if how == "ragged" else spec
+            made = collate(rows, kind, how=how)["x"]
+            array = made.values if how == "ragged" else made
+            assert array.__array_interface__["data"][0] % 64 == 0
+    for size in range(1, 40):
+        one = FieldSpec((size,), np.dtype(np.uint8))
+        made = collate({"x": [np.ones(size, np.uint8)] * 3}, {"x": one})["x"]
+        assert made.__array_interface__["data"][0] % 64 == 0
+
+
+@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
+def test_values_are_written_where_the_caller_says(how: Mode) -> None:
+    """At the beginning of that memory: torch knows pinned memory by its first address."""
+    made = []
+
+    def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    spec = {"x": FieldSpec((2,), FLOAT), "y": FieldSpec((), np.dtype(np.int64))}
+    values = {"x": [np.ones(2, np.float32)] * 3, "y": [1, 2, 3]}
+    batch = collate(values, spec, how=how, empty=empty)
+    rows = batch["x"].values if how == "ragged" else batch["x"]
+    starts = [one.__array_interface__["data"][0] for one in (rows, batch["y"])]
+    assert starts == [one.__array_interface__["data"][0] for one in made]

@@ -1,0 +1,313 @@
+"""Tar shards: equal to webdataset's reading, whatever wrote them; and written so that webdataset
+reads them.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import tarfile
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import webdataset
+from format_help import END, archive, block, contents, member, pax, webdataset_samples, write_tar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
+
+from twinfeed.loaders import DataCorruptionError
+from twinfeed.loaders.formats import _tarkeys
+from twinfeed.loaders.formats._tarkeys import split_name
+from twinfeed.loaders.formats.tar import TarWriter, scan
+from twinfeed.loaders.support.checksum import crc32c
+
+segment = st.text(st.sampled_from("ab.é_- A"), min_size=1, max_size=12)
+long_segment = st.text(st.sampled_from("abcdé"), min_size=60, max_size=120)
+paths = st.lists(st.one_of(segment, long_segment), min_size=1, max_size=4).map("/".join)
+extensions = st.sampled_from(["jpg", "JPG", "seg.png", "cls", "txt", "json"])
+names = st.tuples(paths, extensions).map(".".join)
+
+
+@given(name=st.text(st.sampled_from("ab./_é \n"), max_size=20))
+def test_names_split_as_in_webdataset(name: str) -> None:
+    key, extension = base_plus_ext(name)
+    assert split_name(name) == (None if key is None else (key, extension.lower()))
+
+
+def test_name_without_extension_dotfile_upper_case_and_several_dots() -> None:
+    assert split_name("README") is None
+    assert split_name(".hidden") is None
+    assert split_name("a/b.JPG") == ("a/b", "jpg")
+    assert split_name("a/b.seg.png") == ("a/b", "seg.png")
+    assert split_name("a.b/c.jpg") == ("a.b/c", "jpg")
+
+
+@settings(max_examples=60)
+@given(files=st.dictionaries(names, st.binary(max_size=1100), max_size=8), data=st.data())
+def test_equals_webdataset_on_generated_archives(
+    files: dict[str, bytes], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    form = data.draw(
+        st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+    )
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    try:
+        write_tar(path, dict(sorted(files.items())), form)
+    except ValueError:
+        return  # a name too long for ustar
+    try:
+        expected = webdataset_samples(path)
+    except ValueError:
+        expected = None  # one extension twice
+    if expected is None or len({key for key, _ in expected}) < len(expected):
+        with pytest.raises(DataCorruptionError, match=r"twice|met again"):
+            list(scan(path))
+    else:
+        assert contents(scan(path)) == expected
+
+
+FORMATS = ["v7", "oldgnu", "gnu", "ustar", "posix"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_equals_webdataset_on_archives_of_the_tar_program(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    long = "n" * 60 if form == "v7" else "n" * 90
+    for name in ("1.jpg", "1.cls", f"deep/{long}.jpg", "2.tar.gz", "README", "é.txt"):
+        (folder / name).write_bytes(name.encode() * 200)
+    subprocess.run(
+        ["tar", f"--format={form}", "--sort=name", "-cf", tmp_path / "a.tar", "-C", folder, "."],
+        check=True,
+    )
+    found = contents(scan(tmp_path / "a.tar"))
+    assert found == webdataset_samples(tmp_path / "a.tar")
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("form", ["oldgnu", "gnu", "posix"])
+def test_names_beyond_100_and_255_bytes(form: str, tmp_path: Path) -> None:
+    deep = tmp_path / "data" / ("d" * 120) / ("é" * 60)
+    deep.mkdir(parents=True)
+    name = "n" * 200 + ".txt"
+    (deep / name).write_bytes(b"abc")
+    subprocess.run(
+        ["tar", f"--format={form}", "-cf", tmp_path / "a.tar", "-C", tmp_path / "data", "d" * 120],
+        check=True,
+    )
+    [record] = scan(tmp_path / "a.tar")
+    assert record.key == f"{'d' * 120}/{'é' * 60}/{'n' * 200}"
+    part = record.fields["txt"]
+    shard = (tmp_path / "a.tar").read_bytes()
+    assert shard[part.offset : part.offset + part.length] == b"abc" == part.data
+
+
+def test_reads_what_webdataset_writes(tmp_path: Path) -> None:
+    samples = [
+        {"__key__": f"{n:04d}", "jpg": bytes([n]) * 700, "cls": str(n).encode(), "json": b"{}"}
+        for n in range(20)
+    ]
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for sample in samples:
+            writer.write(sample)
+    found = contents(scan(tmp_path / "a.tar"))
+    assert found == [(s["__key__"], {k: s[k] for k in ("jpg", "cls", "json")}) for s in samples]
+
+
+def takes(writer: TarWriter, key: str, parts: dict[str, bytes]) -> bool:
+    """Write a sample; tell whether the writer took it."""
+    try:
+        writer.write(key, parts)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=40)
+@given(samples=st.dictionaries(paths, st.dictionaries(extensions, st.binary(max_size=600))))
+def test_webdataset_and_the_tar_program_read_what_is_written(
+    samples: dict[str, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    with TarWriter(path) as writer:
+        written = [sample for sample in samples.items() if takes(writer, *sample) and sample[1]]
+    assert webdataset_samples(path) == written
+    assert contents(scan(path)) == written
+    listed = subprocess.run(["tar", "-tf", path], check=True, capture_output=True)
+    assert listed.stderr == b""
+
+
+def test_written_bytes_are_the_same_each_time_and_have_no_owner(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with TarWriter(tmp_path / name) as writer:
+            writer.write("k" * 150, {"txt": b"1", "cls": b"2"})
+            writer.write("é", {"txt": b"1"})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with tarfile.open(tmp_path / "a") as tar:
+        facts = {(i.mtime, i.uid, i.gid, i.uname, i.gname, i.mode) for i in tar.getmembers()}
+    assert facts == {(0, 0, 0, "", "", 0o644)}
+
+
+@pytest.mark.parametrize("key", ["a.b", "a\nb", "", "__meta__/a", "\udcff", "/a", "../a", "a/../b"])
+def test_writer_refuses_keys_that_would_not_be_read_back(key: str, tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        with pytest.raises(ValueError, match="no fit member name"):
+            writer.write(key, {"txt": b""})
+        with pytest.raises(ValueError, match="no fit member name"):
+            writer.write("a", {"TXT": b""})
+    assert (tmp_path / "a.tar").read_bytes() == END
+
+
+def test_writer_leaves_no_end_behind_an_exception(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with TarWriter(tmp_path / "a.tar") as writer:
+            writer.write("1", {"txt": b"one"})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert (tmp_path / "a.tar").stat().st_size == 1024
+
+
+def test_extents_cover_headers_and_data(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write("one", {"txt": b"x" * 513, "cls": b""})
+        writer.write("n" * 200, {"txt": b"y"})
+    shard = (tmp_path / "a.tar").read_bytes()
+    one, two = scan(tmp_path / "a.tar")
+    assert (one.offset, one.length) == (0, 512 + 1024 + 512)
+    assert two.offset == one.length
+    assert two.offset + two.length == len(shard) - len(END)
+    checksum = crc32c(two.fields["txt"].data).to_bytes(4, "little")
+    assert two.header == shard[two.offset : two.fields["txt"].offset] + checksum
+    assert [one.number, two.number] == [0, 1]
+
+
+def test_members_that_are_no_fields_are_passed_over(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "a.tar",
+        member(b"folder/", b"", b"5"),
+        member(b"old/", b"", b"\0"),
+        member(b"README", b"text"),
+        member(b"__index__", b"{}"),
+        member(b"__shard__/x.json", b"{}"),
+        member(b"pipe", b"", b"6"),
+        member(b"link", b"", b"2", link=b"elsewhere"),
+        member(b"strange", b"abc", b"Z"),
+        member(b"1.txt", b"one"),
+    )
+    assert contents(scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
+
+
+def test_members_passed_over_may_be_of_any_size(tmp_path: Path) -> None:
+    """A member of 9 GiB, a hole on disk, stands between two parts; its size is in base 256."""
+    size = 9 << 30
+    head = block(b"README", (0x80 << 88 | size).to_bytes(12, "big"))
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(member(b"1.txt", b"one") + head)
+        file.seek(size, io.SEEK_CUR)
+        file.write(member(b"1.cls", b"7") + END)
+    [record] = scan(tmp_path / "a.tar", max_record_bytes=1000)
+    assert {name: part.data for name, part in record.fields.items()} == {"txt": b"one", "cls": b"7"}
+    assert record.fields["cls"].offset > size
+
+
+def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:
+    comment = pax({b"comment": b"0" * 40}, b"g")
+    path = archive(tmp_path / "a.tar", comment, member(b"1.txt", b"one"), member(b"2.txt", b"two"))
+    assert contents(scan(path)) == webdataset_samples(path)
+    named = archive(tmp_path / "b.tar", pax({b"path": b"9.txt"}, b"g"), member(b"1.txt", b"one"))
+    assert [record.key for record in scan(named)] == ["9"]
+    only = archive(tmp_path / "c.tar", comment)
+    assert list(scan(only)) == []
+
+
+def test_on_bad_hears_of_bad_samples_and_the_rest_keep_their_numbers(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "a.tar",
+        member(b"0.txt", b"zero"),
+        member(b"1.txt", b"one"),
+        member(b"1.TXT", b"again"),
+        member(b"2.txt", b"two"),
+        member(b"0.cls", b"late"),
+        member(b"4.txt", b"four"),
+    )
+    bad: list[DataCorruptionError] = []
+    found = list(scan(path, on_bad=bad.append))
+    assert [(record.key, record.number) for record in found] == [("0", 0), ("2", 2), ("4", 4)]
+    assert [(error.key, error.record) for error in bad] == [("1", 1), ("0", 3)]
+
+
+def test_sound_archives_warn_of_nothing(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_tar(tmp_path / "a.tar", {"1.txt": b"one"})
+        assert len(list(scan(tmp_path / "a.tar"))) == 1
+        write_tar(tmp_path / "b.tar", {})
+        assert list(scan(tmp_path / "b.tar")) == []
+
+
+def alike(key: str) -> int:
+    """Give every key one of two hashes."""
+    return len(key) % 2
+
+
+@settings(max_examples=60)
+@given(
+    keys=st.lists(st.sampled_from(["a", "b", "bb", "c", "cc", "d"]), max_size=12),
+    hashed=st.sampled_from([hash, alike]),
+    broken=st.booleans(),
+)
+def test_a_key_that_comes_again_is_found_whatever_its_hash(
+    keys: list[str],
+    hashed: Callable[[str], int],
+    broken: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tail = block(b"z.txt", 9000) if broken else END
+    path = archive(
+        tmp_path_factory.mktemp("tar") / "a.tar",
+        *(member(f"{key}.{n}".encode(), b"") for n, key in enumerate(keys)),
+        end=tail,
+    )
+    expected = list[str]()
+    for n, key in enumerate(keys):
+        if not n or keys[n - 1] != key:
+            first = keys.index(key)
+            again = f"key {key!r} is met again, first at offset {512 * first}"
+            expected.append(again if first < n else key)
+    found = list[str | None]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tarkeys, "hash", hashed, raising=False)
+        with pytest.raises(DataCorruptionError) if broken else nullcontext():
+            for record in scan(path, on_bad=lambda error: found.append(error.problem)):
+                found.append(record.key)
+    assert found == (expected[:-1] if broken else expected)
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_memory_does_not_grow_with_the_keys(order: str, tmp_path: Path) -> None:
+    keys = [f"{n:032d}" for n in range(8000)]
+    if order == "shuffled":
+        random.Random(0).shuffle(keys)
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for key in keys:
+            writer.write(key, {"cls": b"7"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tarkeys, "_RECENT", 256)
+        records = scan(tmp_path / "a.tar")
+        tracemalloc.start()
+        try:
+            next(records)
+            before = tracemalloc.get_traced_memory()[0]
+            most = max(tracemalloc.get_traced_memory()[0] for _ in records)
+        finally:
+            tracemalloc.stop()
+    # A dict of the keys would take 170 bytes and more for each.
+    assert (most - before) / len(keys) < {"sorted": 2, "shuffled": 40}[order]

@@ -1,0 +1,122 @@
+"""TFRecord framing: equal to TensorFlow's in both directions, in one bounded pass."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from format_help import flip, tensorflow_records, write_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinfeed.loaders import DataCorruptionError
+from twinfeed.loaders.formats.records import Record
+from twinfeed.loaders.formats.tfrecord import scan
+from twinfeed.loaders.support.checksum import crc32c, masked
+
+records_of_any_size = st.lists(st.binary(max_size=300), max_size=8)
+
+
+def raw(path: Path) -> list[Record]:
+    """Scan a shard of raw records."""
+    return list(scan(path, example=False))
+
+
+@settings(max_examples=30)
+@given(records=records_of_any_size)
+def test_reads_what_tensorflow_writes(
+    records: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("tf") / "a.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+    assert [record.fields["data"].data for record in raw(path)] == records
+
+
+@settings(max_examples=30)
+@given(records=records_of_any_size)
+def test_writes_the_very_bytes_tensorflow_writes(
+    records: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tf")
+    ours = write_records(folder / "ours", *records)
+    with tf.io.TFRecordWriter(str(folder / "theirs")) as writer:
+        for record in records:
+            writer.write(record)
+    assert ours == (folder / "theirs").read_bytes()
+    assert tensorflow_records(folder / "ours") == records
+
+
+def test_records_tile_the_shard_and_parts_lie_where_they_say(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    shard = write_records(path, b"one", b"", b"three" * 1000)
+    found = raw(path)
+    ends = [record.offset + record.length for record in found]
+    assert [0, *ends] == [*(record.offset for record in found), len(shard)]
+    for record in found:
+        part = record.fields["data"]
+        assert shard[part.offset : part.offset + part.length] == part.data
+        stop = record.offset + record.length
+        whole = shard[record.offset : record.offset + 12] + shard[stop - 4 : stop]
+        assert record.header == whole
+    assert [record.number for record in found] == [0, 1, 2]
+
+
+def test_records_longer_than_the_buffer(tmp_path: Path) -> None:
+    data = [bytes([n]) * size for n, size in enumerate((3_000_000, 5, 1 << 20, (1 << 20) - 16))]
+    write_records(tmp_path / "a", *data)
+    assert [record.fields["data"].data for record in raw(tmp_path / "a")] == data
+
+
+def test_memory_is_bounded_by_the_longest_record_not_the_shard(tmp_path: Path) -> None:
+    write_records(tmp_path / "a", *[bytes(100_000)] * 300)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in scan(tmp_path / "a", example=False)) == 300
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000
+
+
+def test_on_bad_hears_of_each_bad_record_and_the_rest_keep_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shard = write_records(path, b"zero", b"one", b"two", b"three")
+    second = 16 + 4
+    path.write_bytes(flip(flip(shard, second + 12), len(shard) - 5))
+    bad: list[DataCorruptionError] = []
+    found = list(scan(path, example=False, on_bad=bad.append))
+    assert [record.number for record in found] == [0, 2]
+    assert [(error.record, error.offset) for error in bad] == [(1, 20), (3, 20 + 19 + 19)]
+    assert all(error.path == str(path) for error in bad)
+
+
+def test_bad_example_is_bad_for_its_record_only(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_records(path, b"", b"\x0a\x7f", b"")
+    bad: list[DataCorruptionError] = []
+    assert [record.number for record in scan(path, on_bad=bad.append)] == [0, 2]
+    assert bad[0].record == 1
+    assert bad[0].offset == 16 + 12
+    with pytest.raises(DataCorruptionError, match=r"not a valid tf\.train\.Example"):
+        list(scan(path))
+
+
+def test_errors_survive_pickling(tmp_path: Path) -> None:
+    write_records(tmp_path / "a", b"\x0a\x7f")
+    with pytest.raises(DataCorruptionError) as caught:
+        list(scan(tmp_path / "a"))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is DataCorruptionError
+    assert str(copy) == str(caught.value)
+    assert copy.__dict__ == caught.value.__dict__
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_checksum_takes_any_buffer(kind: type) -> None:
+    assert crc32c(kind(b"123456789")) == 0xE3069283
+    assert masked(kind(b"")) == 0xA282EAD8

@@ -1,0 +1,153 @@
+"""The report of a pass: every stage that ran took time, and waiting is told from standing ready."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import tfrecords
+
+from twinfeed.loaders import Feed, Index, NumpyLoader, build_index
+from twinfeed.loaders.making import meter as _meter
+from twinfeed.loaders.making.meter import Meter, PassReport
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler, ReuseSampler
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = tmp_path_factory.mktemp("report")
+    return build_index(tfrecords(folder, shards=2, each=10), folder / "x.index")
+
+
+def size(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"size": len(sample["image"])}
+
+
+def feed(index: Index, **options: Any) -> Feed:
+    return Feed(index, ExactOnceBatchSampler(20, batch_size=5), **options)
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(_meter, "perf_counter_ns", lambda: self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += round(seconds * 1e9)
+
+
+def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step waits 2 of 3 seconds. The second batch, made together with the first, stands
+    ready for 4.5 from then on, and waits for 0.1.
+
+    The third is taken after 1 of 10, which is no more than a tenth.
+    """
+    clock = Clock(monkeypatch)
+    meter = Meter()
+    meter.begin(4)
+    clock.passes(1)
+    asked = clock.now
+    meter.timed("reading", clock.passes, 1.5)
+    meter.made(4, 2)
+    clock.passes(0.5)
+    meter.received(asked)
+    clock.passes(4.4)
+    asked = clock.now
+    clock.passes(0.1)
+    meter.received(asked)
+    clock.passes(9)
+    asked = clock.now
+    meter.timed("collating", clock.passes, 1)
+    meter.made(6)
+    meter.received(asked)
+    assert meter.report() == PassReport(
+        batches=3,
+        seconds=17.5,
+        reading=1.5,
+        collating=1.0,
+        waiting=pytest.approx(3.1),
+        ready=5.0,
+        waited=pytest.approx(1 / 3),
+    )
+    assert "waited 3.1 s, at 33% of the steps: data hold it back" in str(meter.report())
+
+
+def test_an_error_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    meter = Meter()
+
+    def fail() -> None:
+        clock.passes(2)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        meter.timed("decoding", fail)
+    assert meter.report().decoding == 2
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_every_stage_of_a_pass_is_timed(index: Index, threads: int) -> None:
+    fed = feed(index, decode=size, transform=dict)
+    with NumpyLoader(fed, threads=threads) as loader:
+        list(loader)
+        report = loader.report()
+    stages = report.reading, report.decoding, report.transforming, report.collating
+    assert all(taken > 0 for taken in (*stages, report.waiting, report.ready, report.waited))
+
+
+def test_images_that_are_decoded_ahead_are_timed(index: Index) -> None:
+    stream = BatchSampler(ReuseSampler(20, reuse=2, live=10, seed=0), batch_size=5)
+    with NumpyLoader(Feed(index, stream, decode=size, transform=dict), threads=2) as loader:
+        list(loader)
+        report = loader.report()
+    assert report.batches == 8
+    assert min(report.reading, report.decoding, report.transforming) > 0
+
+
+def test_each_pass_has_a_report_of_its_own(index: Index) -> None:
+    fed = Feed(index, BatchSampler(RandomSampler(20, seed=0), batch_size=5))
+    with NumpyLoader(fed) as loader:
+        assert loader.report() == PassReport(waiting=0.0, ready=0.0, waited=0.0)
+        list(loader)
+        assert loader.report().batches == 4
+        for _ in loader:
+            break
+        report = loader.report()
+        assert report.batches == 1
+        list(loader)
+        assert loader.report().batches == 3
+    assert json.loads(json.dumps(report.as_dict()))["batches"] == 1
+    assert str(report).startswith("1 batch in ")
+
+
+def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    there, here = Meter(), Meter()
+    here.begin(7)
+    there.timed("decoding", clock.passes, 2)
+    there.made(7)
+    here.add(7, there.take())
+    clock.passes(3)
+    here.received(clock.now)
+    assert here.report() == PassReport(1, 5.0, decoding=2.0, waiting=0.0, ready=3.0, waited=0.0)
+    assert there.report().decoding == 0
+
+
+def test_a_pass_that_is_lent_knows_no_loop() -> None:
+    meter = Meter()
+    meter.begin(0, counted=False)
+    meter.made(0, 3)
+    report = meter.report()
+    assert (report.batches, report.waiting, report.waited) == (3, None, None)
+    assert "not known" in str(report)
+
+
+def test_seeds_are_drawn_for_a_transform_alone(index: Index) -> None:
+    """Nothing else needs them."""
+    plain = [request.seeds for request in feed(index).requests()]
+    assert plain == [None] * 4
+    drawn = [request.seeds for request in feed(index, transform=dict).requests()]
+    sampler = ExactOnceBatchSampler(20, batch_size=5)
+    assert all(np.array_equal(one, sampler.seeds(0, step)) for step, one in enumerate(drawn))

@@ -1,0 +1,151 @@
+"""The background thread: in order, nothing lost, nothing hangs."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from running import started_threads
+
+from twinfeed.loaders.making.prefetch import Prefetcher, in_order
+
+
+@pytest.mark.parametrize("depth", [1, 2, 100])
+def test_every_item_comes_in_order(depth: int) -> None:
+    assert list(Prefetcher(iter(range(50)), depth=depth)) == list(range(50))
+    assert started_threads() == []
+
+
+def test_it_runs_at_most_depth_and_one_ahead() -> None:
+    drawn: list[int] = []
+    full = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(100):
+            drawn.append(number)
+            if number == 3:
+                full.set()
+            yield number
+
+    with Prefetcher(source(), depth=2) as numbers:
+        assert next(numbers) == 0
+        assert full.wait(10)
+        assert len(drawn) <= 4
+
+
+def test_an_exception_comes_after_the_items_before_it_with_its_traceback() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise KeyError("the source broke")
+
+    numbers = Prefetcher(source(), depth=2)
+    assert next(numbers) == 1
+    with pytest.raises(KeyError, match="the source broke") as caught:
+        next(numbers)
+    assert caught.traceback[-1].name == "source"
+    assert list(numbers) == []
+
+
+def test_close_stops_the_thread_and_the_source() -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    numbers = Prefetcher(source(), depth=2)
+    next(numbers)
+    numbers.close()
+    numbers.close()
+    assert closed.is_set()
+    assert started_threads() == []
+    assert list(numbers) == []
+
+
+def test_garbage_stops_the_thread() -> None:
+    numbers = Prefetcher(iter(int, 1), depth=2)
+    next(numbers)
+    del numbers
+    assert started_threads() == []
+
+
+def test_what_is_called_while_waiting_may_end_it_without_the_thread() -> None:
+    stuck, calls = threading.Event(), []
+
+    def source() -> Iterator[int]:
+        yield 1
+        stuck.wait(60)
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            raise ConnectionError("the other side is gone")
+
+    numbers = Prefetcher(source(), depth=2, while_waiting=check)
+    assert next(numbers) == 1
+    with pytest.raises(ConnectionError, match="gone"):
+        next(numbers)
+    assert list(numbers) == []
+    assert numbers.busy
+    stuck.set()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_threads_keep_the_order(count: int) -> None:
+    def slowest_first(number: int) -> int:
+        time.sleep((20 - number) / 2000)
+        return number
+
+    assert list(in_order(slowest_first, range(20), threads=count)) == list(range(20))
+    assert started_threads() == []
+
+
+def test_threads_work_on_as_many_items_at_once_and_no_more() -> None:
+    together = threading.Barrier(3, timeout=10)
+    drawn: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            drawn.append(number)
+            yield number
+
+    results = in_order(lambda number: together.wait(), items(), threads=3)
+    next(results)
+    assert len(drawn) <= 5
+    assert len(list(results)) == 8
+
+
+def test_an_exception_on_a_thread_ends_them_all() -> None:
+    def fail(number: int) -> int:
+        return number // (number - 2)
+
+    results = in_order(fail, iter(range(1000)), threads=2)
+    assert [next(results), next(results)] == [0, -1]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert started_threads() == []
+
+
+def test_closing_leaves_no_thread() -> None:
+    results = in_order(str, iter(int, 1), threads=2)
+    assert next(results) == "0"
+    results.close()
+    assert started_threads() == []
+
+
+def test_a_depth_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        Prefetcher(iter([]), depth=0)
+
+
+def test_the_interpreter_exits_with_a_live_prefetcher() -> None:
+    code = (
+        "from twinfeed.loaders.making.prefetch import Prefetcher\n"
+        "alive = Prefetcher(iter(int, 1), depth=2); next(alive)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

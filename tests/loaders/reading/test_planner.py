@@ -1,0 +1,410 @@
+"""The planner: what coming batches read is told in time, once, in few ranges, within a bound."""
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from making_shards import tfrecords
+from running import started_threads
+from sampler_cases import CASES
+
+from twinfeed.loaders import (
+    Feed,
+    Index,
+    NumpyLoader,
+    Reader,
+    build_index,
+    open_index,
+    pack,
+    plan,
+    shuffled,
+)
+from twinfeed.loaders.index import arrays
+from twinfeed.loaders.index.sizes import large
+from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.planner import Planner
+from twinfeed.loaders.reading.ranges import EXTENT, MOST_AT_ONCE, REMOTE_GAP, extents_of
+from twinfeed.loaders.reading.schedule import Schedule
+from twinfeed.loaders.remote.location import is_url
+from twinfeed.loaders.support import system
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    RandomSampler,
+    ReuseSampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+    SubsetSampler,
+)
+
+CHOSEN = ("sequential", "random", "subset-random", "shards", "shards-sections", "views-all")
+CHOSEN += ("mixture", "exact-once-pad", "reuse", "pk")
+RECORD = REMOTE_GAP + 1000
+"""Bytes of a record that is never merged with another but its neighbour."""
+
+
+class Noting(Reader):
+    """A reader that notes what it is told, and says that reading waits, or does not."""
+
+    def __init__(self, index: Index, *, waiting: bool = True) -> None:
+        super().__init__(index)
+        self.told: list[list[tuple[int, int, int, int]]] = []
+        self.looks = 0
+        self.waiting = waiting
+
+    def _ahead(self, extents: Any, /, *, fresh: bool = False) -> None:
+        self.told.append(extents[["file", "start", "stop", "uses"]].tolist())
+
+    def _waits(self, extents: Any, /) -> bool:
+        self.looks += 1
+        return self.waiting
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int, int]]:
+        return [one for told in self.told for one in told]
+
+    @property
+    def bytes(self) -> int:
+        return sum(stop - start for _, start, stop, _ in self.ranges)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Shards of 40, 1, 60 and 99 records, sparse files of zeros."""
+    samples = ({"x": bytes(RECORD)} for _ in range(200))
+    return pack(samples, tmp_path_factory.mktemp("long"), shard_records=50)["data"]
+
+
+def planner(index: Index, stream: BatchStream, **options: Any) -> tuple[Planner, Noting]:
+    reader = Noting(index, waiting=options.pop("waiting", True))
+    limit = options.pop("limit", 10 * RECORD)
+    return Planner(reader, list(index.fields), Schedule(stream), 0, 0, limit=limit), reader
+
+
+def rows_of(index: Index, records: Any) -> list[tuple[int, int, int]]:
+    """Where records lie: file, start, stop."""
+    rows = index._rows(list(index.fields), np.asarray(records))
+    return [(file, start, start + length) for start, length, file, _ in rows.tolist()]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
+    """For every sampler, within the bound, and with as many uses as there are."""
+    stream = dict(CASES)[name]()
+    assert stream.num_records <= len(long)
+    plan, reader = planner(long, stream)
+    consumed: set[tuple[int, int]] = set()
+    for step, ids in enumerate(stream.batches(0, 0, len(stream))):
+        plan.reached(step)
+        records = stream.records(ids[ids >= 0])
+        for file, start, stop in rows_of(long, records):
+            assert any(f == file and a <= start and stop <= b for f, a, b, _ in reader.ranges)
+            consumed.add((file, start))
+        if not stream._in_blocks:
+            most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
+            assert reader.bytes <= (len(consumed) + most) * RECORD + REMOTE_GAP * len(long)
+    assert plan.told == len(stream)
+
+
+@pytest.mark.parametrize("limit", [1, 20 * RECORD, 10**12])
+def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
+    """Whatever the bound; the few that a lane boundary cuts may be told twice."""
+    order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
+    plan, reader = planner(long, BatchSampler(order, batch_size=4), limit=limit)
+    for step in range(50):
+        plan.reached(step)
+        assert plan.told > step
+    assert all(uses % 10 == 0 for *_, uses in reader.ranges)
+    assert len(reader.ranges) <= 20
+    assert sum(uses for *_, uses in reader.ranges) == 200
+
+
+def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
+    """Else it would be read only when it is asked for."""
+    plan, _ = planner(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
+    for step in range(49):
+        plan.reached(step)
+        assert plan.told == step + 2
+
+
+@pytest.mark.parametrize(("root", "memory"), [("/here", 0), ("s3://there", 1 << 40)])
+def test_a_block_left_for_long_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, root: str, memory: int
+) -> None:
+    """The spans in use are remembered, not all of the epoch: of remote shards, in little memory."""
+    monkeypatch.setattr(system, "memory", lambda: memory)
+    stream = BatchSampler(
+        ShardShuffleSampler([1 << 17], seed=0, block=16, window=4), batch_size=1 << 10
+    )
+
+    class Nothing:
+        index = SimpleNamespace(root=root, remote=is_url(root))
+
+        def _extents(self, records: Any, fields: Any, *, uses: Any) -> Any:
+            counted.append(len(records))
+            return np.zeros(0, EXTENT)
+
+        def _ahead(self, extents: Any, *, fresh: bool = False) -> None:
+            pass
+
+    counted: list[int] = []
+    plan = Planner(Nothing(), ["x"], Schedule(stream), 0, 0, limit=1)  # type: ignore[arg-type]
+    for step in range(128):
+        plan.reached(step)
+    assert 1 << 17 <= sum(counted) <= (1 << 17) + 4 * 16
+    assert len(plan._recent) + len(plan._older) < 1 << 11
+
+
+def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
+    stream = BatchSampler(ReuseSampler(200, reuse=5, live=20, seed=0), batch_size=10)
+    plan, reader = planner(long, stream, limit=1)
+    for step in range(len(stream)):
+        plan.reached(step)
+    assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + REMOTE_GAP)
+
+
+def test_records_in_order_are_few_large_ranges(long: Index) -> None:
+    plan, reader = planner(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
+    for step in range(50):
+        plan.reached(step)
+    assert len(reader.ranges) <= 16
+    assert sum(uses for *_, uses in reader.ranges) == 200
+
+
+def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
+    """Overlapping rows too, as hard links in a tar give them."""
+    rows = np.zeros(6, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4")])
+    rows["offset"] = [0, 0, 10, 100 + REMOTE_GAP, 101 + 2 * REMOTE_GAP + 5, 0]
+    rows["length"] = [5, 5, 90, 5, 1, 7]
+    rows["file"] = [0, 0, 0, 0, 0, 1]
+    found = extents_of(rows[::-1], np.arange(6)[::-1])[["file", "start", "stop", "uses"]].tolist()
+    gap = REMOTE_GAP
+    want = [(0, 0, 105 + gap, 6), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
+    assert found == want
+    many = np.zeros(100, rows.dtype)
+    many["offset"] = np.arange(100) * (MOST_AT_ONCE // 10)
+    many["length"] = MOST_AT_ONCE // 10
+    lengths = [stop - start for _, start, stop, *_ in extents_of(many, np.ones(100, int)).tolist()]
+    assert sum(lengths) == 100 * (MOST_AT_ONCE // 10)
+    assert max(lengths) <= MOST_AT_ONCE + MOST_AT_ONCE // 10
+
+
+def test_without_a_bound_nothing_is_told_while_pages_are_in_memory(long: Index) -> None:
+    stream = BatchSampler(RandomSampler(200, seed=0), batch_size=1)
+    plan, reader = planner(long, stream, limit=None, waiting=False)
+    for step in range(96):
+        plan.reached(step)
+    assert reader.told == []
+    assert reader.looks == 2  # at steps 0 and 32
+    reader.waiting = True
+    for step in range(96, 140):
+        plan.reached(step)
+    assert reader.ranges
+    reader.waiting = False
+    told = plan.told
+    for step in range(140, 200):
+        plan.reached(step)
+    assert plan.told >= told
+
+
+def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("rb") as file:
+        assert system.cold(file.fileno(), 5000) in (False, None)
+        os.fsync(file.fileno())
+        if not hasattr(os, "posix_fadvise"):
+            return
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if system.cold(file.fileno(), 5000) is None:
+            pytest.skip("this file system cannot tell")
+        assert file.read(1) == b"\0"
+
+
+def test_closing_a_reader_ends_what_is_told_beside_the_loop(
+    long: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(fd: int, *_: Any) -> None:
+        told.append(fd)
+        begun.set()
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(local, "advise", slow)
+    reader = Reader(long)
+    for _ in range(2):
+        told.clear()
+        reader._ahead(reader._extents([0, 50, 150]))  # in three shards
+        assert begun.wait(20)
+        closing = threading.Thread(target=reader.close)
+        closing.start()
+        while not reader._fetcher._advice._stopped:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        go_on.set()
+        closing.join()
+        assert len(told) == 1
+        assert not started_threads()
+        begun.clear()
+        go_on.clear()
+
+
+def test_memory_is_no_more_than_the_machine_has(long: Index) -> None:
+    assert system.memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert not large(long)
+
+
+def test_large_data_are_read_ahead_without_a_look(
+    long: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "memory", lambda: 300 * RECORD)
+    assert large(long)
+    stream = BatchSampler(RandomSampler(200, seed=0), batch_size=10)
+    plan, reader = planner(long, stream, limit=None, waiting=False)
+    plan.reached(0)
+    assert reader.ranges
+
+
+def batches(index: Index, order: Any, **options: Any) -> Iterator[Any]:
+    with NumpyLoader(Feed(index, BatchSampler(order, batch_size=4)), **options) as loader:
+        yield from loader
+
+
+@pytest.mark.parametrize("readahead", [None, 0, 1, 10**9])
+def test_a_shard_that_is_gone_is_told_of_when_it_is_read(tmp_path: Path, readahead: int) -> None:
+    """Nothing that can be read is lost, however far ahead it is looked."""
+    tfrecords(tmp_path, shards=3, each=8)
+    index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
+    Path(index.root, index.shard_paths[2]).unlink()
+    coming = batches(index, SequentialSampler(24), readahead=readahead)
+    assert [next(coming)["id"].tolist()[0] for _ in range(4)] == [0, 4, 8, 12]
+    with pytest.raises(FileNotFoundError, match="no such file any more"):
+        next(coming)
+
+
+@pytest.mark.parametrize("readahead", [0, 1000])
+def test_a_sampler_that_fails_fails_when_it_is_asked(long: Index, readahead: int) -> None:
+    class Failing(RandomSampler):
+        def _ids(self, epoch: int, positions: Any) -> Any:
+            if (positions >= 100).any():
+                raise RuntimeError("no such position")
+            return super()._ids(epoch, positions)
+
+    feed = Feed(long, BatchSampler(Failing(200, seed=0), batch_size=1))
+    coming = iter(NumpyLoader(feed, prefetch=0, readahead=readahead))
+    assert len([next(coming) for _ in range(60)]) == 60
+    with pytest.raises(RuntimeError, match="no such position"):
+        list(coming)
+
+
+def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    tfrecords(tmp_path, shards=1, each=8)
+    index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
+    rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
+    rows["length"][7] ^= np.int32(-1) << 31
+    rows["length"][6] ^= np.int32(1) << 30
+    rows.flush()
+    again = open_index(index.path)
+    with Reader(again) as reader:
+        assert reader._extents(range(8), list(again.fields)[:1])["uses"].tolist() == [6]
+
+
+def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> None:
+    order = shuffled(long, seed=3)
+    assert repr(order) == repr(shuffled(long, seed=3))
+    assert "200 blocks of 1, window=128" in repr(order)
+    many = pack([{"x": bytes(1000)} for _ in range(100_000)], tmp_path, shards=3)["data"]
+    assert "blocks of 512, window=128, sections=1" in repr(shuffled(many, seed=0))
+    assert "blocks of 512, window=4, " in repr(shuffled(many, seed=0, memory=2_100_000))
+    assert "window=126, sections=3" in repr(shuffled(many, seed=0, sections=3))
+    with pytest.raises(ValueError, match="memory must be at least a block for each section"):
+        shuffled(many, seed=0, memory=1000)
+    with pytest.raises(ValueError, match="memory must be at least 1"):
+        shuffled(many, seed=0, memory=0)
+
+
+def test_a_part_is_shuffled_in_blocks_of_its_own(tmp_path: Path) -> None:
+    index = pack([{"x": bytes(1000)} for _ in range(4000)], tmp_path, shards=3)["data"]
+    assert index.shard_lengths.tolist() == [1333, 1333, 1334]
+    part = np.flatnonzero(np.arange(4000) % 5)
+    order = shuffled(index, seed=3, records=part[::-1])
+    blocks = ShardShuffleSampler([1066, 1066, 1068], seed=3, block=16, window=128)
+    same = SubsetSampler(part, of=4000, order=blocks)
+    assert repr(order) == repr(same)
+    assert order.ids(1, np.arange(3200)).tolist() == same.ids(1, np.arange(3200)).tolist()
+    found = plan(Feed(index, BatchSampler(order, batch_size=32)))
+    assert found.requests < 400, "blocks, not records"
+    with pytest.raises(IndexError, match="ids must lie in"):
+        shuffled(index, seed=3, records=[4000])
+    with pytest.raises(ValueError, match="records must differ"):
+        shuffled(index, seed=3, records=[1, 1])
+
+
+def test_a_shuffle_too_large_for_this_process_is_warned_of(
+    long: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "memory", lambda: 1 << 20)
+    with pytest.warns(UserWarning, match="more than a tenth of the 1 MiB"):
+        order = shuffled(long, seed=3)
+    assert "window=128" in repr(order)
+
+
+@pytest.mark.parametrize("name", ["shards", "random", "shards-sections", "exact-once"])
+def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None:
+    """Once passes follow each other; each span once an epoch; an evaluation reads on nowhere."""
+    stream = dict(CASES)[name]()
+    plan, reader = planner(long, stream, limit=30 * RECORD)
+    steps = len(stream)
+    for epoch in range(4):
+        if epoch:
+            assert plan.leads_to(epoch, 0)
+            assert not plan.leads_to(epoch, 1)
+            assert not plan.leads_to(epoch + 1, 0)
+            plan.begin(epoch, 0, on=not stream.evaluation)
+        for step, ids in enumerate(stream.batches(epoch, 0, steps)):
+            assert not plan.leads_to(epoch + 1, 0)
+            plan.reached(step)
+            for row in rows_of(long, stream.records(ids[ids >= 0])):
+                assert any(
+                    row[0] == f and a <= row[1] and row[2] <= b for f, a, b, _ in reader.ranges
+                )
+        assert plan.told == steps
+        uses = sum(uses for *_, uses in reader.ranges)
+        ahead = uses - (epoch + 1) * len(stream._order) if name != "exact-once" else 0
+        assert (ahead > 0) == (epoch > 0 and name != "exact-once")
+        assert ahead <= 70
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loader_that_reads_on_does_not_move(
+    prefetch: int, long: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions, states and batches are those of a loader that reads nothing ahead."""
+    order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
+    sampler = BatchSampler(order, batch_size=20)
+    feed = Feed(long, sampler)
+    told: list[int] = []
+    monkeypatch.setattr(Reader, "_ahead", lambda self, found, fresh: told.extend(found["step"]))
+    with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
+        for epoch in (0, 1, 2, 9, 10):
+            if epoch == 9:
+                loader.set_epoch(9)
+            ids = [batch["id"].tolist() for batch in loader]
+            assert ids == [one.tolist() for one in sampler.batches(epoch, 0, 10)]
+            assert (loader.epoch, loader.step) == (epoch + 1, 0)
+            assert loader.state_dict()["fingerprint"] == sampler.fingerprint
+            follows = epoch in (1, 2, 10)
+            assert (max(told) >= 10 * (epoch + 1)) == follows
+            assert max(told) < 10 * (epoch + 2)
+        assert not pickle.loads(pickle.dumps(loader._plans))._planners  # planners hold locks

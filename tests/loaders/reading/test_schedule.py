@@ -1,0 +1,203 @@
+"""Law 12: a stream is drawn once for all who look into it, on every way to a training loop."""
+
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampler_cases import CASES
+
+import twinfeed.loaders
+from twinfeed.loaders import DiskCache, Feed, Index, NumpyLoader, open_index, pack
+from twinfeed.loaders.reading.schedule import Schedule
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    RandomSampler,
+    ReuseSampler,
+    ShardShuffleSampler,
+)
+
+RECORDS, EPOCHS = 3000, 3
+
+
+@settings(max_examples=60)
+@given(data=st.data(), world=st.integers(1, 3))
+def test_it_gives_what_the_sampler_gives(data: st.DataObject, world: int) -> None:
+    """In any order, of any rank, and also where the ranks' batches are cut from the whole."""
+    _, make = data.draw(st.sampled_from(CASES))
+    sampler = make()
+    with suppress(ValueError):  # P x K, whose classes the ranks cannot share
+        sampler = sampler.shard(world - 1, world)
+    schedule = Schedule(sampler)
+    for _ in range(4):
+        epoch = data.draw(st.integers(0, 3))
+        start = data.draw(st.integers(0, len(sampler)))
+        stop = data.draw(st.integers(start, len(sampler)))
+        found = schedule.batches(epoch, start, stop)
+        expected = sampler.batches(epoch, start, stop)
+        assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
+        if data.draw(st.booleans()):
+            assert schedule.whole.sampler.world_size == 1
+    again = pickle.loads(pickle.dumps(schedule))
+    assert [ids.tolist() for ids in again.batches(epoch, start, stop)] == [
+        ids.tolist() for ids in expected
+    ]
+
+
+def test_it_keeps_no_more_than_its_window() -> None:
+    stream = BatchSampler(RandomSampler(1 << 22, seed=0), batch_size=1 << 12)
+    schedule = Schedule(stream)
+    for epoch in (0, 1, 0):
+        for step in range(0, len(stream), 50):
+            schedule.batches(epoch, step, step + 1)
+            assert sum(len(ids) for chunk in schedule._chunks.values() for ids in chunk) < 2 << 20
+
+
+def test_batches_of_a_training_belong_to_it(index: Index) -> None:
+    """What a loop writes to them changes nothing that comes."""
+    feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8))
+    with NumpyLoader(feed) as loader:
+        for step, batch in enumerate(loader):
+            assert batch["id"].tolist() == feed.sampler.batch(0, step).tolist()
+            batch["id"][:] = 0
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = tmp_path_factory.mktemp("scheduled")
+    return pack([{"n": n, "x": bytes(200)} for n in range(RECORDS)], folder)["data"]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of ids of each drawing."""
+    sizes: list[int] = []
+    whole = BatchStream._batches
+
+    def noted(self: BatchStream, *steps: int) -> list[Any]:
+        made = whole(self, *steps)
+        sizes.append(sum(map(len, made)))
+        return made
+
+    monkeypatch.setattr(BatchStream, "_batches", noted)
+    return sizes
+
+
+ORDERS = {
+    "random": lambda index: RandomSampler(RECORDS, seed=0),
+    "blocks": lambda index: ShardShuffleSampler(index.shard_lengths, seed=0, block=50, window=5),
+    "reuse": lambda index: ReuseSampler(RECORDS, seed=0, reuse=2, live=96),
+}
+
+
+def passes(loader: Any, epochs: int = EPOCHS) -> Iterator[int]:
+    for _ in range(epochs):
+        for batch in loader:
+            yield len(batch["id"])
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("options", [{"threads": 0, "prefetch": 0}, {"threads": 3}], ids=str)
+@pytest.mark.parametrize("readahead", [None, 0, 1 << 20])
+def test_each_id_is_drawn_once(
+    index: Index, drawn: list[int], kind: str, options: dict[str, Any], readahead: int | None
+) -> None:
+    sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
+    feed = Feed(index, sampler, decode=lambda sample: {"size": len(sample["x"])})
+    with NumpyLoader(feed, readahead=readahead, **options) as loader:
+        drawn.clear()
+        delivered = sum(passes(loader))
+    assert delivered == EPOCHS * len(sampler) * 16 - EPOCHS * (-sampler.num_ids % 16)
+    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16 * (readahead != 0)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_each_id_is_drawn_once_of_remote_shards(
+    index: Index, tmp_path: Path, drawn: list[int], kind: str, cached: bool, world: int
+) -> None:
+    """With a cache, all ranks are followed, whose batches this rank's are cut from."""
+    fsspec.filesystem("memory").put(f"{index.path.parent}/", f"/{tmp_path.name}", recursive=True)
+    cache = DiskCache(tmp_path / "cache", bytes=1 << 20) if cached else None
+    there = open_index(index.path, root=f"memory://{tmp_path.name}", cache=cache)
+    sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
+    feed = Feed(there, sampler)
+    with NumpyLoader(feed.shard(0, world) if world > 1 else feed) as loader:
+        drawn.clear()
+        delivered = sum(passes(loader))
+    beyond = (4 if cached else 1) * len(sampler) * 16  # drawn beyond the end, not counted
+    most = (world if cached else 1) + 0.1
+    assert sum(drawn) <= most * delivered + beyond
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("kind", ["random", "blocks"])  # reuse is for one process
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_id_is_drawn_once_by_torch(
+    index: Index, drawn: list[int], kind: str, workers: int
+) -> None:
+    from twinfeed.loaders.torch import TorchLoader
+
+    sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
+    with TorchLoader(Feed(index, sampler), num_workers=workers) as loader:
+        drawn.clear()
+        delivered = sum(passes(loader))
+    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("decode", [None, lambda sample: {"size": len(sample["x"])}])
+def test_each_id_is_drawn_once_by_tensorflow(
+    index: Index, drawn: list[int], kind: str, decode: Any
+) -> None:
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+
+    sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
+    with TensorFlowLoader(Feed(index, sampler, decode=decode)) as loader:
+        drawn.clear()
+        delivered = sum(passes(loader.dataset))
+    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16
+
+
+def test_a_look_at_one_batch_draws_few(index: Index, drawn: list[int]) -> None:
+    feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=16))
+    drawn.clear()
+    assert feed.spec  # which takes one batch to see what a sample holds, once for a feed
+    assert sum(drawn) == 16
+    for options in ({"threads": 0, "prefetch": 0}, {}):
+        with NumpyLoader(feed, **options) as loader:
+            drawn.clear()
+            next(iter(loader))
+        assert sum(drawn) <= 32 * 16
+
+
+DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
+MAY = {
+    "reading/schedule.py": "it is the one",
+    "feed/definition.py": "the definition shares nothing",
+    "feed/request.py": "one request by hand, and a check that draws nothing",
+    "loop/selector.py": "gives what is drawn, and no data",
+    "pictures.py": "draws streams without data",
+    "tensorflow/_native.py": "this engine needs its epoch",
+    "tensorflow/_fields.py": "this engine needs its epoch",
+}
+
+
+def test_one_module_draws() -> None:
+    root = Path(twinfeed.loaders.__path__[0])
+    drawing = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if DRAWING.search(line) and ">>>" not in line
+    }
+    assert drawing <= MAY.keys()

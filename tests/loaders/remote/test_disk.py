@@ -1,0 +1,194 @@
+"""The folder of a disk cache: what else may lie there, and file systems that lack something."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from format_help import no_hang
+from making_shards import tfrecords
+from range_server import RangeServer
+
+from twinfeed.loaders import DiskCache, LoaderError, Reader, build_index, open_index
+from twinfeed.loaders.remote.disk import Disk
+
+NAME = f"{'a' * 24}-0"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    (tmp_path / "shards").mkdir()
+    with RangeServer(tmp_path / "shards") as serving:
+        yield serving
+
+
+def read_all(tmp_path: Path, server: RangeServer) -> list[list[bytes]]:
+    """Read two shards through a cache that has every chunk, or should have."""
+    shards = server.folder
+    if not list(shards.glob("*.tfrecord")):
+        tfrecords(shards, shards=2)
+        build_index(shards / "*.tfrecord", tmp_path / "x.index", root=shards)
+    cache = DiskCache(tmp_path / "cache", bytes=10**9)
+    index = open_index(tmp_path / "x.index", root=server.url, cache=cache)
+    with Reader(index) as reader:
+        return reader.read(range(len(index)))["image"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "endless link", "folder"])
+def test_what_is_no_file_in_the_place_of_a_chunk_is_named_and_fetched_anew(
+    tmp_path: Path, server: RangeServer, kind: str
+) -> None:
+    expected = read_all(tmp_path, server)
+    for chunk in list((tmp_path / "cache").glob("??/*.chunk")):
+        chunk.unlink()
+        if kind == "fifo":
+            os.mkfifo(chunk)
+        elif kind == "folder":
+            (chunk / "mine").mkdir(parents=True)
+        else:
+            chunk.symlink_to("/dev/zero" if kind == "device" else chunk)
+    with no_hang(10), pytest.warns(RuntimeWarning, match=r"not cached: .*(regular|Too many)"):
+        assert read_all(tmp_path, server) == expected
+    if kind != "folder":  # which may hold something of the user's
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert read_all(tmp_path, server) == expected
+        server.clear()
+        assert read_all(tmp_path, server) == expected
+        assert server.sent == 0
+
+
+@pytest.mark.parametrize("name", ["used", "users", "CACHEDIR.TAG"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_no_file_in_the_place_of_its_own_files_is_named(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    cache = DiskCache(tmp_path / "cache", bytes=1000)
+    Disk(cache)
+    file = tmp_path / "cache" / name
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+    with no_hang(10), pytest.raises(LoaderError, match=r"cannot be used|not a regular file"):
+        Disk(cache)
+
+
+def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
+    """Also if a file of it has the name of an entry: entries are deleted by their names."""
+    mine = tmp_path / "aa" / f"{NAME}.chunk"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    tmp_path.chmod(0o700)
+    with pytest.raises(LoaderError, match="the folder holds other files"):
+        Disk(DiskCache(tmp_path, bytes=1))
+    (tmp_path / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+    with pytest.raises(LoaderError, match="it belongs to another program"):
+        Disk(DiskCache(tmp_path, bytes=1))
+    assert mine.read_text() == "mine"
+
+
+WITHOUT_LOCKS = """
+import sys
+from pathlib import Path
+from without_locks import take_locks_away
+take_locks_away(int(sys.argv[1]))
+from making_shards import tfrecords
+from twinfeed.loaders import build_index, open_index, pack
+from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.remote.cache import DiskCache
+folder = Path(sys.argv[2])
+pack([{"x": 1}, {"x": 2}], folder / "packed")
+pack([{"x": 1}], folder / "packed", overwrite=True)
+build_index(tfrecords(folder, shards=1), folder / "x.index")
+open_index(folder / "x.index")
+cache = DiskCache(folder / "cache", bytes=2 * 112)
+disk = Disk(cache)
+for n in range(4):
+    victims = (name for name, _ in disk.entries())
+    assert disk.put("%024x-0" % n, bytes([n]) * 100, victims)
+    assert disk.get("%024x-0" % n, 100) == bytes([n]) * 100
+assert len(list(disk.entries())) == 2
+other = folder / "cache" / "00" / ".000000000000000000000000-0.chunk-0123456789abcdef"
+other.write_text("another process writes this")
+assert len(list(Disk(cache).entries())) == 2
+assert other.exists()
+"""
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
+def test_a_file_system_without_locks_is_enough(tmp_path: Path, error: str) -> None:
+    """The kernel itself refuses `flock`; the packer and the index go on as well."""
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_LOCKS, str(getattr(errno, error)), tmp_path],
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+READ_ONLY = """
+import os, sys
+from twinfeed.loaders import DiskCache
+from twinfeed.loaders.remote.disk import Disk
+if os.geteuid() == 0:
+    os.seteuid(os.stat(sys.argv[1]).st_uid)
+Disk(DiskCache(sys.argv[1], bytes=1000))
+"""
+
+
+def test_a_cache_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    """One sentence that says what to do; root, who may write everything, becomes nobody."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o500)
+    if os.geteuid() == 0:
+        shutil.chown(folder, 65534)
+        for above in folder.parents:
+            if above.stat().st_uid == 0 and above.stat().st_mode & 0o005 != 0o005:
+                above.chmod(above.stat().st_mode | 0o005)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONLY, folder], capture_output=True, text=True, check=False
+    )
+    assert "LoaderError: the disk cache cannot be used: Permission denied" in done.stderr
+    assert "give another folder by cache= or TWINFEED_CACHE" in done.stderr
+
+
+def test_no_home_is_needed(tmp_path: Path) -> None:
+    code = "import twinfeed.loaders as l, sys; l.pack([{'x': 1}], sys.argv[1])"
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "out"], check=True, env=environment)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "file", "folder"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_is_no_index_in_the_place_of_a_copy_is_replaced_or_named(
+    tmp_path: Path, server: RangeServer, level: int, kind: str
+) -> None:
+    """The copy itself is fetched anew. What is above it is in the way, and an error says so."""
+    tfrecords(server.folder, shards=1)
+    build_index(server.folder / "*.tfrecord", server.folder / "x.index")
+    cache = DiskCache(tmp_path / "cache", bytes=10**9)
+    open_index(f"{server.url}/x.index", cache=cache)
+    (place,) = (tmp_path / "cache" / "indexes").glob("/".join(["*"] * (level + 1)))
+    shutil.rmtree(place)
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to(place)
+    else:
+        place.mkdir() if kind == "folder" else place.touch()
+    with no_hang(10):
+        if level == 2 or kind == "folder":
+            assert len(open_index(f"{server.url}/x.index", cache=cache)) == 10
+        else:
+            with pytest.raises(LoaderError, match="the disk cache cannot be used"):
+                open_index(f"{server.url}/x.index", cache=cache)

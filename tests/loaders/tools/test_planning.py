@@ -1,0 +1,260 @@
+"""The plan: what an epoch asks of its store, and what a cache would hold of it."""
+
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinfeed.loaders import Feed, Index, open_index, pack, plan, shuffled
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.reading.ranges import REMOTE_GAP
+from twinfeed.loaders.support import system
+from twinfeed.loaders.tools import planning
+from twinfeed.loaders.tools.planning import Plan, found_again
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    Sampler,
+    SequentialSampler,
+    ShardShuffleSampler,
+)
+
+RECORD = REMOTE_GAP + 1000
+COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Records that are never merged with any but a neighbour."""
+    samples = ({"x": bytes(RECORD)} for _ in range(COUNT))
+    return pack(samples, tmp_path_factory.mktemp("plan"), shard_records=100)["data"]
+
+
+def planned(index: Index, order: Sampler, **options: Any) -> Plan:
+    size = options.pop("batch_size", 10)
+    return plan(Feed(index, BatchSampler(order, batch_size=size)), **options)
+
+
+def test_blocks_are_few_requests_and_random_records_many(index: Index) -> None:
+    order = ShardShuffleSampler(index.shard_lengths, seed=0, block=20, window=4)
+    blocks = planned(index, order, readahead=RECORD)
+    single = planned(index, RandomSampler(COUNT, seed=0), readahead=RECORD)
+    assert blocks.batches == single.batches == 40
+    assert blocks.samples == COUNT
+    assert blocks.used_bytes == COUNT * RECORD
+    assert 10 <= blocks.requests <= 20 < 250 < single.requests <= COUNT
+    assert 1 <= blocks.amplification < 1.01
+    assert 1 <= single.amplification < 1.3
+    assert 4 * 20 * RECORD <= blocks.held_bytes - RECORD <= 6 * 20 * RECORD
+    assert single.held_bytes == pytest.approx(2 * RECORD, abs=100)
+    assert blocks.exact
+    assert planned(index, order).held_bytes == planned(index, order).read_bytes, "not more"
+
+
+def test_reused_images_are_read_once_and_held_while_they_live(index: Index) -> None:
+    reused = planned(index, ReuseSampler(COUNT, reuse=4, live=20, seed=0), readahead=0)
+    assert reused.samples == 4 * COUNT
+    assert reused.used_bytes == COUNT * RECORD
+    assert COUNT * RECORD <= reused.read_bytes <= 1.2 * COUNT * RECORD
+    assert 15 * RECORD <= reused.held_bytes <= 24 * RECORD
+
+
+def test_a_long_epoch_is_reckoned_from_a_part(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = ShardShuffleSampler(index.shard_lengths, seed=0, block=4, window=4)
+    feed = Feed(index, BatchSampler(order, batch_size=10))
+    whole = plan(feed, readahead=1, cache_bytes=100 * RECORD)
+    monkeypatch.setattr(planning, "_MOST", COUNT // 2)
+    part = plan(feed, readahead=1, cache_bytes=100 * RECORD)
+    assert not part.exact
+    assert part.samples == COUNT
+    assert part.read_bytes == pytest.approx(whole.read_bytes, rel=0.2)
+    assert part.requests == pytest.approx(whole.requests, rel=0.2)
+    assert part.cache_hits == pytest.approx(0.25, rel=0.01)
+    assert part.cache_hits <= whole.cache_hits + 0.01 < 1
+    assert "about " in str(part)
+    assert "at least 25%" in str(part)
+
+
+def test_what_lies_between_the_fields_of_a_tar_is_told(tmp_path: Path) -> None:
+    """Read, used, memory and cache are of the same bytes: headers and other members too."""
+    samples = ({"jpg": bytes(9000), "txt": bytes(40)} for _ in range(COUNT))
+    tar = pack(samples, tmp_path, container="tar")["data"]
+    stored = int(tar.shards["bytes"].sum())
+    batches = BatchSampler(shuffled(tar, seed=0), batch_size=10)
+    found = plan(Feed(tar, batches, fields=["txt"]), cache_bytes=stored // 2)
+    assert found.used_bytes == 40 * COUNT
+    assert 0.99 * stored < found.read_bytes <= stored
+    assert found.held_bytes <= found.read_bytes
+    assert found.cache_hits == pytest.approx(0.5, abs=0.1)
+    assert "times the 16 kB that batches use: a request also brings the headers, fields" in str(
+        found
+    )
+    both = plan(Feed(tar, batches))
+    assert "that batches use\n  memory     " in str(both)
+
+
+@cache
+def best(units: tuple[int, ...], place: int, held: frozenset[int], room: int, since: int) -> int:
+    """The most hits of any cache from a place on, by trying everything."""
+    if place == len(units):
+        return 0
+    hit = units[place] in held and place >= since
+    after = held | {units[place]}
+    some = [frozenset(after)] if len(after) <= room else [after - {one} for one in after]
+    return hit + max(best(units, place + 1, frozenset(one), room, since) for one in some)
+
+
+@settings(max_examples=60)
+@given(
+    first=st.lists(st.integers(0, 4), max_size=5),
+    second=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    room=st.integers(0, 4),
+)
+def test_the_hits_are_those_of_the_best_cache(
+    first: list[int], second: list[int], room: int
+) -> None:
+    found = found_again(
+        np.array(first, np.int64), np.array(second, np.int64), np.ones(len(second)), room
+    )
+    most = best((*first, *second), 0, frozenset(), room, len(first))
+    # The cache keeps what comes again in the first part too: no cache that is best for the whole
+    # has fewer hits in all, and one that is best for the second part alone may have more there.
+    assert found * len(second) <= most + 1e-9
+    if not len(set(first)) < len(first):
+        assert found * len(second) == pytest.approx(most)
+
+
+def test_an_evaluation_in_order_finds_what_fits(index: Index) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10))
+    stored = int(index.shards["bytes"].sum())
+    assert plan(feed, cache_bytes=stored).cache_hits == 1
+    assert plan(feed, cache_bytes=stored // 2).cache_hits == pytest.approx(0.5, abs=0.01)
+    assert plan(feed).cache_hits == 0
+
+
+def test_ranks_that_read_every_block_are_told_of_sections(index: Index) -> None:
+    def rank(sections: int) -> Plan:
+        order = ShardShuffleSampler(
+            index.shard_lengths, seed=0, block=10, window=4, sections=sections
+        )
+        return plan(Feed(index, BatchSampler(order, batch_size=8).shard(0, 2)))
+
+    together, apart = rank(1), rank(2)
+    assert together.amplification == pytest.approx(2, rel=0.1)
+    assert "take sections= that 2 divides" in " ".join(together.advice)
+    assert apart.amplification < 1.2
+    assert not apart.advice
+
+
+def test_small_random_reads_of_large_data_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = pack([{"x": bytes(900)} for _ in range(5000)], tmp_path, shards=2)["data"]
+    order = RandomSampler(5000, seed=0)
+    feed = Feed(small, BatchSampler(order, batch_size=10))
+    assert not plan(feed, readahead=1).advice
+    monkeypatch.setattr(system, "memory", lambda: 1 << 20)
+    advice = plan(feed, readahead=1).advice
+    assert "take shuffled(index, seed=…)" in advice[0]
+    monkeypatch.setattr(system, "memory", lambda: 1 << 36)
+    fsspec.filesystem("memory").put(f"{tmp_path}/", "/planned", recursive=True)
+    small = open_index(small.path, root="memory://planned")
+    feed = Feed(small, BatchSampler(order, batch_size=10))
+    advice = plan(feed, readahead=1).advice
+    assert "take shuffled(index, seed=…), which asks for about 29 kB at" in advice[0]
+    blocks = Feed(small, BatchSampler(shuffled(small, seed=0), batch_size=10))
+    assert not plan(blocks).advice  # of so little data blocks cannot be long
+    monkeypatch.setattr(planning, "_LITTLE", 0)
+    told = plan(blocks)
+    assert told.requests <= 2 * -(-5000 // 32)  # each block, in two parts if a lane ends in it
+    assert "take blocks of about 4 MB, and shards of many blocks" in told.advice[0]
+
+
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_many_small_shards_are_to_be_repacked(
+    tmp_path: Path, container: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks end with their shards, so `shuffled` is no help. The command that is named is."""
+    samples = [{"x": bytes([n % 256]) * 5000} for n in range(300)]
+    pack(samples, tmp_path / "old", container=container, shard_records=3)
+    path = str(tmp_path / "old" / "data.index")
+    assert main(["plan", path]) == 0
+    uniform, blocks = capsys.readouterr().out.split("blocks of ")
+    for one in (blocks, uniform):
+        assert "shards     100, " in one
+        assert "repack 100 shards to 1, twinfeed pack" in one
+        assert "take shuffled" not in one
+    command = shlex.split(uniform.partition("twinfeed ")[2].splitlines()[0])
+    command[command.index("FOLDER")] = str(tmp_path / "new")
+    assert main([*command, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["plan", str(tmp_path / "new" / "data.index")]) == 0
+    after = capsys.readouterr().out
+    assert "shards     1, " in after
+    assert "repack" not in after
+
+
+def test_every_plan_without_advice_has_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little data, whose blocks cannot be long; and random records that a cache holds."""
+    index = pack([{"x": bytes(2000)} for _ in range(1000)], tmp_path, shards=3)["data"]
+    blocks = BatchSampler(shuffled(index, seed=0), batch_size=10)
+    assert "good: all the data fit in memory" in str(plan(Feed(index, blocks)))
+    fsspec.filesystem("memory").put(f"{tmp_path}/", "/verdict", recursive=True)
+    far = open_index(index.path, root="memory://verdict")
+    told = plan(Feed(far, blocks), readahead=1)
+    assert "are small, but an epoch uses 2.0 MB alone, so shards of any size" in told.verdict
+    monkeypatch.setattr(planning, "block_of", lambda *_: 1)  # as of data of few records
+    uniform = Feed(far, BatchSampler(RandomSampler(1000, seed=0), batch_size=10))
+    assert (
+        "copy the shards to a local disk, or take a disk cache"
+        in plan(uniform, readahead=1).advice[0]
+    )
+    assert plan(uniform, readahead=1).verdict == ""
+    kept = plan(uniform, readahead=1, cache_bytes=10**9)
+    assert (kept.cache_hits, kept.advice) == (1, ())
+    assert kept.verdict == "good from the second epoch on: the cache holds all the data"
+    monkeypatch.setattr(planning, "_SMALL_REMOTE", 1000)
+    assert "are long enough to be fast" in plan(uniform, readahead=1).verdict
+
+
+def test_a_cache_of_shards_that_are_little_longer_than_its_chunks(tmp_path: Path) -> None:
+    """The last chunk of a shard is shorter, and lies beside no chunk of the next shard."""
+    index = pack([{"x": bytes(2000)} for _ in range(136)], tmp_path, shards=4)["data"]
+    stored = int(index.shards["bytes"].sum())
+    assert 1 << 16 < stored // 4 < 1.1 * (1 << 16)
+    fsspec.filesystem("memory").put(f"{tmp_path}/", "/chunks", recursive=True)
+    far = open_index(index.path, root="memory://chunks")
+    feed = Feed(far, BatchSampler(SequentialSampler(136), batch_size=8))
+    found = plan(feed, cache_bytes=10**9)
+    assert (found.read_bytes, found.cache_hits, found.advice) == (stored, 1, ())
+    assert found.requests >= 4
+
+
+def test_more_than_memory_at_once_is_warned_of(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = ShardShuffleSampler(index.shard_lengths, seed=0, block=20, window=20)
+    monkeypatch.setattr(system, "memory", lambda: 1 << 25)
+    assert any("take a smaller window" in one for one in planned(index, order).advice)
+
+
+def test_nothing_is_nothing(index: Index) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10), fields=())
+    assert (plan(feed).requests, plan(feed).read_bytes) == (0, 0)
+    none = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10, records=np.zeros(0, np.int64)))
+    assert plan(none, cache_bytes=5).samples == 0
+    with pytest.raises(ValueError, match="cache_bytes must be at least 0"):
+        plan(feed, cache_bytes=-1)
+    assert planned(index, SequentialSampler(COUNT)).requests <= 10

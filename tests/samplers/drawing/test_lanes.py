@@ -1,0 +1,307 @@
+"""Lanes, and what stands on them: the shard-aware shuffle and the reuse of decoded records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sampler_slow as slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
+from twinfeed.samplers.drawing import blocks
+from twinfeed.samplers.drawing.lanes import Arcs, StaggeredLanes, arc_bounds, equal_bounds
+
+LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
+
+
+def _whole(order: ShardShuffleSampler, epoch: int = 0) -> np.ndarray:
+    """Return an epoch of an order."""
+    return order.ids(epoch, np.arange(len(order)))
+
+
+def _blocks_of(ids: np.ndarray, lengths: list[int], block: int) -> np.ndarray:
+    """Return the block of each record: shard by shard, by consecutive records."""
+    shard = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.concatenate([np.arange(n) for n in lengths])
+    _, number = np.unique(np.stack([shard, within // block]), axis=1, return_inverse=True)
+    return number.reshape(-1)[ids]
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
+def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.DataObject) -> None:
+    """A round holds the next place of each lane that has one left; nothing else, nothing twice."""
+    starts = np.array([data.draw(st.integers(0, n - 1)) for n in lengths])
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.arange(sum(lengths))
+    arcs, keys = Arcs(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
+    for start, found in (
+        (starts, StaggeredLanes(bounds, starts, key=9).places(positions).tolist()),
+        (np.zeros_like(starts), arcs.places(keys, positions).tolist()),
+    ):
+        for turn in range(max(lengths)):
+            expected = {
+                bounds[lane] + (turn - start[lane]) % n
+                for lane, n in enumerate(lengths)
+                if turn < n
+            }
+            assert set(found[: len(expected)]) == expected
+            del found[: len(expected)]
+
+
+@settings(max_examples=200)
+@given(
+    blocks=st.integers(1, 600), lanes=st.integers(1, 70), block=st.integers(1, 9), data=st.data()
+)
+def test_arcs_end_together_and_change_blocks_one_by_one(
+    blocks: int, lanes: int, block: int, data: st.DataObject
+) -> None:
+    """Lengths are within one, or one of 16 and more is shorter; then all begin at other places."""
+    size = blocks * block - data.draw(st.integers(0, block - 1))
+    bounds = arc_bounds(size, lanes, block)
+    lengths = np.diff(bounds)
+    assert bounds[0] == 0
+    assert bounds[-1] == size
+    assert len(lengths) == lanes
+    assert np.ptp(lengths[:-1] if lanes > 1 else lengths) <= 1
+    if lengths.max() - lengths[-1] > 1:
+        assert lanes >= 16
+        assert 2 * lengths[-1] >= lengths.max() - 1
+        begun = np.sort(bounds[:-1] % block)  # the fewest lanes that can begin at the same place
+        assert np.diff(np.searchsorted(begun, np.arange(block + 1))).max() <= -(-lanes // block)
+
+
+@given(size=st.integers(0, 1000), lanes=st.integers(1, 40))
+def test_equal_bounds_differ_by_one_the_shorter_first(size: int, lanes: int) -> None:
+    """Lengths are within one, do not fall, and sum to the whole."""
+    lengths = np.diff(equal_bounds(size, lanes))
+    assert lengths.sum() == size
+    assert np.ptp(lengths) <= 1
+    assert (np.diff(lengths) >= 0).all()
+
+
+@settings(max_examples=120)
+@given(
+    lengths=LENGTHS,
+    block=st.integers(1, 20),
+    window=st.integers(1, 12),
+    stored=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_shard_shuffle_is_a_permutation_that_reads_blocks_once(
+    lengths: list[int], block: int, window: int, stored: bool, epoch: int
+) -> None:
+    """Laws 2 and 8: each record once; with W blocks held, at most W - 1 are read again."""
+    order = ShardShuffleSampler(
+        lengths,
+        seed=1,
+        block=block,
+        window=window,
+        order_within="stored" if stored else "random",
+    )
+    ids = _whole(order, epoch)
+    assert np.array_equal(np.sort(ids), np.arange(sum(lengths)))
+    blocks = _blocks_of(ids, lengths, block)
+    assert len(slow.decodes(blocks.tolist(), window)) <= len(set(blocks.tolist())) + window - 1
+
+
+BLOCK = 20
+REGULAR = (10, 40, 49, 64, 100, 160, 333)  # blocks of an epoch
+
+
+def _in_rows(order: ShardShuffleSampler, lengths: list[int], width: int) -> list[np.ndarray]:
+    """Return the distinct blocks of each `width` consecutive outputs of each section."""
+    sections = order._sections
+    size = len(order) // sections
+    ids = _whole(order)[: sections * size].reshape(size, sections)
+    blocks = _blocks_of(ids, lengths, order.block)
+    return [slow.distinct_in_a_row(blocks[:, one].tolist(), width) for one in range(sections)]
+
+
+@pytest.mark.parametrize("sections", [1, 4])
+@pytest.mark.parametrize("window", [1, 5, 15, 16, 17, 60])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        *([count * BLOCK] for count in REGULAR),
+        *([count * BLOCK - 3] for count in REGULAR),
+        [50 * BLOCK, 7, 14 * BLOCK],
+        [95] * 12,
+        [20, 33] * 40,
+        list(range(1, 90)),
+    ],
+    ids=lambda lengths: f"{len(lengths)}-{sum(lengths)}",
+)
+def test_shard_shuffle_has_no_seam_and_no_tail(
+    lengths: list[int], window: int, sections: int
+) -> None:
+    """Law 10: any W outputs in a row, the first and the last too, are of as many blocks as ever."""
+    blocks = sum(-(-length // BLOCK) for length in lengths)
+    if sections > 1 and blocks < 3 * sections:
+        return
+    for seed in range(2):
+        order = ShardShuffleSampler(
+            lengths, seed=seed, block=BLOCK, window=window * sections, sections=sections
+        )
+        width = len(order._bounds) - 1
+        assert width >= min(window, sum(lengths) // sections // (BLOCK + 2))
+        least = 0.9 if blocks >= 3 * width * sections else 0.8
+        for distinct in _in_rows(order, lengths, width):
+            assert distinct.min() >= least * distinct.mean()
+            if order._bounds[1] >= BLOCK:  # no block is longer than a lane
+                assert distinct.max() == width
+
+
+def test_sorted_classes_are_as_mixed_in_the_last_batch_as_in_the_first() -> None:
+    """1,000 classes one after the other, batches of 128; 70,000 digits; with sections too."""
+    for block, sections in ((256, 1), (1000, 1), (256, 8)):
+        order = ShardShuffleSampler(
+            [25_000] * 40, seed=0, block=block, window=128, sections=sections
+        )
+        found = diagnose(BatchSampler(order, batch_size=128), labels=np.arange(10**6) // 1000)
+        assert found.distinct["classes"].value > 120
+        assert found.fewest["classes"] >= 100
+        if sections == 1:  # else the last batch, which is smaller, has a part of each section
+            assert found.worst["classes"].distinct.value >= 100
+    digits = ShardShuffleSampler([70_000], seed=0, block=512, window=128)
+    found = diagnose(BatchSampler(digits, batch_size=128), labels=np.arange(70_000) // 7000)
+    assert found.worst["classes"].distinct.value >= 9
+
+
+def test_lanes_change_blocks_one_by_one() -> None:
+    """With equal shards and blocks, blocks open one by one, every so many outputs."""
+    for lengths, most in (([1000] * 64, 8), ([6400, 57_600], 5), ([640] * 100, 5)):
+        order = ShardShuffleSampler(lengths, seed=1, block=80, window=16)
+        blocks = _blocks_of(_whole(order), lengths, 80)
+        _, first = np.unique(blocks, return_index=True)
+        opened = np.histogram(first, bins=np.arange(0, 64_001, 320))[0][1:-9]
+        assert opened.mean() == pytest.approx(4, abs=0.2)
+        assert opened.max() <= most
+
+
+@pytest.mark.parametrize("sections", [1, 2])
+def test_the_first_round_reads_half_a_window_and_no_record_twice(sections: int) -> None:
+    """What is read with the first batch, by the ranges that the order says: half of the blocks."""
+    order = ShardShuffleSampler([10_000] * 8, seed=1, block=50, window=128, sections=sections)
+    for epoch in (0, 3):
+        ids = _whole(order, epoch)
+        first, stop = order._spans(ids, epoch)
+        assert ((first <= ids) & (ids < stop)).all()
+        _, opened = np.unique(first, return_index=True)
+        assert (stop - first)[opened].sum() == len(order)
+        begun = opened[opened < 128]
+        assert len(begun) == 128
+        assert 128 * 50 * 0.4 <= (stop - first)[begun].sum() <= 128 * 50 * 0.6
+        # A range is read in one go: it is never left for longer than as many rounds.
+        lasts = {range_: place for place, range_ in enumerate(first.tolist())}
+        assert all(
+            lasts[first[place]] - place <= 128 * (stop - first)[place] for place in opened.tolist()
+        )
+
+
+def test_records_of_a_block_are_shuffled_or_stay_in_stored_order() -> None:
+    """``order_within`` decides about the inside of a block alone."""
+    for within in ("stored", "random"):
+        order = ShardShuffleSampler([400] * 5, seed=1, block=50, window=1, order_within=within)
+        steps = np.diff(_whole(order).reshape(-1, 50), axis=1)
+        assert (steps == 1).all() == (within == "stored")
+
+
+def test_one_block_is_uniform_and_one_lane_is_sequential_by_block() -> None:
+    """The two ends of the knob."""
+    uniform = _whole(ShardShuffleSampler([5000], seed=1, block=1, window=64))
+    assert np.abs(uniform - np.arange(5000)).mean() == pytest.approx(5000 / 3, rel=0.05)
+    sequential = ShardShuffleSampler([5000], seed=1, block=5000, window=64, order_within="stored")
+    assert np.array_equal(_whole(sequential), np.arange(5000))
+    assert uniform.dtype == sequential.ids(0, np.empty(0, np.int64)).dtype == np.int64
+
+
+@pytest.mark.parametrize("sections", [2, 4, 8])
+@pytest.mark.parametrize("lengths", [[1000] * 20, [777, 3, 9000, 4100]])
+def test_ranks_read_blocks_of_their_own(sections: int, lengths: list[int]) -> None:
+    """Where world_size divides sections, two ranks read the G - 1 blocks that bounds cut."""
+    order = ShardShuffleSampler(lengths, seed=1, block=64, window=16, sections=sections)
+    stream = BatchSampler(order, batch_size=16)
+    full = sum(lengths) // 16
+    sizes = [len(batch) for batch in stream.batches(0, 0, len(stream))]
+    assert sizes == [16] * full + [sum(lengths) % 16] * (sum(lengths) % 16 > 0)
+    for epoch in (0, 1):
+        for world_size in [w for w in (2, 4, 8) if sections % w == 0]:
+            blocks = [
+                set(_blocks_of(np.concatenate(rank.batches(epoch, 0, full)), lengths, 64).tolist())
+                for rank in (stream.shard(r, world_size) for r in range(world_size))
+            ]
+            assert sum(map(len, blocks)) <= len(set().union(*blocks)) + world_size - 1
+
+
+@settings(max_examples=150)
+@given(data=st.data(), batch=st.integers(1, 6), reuse=st.integers(1, 15))
+def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
+    data: st.DataObject, batch: int, reuse: int
+) -> None:
+    """Every use once; no record twice in a batch; L live; decodes n + L - 1; no bursts."""
+    live = batch * data.draw(st.integers(1, 5))
+    n = data.draw(st.integers(live, 8 * live))
+    sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=n), batch_size=batch)
+    for epoch in (0, 1):
+        batches = sampler.batches(epoch, 0, len(sampler))
+        ids = np.concatenate(batches)
+        assert np.array_equal(np.sort(ids), np.arange(n * reuse))
+        assert all(len(np.unique(sampler.records(b))) == len(b) for b in batches)
+        loads, most = slow.decodes_by_use(
+            sampler.records(ids).tolist(), sampler.views(ids).tolist(), reuse
+        )
+        assert most <= live
+        assert len(loads) <= n + live - 1
+        each_round = np.histogram(loads, bins=np.arange(0, n * reuse + live, live))[0][1:]
+        assert each_round.max(initial=0) <= 2 * -(-live // reuse) + 1
+
+
+def test_uses_are_numbered_in_the_order_they_come() -> None:
+    """Records that are not met at both ends of the epoch show use 0, 1, 2 … in turn."""
+    sampler = BatchSampler(ReuseSampler(60, reuse=4, live=20, seed=0), batch_size=5)
+    ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
+    in_order = sum(
+        sampler.views(ids[sampler.records(ids) == record]).tolist() == [0, 1, 2, 3]
+        for record in range(60)
+    )
+    assert in_order >= 60 - 19
+
+
+def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
+    """With one use each, it is a permutation."""
+    sampler = BatchSampler(ReuseSampler(20, reuse=1, live=8, seed=0), batch_size=4)
+    ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
+    assert np.array_equal(np.sort(ids), np.arange(20))
+    assert sampler._live == 8
+
+
+def test_a_drawing_names_records_and_uses() -> None:
+    """``explain`` writes record.use where a sampler has uses, and columns for ranks."""
+    sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
+    rows = [row.split() for row in sampler.explain(steps=2, world_size=2).splitlines()[2:]]
+    for step, row in enumerate(rows):
+        ids = sampler.batch(0, step)
+        pairs = zip(sampler.records(ids), sampler.views(ids), strict=True)
+        assert row == [str(step), *(f"{record}.{use}" for record, use in pairs)]
+
+
+@pytest.mark.parametrize("most", [1, 3, 16])
+@given(lengths=LENGTHS, block=st.integers(1, 9), window=st.integers(1, 6), seed=st.integers(0, 9))
+def test_very_many_blocks_are_found_by_arithmetic(
+    most: int, lengths: list[int], block: int, window: int, seed: int
+) -> None:
+    """Without a table of all blocks the stream is the same, and so are the ranges it reads."""
+    options = {"seed": seed, "block": block, "window": window}
+    tabled = ShardShuffleSampler(lengths, **options)
+    ids = [_whole(tabled, epoch) for epoch in (0, 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_MOST", most)
+        order = ShardShuffleSampler(lengths, **options)
+        for epoch in (0, 1):
+            assert np.array_equal(_whole(order, epoch), ids[epoch])
+            for mine, theirs in zip(
+                order._spans(ids[0], epoch), tabled._spans(ids[0], epoch), strict=True
+            ):
+                assert np.array_equal(mine, theirs)

@@ -1,0 +1,83 @@
+"""An interrupt at any time ends the command with one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from twinfeed.loaders import pack
+
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+START = "import sys; from twinfeed.__main__ import main; sys.exit(main())"
+AT_IMPORT = """
+import os, signal, sys
+
+class Stop:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Stop())
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["numpy", "twinfeed.loaders.feed.feed", "twinfeed.loaders.command_line._parser"]
+)
+def test_while_modules_load(tmp_path: Path, name: str) -> None:
+    code = HEARS + AT_IMPORT.format(name=name) + START
+    run = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        capture_output=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"twinfeed: interrupted\n")
+
+
+def test_while_semaphores_are_there() -> None:
+    """multiprocessing would tell of those that are left, in lines of its own."""
+    held = "import multiprocessing\nheld = multiprocessing.get_context('spawn').Queue()\n"
+    code = HEARS + held + AT_IMPORT.format(name="numpy") + START
+    run = subprocess.run(
+        [sys.executable, "-c", code, "info", "x"], capture_output=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (130, b"twinfeed: interrupted\n")
+
+
+def test_after_the_work_nothing_is_said(tmp_path: Path) -> None:
+    index = pack([{"x": b"1"}], tmp_path)["data"]
+    late = "import atexit, os; atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    words = [sys.executable, "-c", HEARS + late + START, "info", str(index.path)]
+    run = subprocess.run(words, capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert run.stdout.startswith(b"records: 1\n")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An index of which an epoch, in batches of one, takes longer than a test."""
+    records = ({"x": b"1"} for _ in range(100_000))
+    return str(pack(records, tmp_path_factory.mktemp("many"))["data"].path)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.0])
+def test_while_a_backend_runs_in_its_own_process(many: str, delay: float) -> None:
+    """The process imports or works, and neither prints where nor goes on."""
+    words = ["compare", many, "--backends", "numpy", "numpy", "--batch-size", "1"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", HEARS + START, *words, "--batches", "100000"],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    while not children.read_text():
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.communicate(timeout=60)[1] == b"twinfeed: interrupted\n"
+    assert running.returncode == 130

@@ -1,0 +1,63 @@
+"""A fork in mid-pass: two real processes, and neither hangs, loses a batch or ends the other's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from range_server import RangeServer
+
+from twinfeed.loaders import pack
+
+SCRIPT = Path(__file__).parent / "forking.py"
+LIMIT = 120  # seconds, for several children
+
+
+def forked(*arguments: str) -> list[str]:
+    """What the processes print."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def check(lines: list[str], *, begins: str = "True 1 0") -> None:
+    """The child's loop raises, its own pass is whole, and the parent's pass is whole."""
+    assert lines[0].startswith("RuntimeError: this pass was ended before its last batch"), lines
+    assert lines[1:3] == ["goes_on 0", "drops 0"]
+    assert lines[3].startswith(begins)
+    assert lines[4:] == ["begins 0", "parent True 1 0", "drops 0", "parent 24 2 0"]
+
+
+@pytest.mark.parametrize("loader", ["numpy", "numpy, nothing ahead"])
+def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
+    check(forked(loader))
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("loader", ["torch", "torch, workers", "torch, workers that stay"])
+def test_a_child_leaves_the_workers_of_its_parent_alone(loader: str) -> None:
+    """Once the child's garbage collector ended the parent's workers, and the parent waited."""
+    check(forked(loader))
+
+
+@pytest.mark.frameworks
+def test_a_child_leaves_the_reading_for_workers_alone(tmp_path: Path) -> None:
+    """The parent reads remote shards for its workers, which a child's exit must not end."""
+    pack(({"word": b"%d" % number} for number in range(96)), tmp_path)
+    with RangeServer(tmp_path) as server:
+        check(forked("torch, workers", f"{server.url}/data.index"))
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("engine", ["gather", "choose"])
+def test_a_child_of_tensorflow_is_refused_a_pass(engine: str) -> None:
+    """TensorFlow itself would wait for threads that the child does not have."""
+    check(
+        forked(f"tensorflow, {engine}"), begins="RuntimeError: TensorFlow does not work in a fork"
+    )

@@ -1,0 +1,442 @@
+"""The saves of Keras's `fit`: never half a save, never a bad one in the place of a good one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_child
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_help import Interrupt
+from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
+
+from twinfeed.loaders.keras import ResumeCallback
+from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.samplers import BatchSampler, RandomSampler, StateMismatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def made(seed: int = 1) -> TensorFlowLoader:
+    stream = BatchSampler(RandomSampler(RECORDS, seed=seed), batch_size=8)
+    return loader(packed(RECORDS), stream, decode=numbers)
+
+
+def pairs(batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    return batch["x"], batch["label"]
+
+
+def model(optimizer: Any = "adam", *, width: int = CLASSES) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    network = keras.Sequential([keras.Input([5]), keras.layers.Dense(width)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(optimizer, loss, run_eagerly=True)
+    return network
+
+
+def train(
+    folder: Path, network: keras.Model, *callbacks: Any, restore: bool = True, **options: Any
+) -> TensorFlowLoader:
+    """Train two epochs with `model.fit`."""
+    one = made()
+    resume = ResumeCallback(one, folder, **options)
+    if restore:
+        resume.restore(network)
+    network.fit(
+        one.dataset.map(pairs),
+        initial_epoch=one.epoch,
+        epochs=2,
+        verbose=0,
+        shuffle=False,
+        callbacks=[*callbacks, resume],
+    )
+    return one
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class Spoil(keras.callbacks.Callback):
+    """Make a weight of the model no number, after some batches: as a step does that overflows."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.left = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign(kernel * np.nan)
+
+
+def test_a_process_killed_in_a_write_leaves_the_save_before(tmp_path: Path) -> None:
+    """The second write of weights is ended by SIGKILL, when a part of its file is on the disk."""
+    child = Path(__file__).parent / "keras_child.py"
+    with subprocess.Popen([sys.executable, str(child), str(tmp_path)]) as process:
+        whole = 0
+        while process.poll() is None:
+            sizes = [size(path) for path in written(tmp_path, "model.weights.h5")]
+            if not whole and any(
+                path.parent.name[0] != "." for path in written(tmp_path, "state.json")
+            ):
+                whole = max(sizes, default=0)  # no file was there a moment ago
+            if any(1 << 20 < one < 0.9 * whole for one in sizes):
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    network, one = keras_child.run(tmp_path, train=False)
+    assert (one.epoch, one.step) == (1, 0)
+    assert int(network.optimizer.iterations.numpy()) == 8
+    assert all(np.isfinite(part).all() and part.any() for part in network.get_weights())
+
+
+def written(folder: Path, name: str) -> list[Path]:
+    """Find the files of this name in all saves. Folders may be renamed meanwhile."""
+    return [Path(found, name) for found, _, names in os.walk(folder) if name in names]
+
+
+def size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_save_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the machine loses power, too: weights and state are synced, and then renamed."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def syncing(fd: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        sync(fd)
+
+    def renaming(self: Path, target: Path) -> Path:
+        done.append(f"{self.name} -> {target.name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    resume = ResumeCallback(made(), tmp_path)
+    resume.fit(model(), pairs, verbose=0)
+    *files, work, renamed, folder = done[: len(done) // 2]
+    assert sorted(files) == ["arrays.npz", "model.weights.h5", "state.json"]
+    assert renamed == f"{work} -> 000001-epoch1-step0"
+    assert folder == tmp_path.name
+
+
+def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path) -> None:
+    left = tmp_path / ".000001-epoch0-step3-0123456789abcdef"
+    left.mkdir()
+    (left / "model.weights.h5").write_bytes(b"half")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, model(), Interrupt(15), every=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000006-epoch1-step4", "000007-epoch1-step6"]
+
+
+def test_no_position_is_saved_twice(tmp_path: Path) -> None:
+    """`every` divides the epoch, so that its end is due twice; the end of `fit` is one more.
+
+    The one save of an epoch's end has what the end of the epoch brings.
+    """
+    for _ in range(2):
+        resume = ResumeCallback(made(), tmp_path, every=8)
+        history = resume.fit(model(), pairs, epochs=2, verbose=0)
+        resume.save()
+        assert history.epoch == [0, 1]
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["000002-epoch2-step0", "000003-epoch2-step0-end"]
+        state = json.loads((tmp_path / names[0] / "state.json").read_text())
+        assert state["callbacks"]["History"]["attributes"]["epoch"] == [0, 1]
+
+
+def test_a_save_that_cannot_be_read_moves_nothing(tmp_path: Path) -> None:
+    train(tmp_path, model())
+    (broken,) = tmp_path.glob("*-end")
+    weights = broken / "model.weights.h5"
+    weights.write_bytes(weights.read_bytes()[:-4000])
+    one = made()
+    with pytest.raises(OSError, match=f"{broken.name}: this save cannot be read.*delete"):
+        ResumeCallback(one, tmp_path).restore(model())
+    assert (one.epoch, one.step) == (0, 0)
+    for path in broken.iterdir():
+        path.unlink()
+    broken.rmdir()
+    assert ResumeCallback(one, tmp_path).restore(model())
+    assert (one.epoch, one.step) == (2, 0)
+
+
+def test_a_save_of_another_version_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, model())
+    (last,) = tmp_path.glob("*-end")
+    state = json.loads((last / "state.json").read_text())
+    (last / "state.json").write_text(json.dumps(state | {"version": 1}))
+    with pytest.raises(
+        ValueError, match=r"save is of version 1, .* reads version 2: .* fresh=True"
+    ):
+        ResumeCallback(made(), tmp_path).restore(model())
+
+
+def test_nothing_is_saved_after_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    """The epoch's loss is still a number at the step that spoils the weights."""
+    with pytest.warns(RuntimeWarning, match="not finite at epoch 0, step 4.*000001-epoch0-step2"):
+        train(tmp_path, model(), Spoil(4), every=2)
+    network, one = model(), made()
+    assert ResumeCallback(one, tmp_path).restore(network)
+    assert (one.epoch, one.step) == (0, 2)
+    assert all(np.isfinite(part).all() for part in network.get_weights())
+
+
+def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
+    one, network = made(), model()
+    network.compile("sgd", lambda targets, outputs: keras.ops.sum(outputs) * 0.0 + np.inf)
+    resume = ResumeCallback(one, tmp_path)
+    with pytest.warns(RuntimeWarning, match="there is none"):
+        network.fit(one.dataset.map(pairs), verbose=0, shuffle=False, callbacks=[resume])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_save_that_was_not_restored_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, model(), Interrupt(5), every=3)
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match=r"step3 is a save that was not restored.*fresh=True"):
+        train(tmp_path, model(), restore=False)
+    assert content(tmp_path) == before
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, model(), Interrupt(3), every=2, restore=False, fresh=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "000001-epoch0-step3",
+        "000002-epoch0-step2",
+    ]
+    one = made()
+    assert ResumeCallback(one, tmp_path).restore(model())
+    assert one.step == 2
+
+
+def test_the_door_begins_anew_where_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside an ended run, and then goes on from its own saves. Progress is shown as by `fit`."""
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
+    assert capsys.readouterr().out == ""
+    resume = ResumeCallback(made(), tmp_path, fresh=True)
+    resume.fit(model(), pairs, verbose=2)
+    assert "8/8" in capsys.readouterr().out
+    assert resume.fit(model(), pairs, epochs=2, verbose=0).epoch == [0, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "000005-epoch2-step0",
+        "000006-epoch2-step0-end",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: "sgd",
+        lambda: keras.optimizers.Adam(amsgrad=True),
+        lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    ],
+)
+def test_another_optimizer_is_refused(tmp_path: Path, other: Any) -> None:
+    """Keras would skip what was saved, with a warning."""
+    train(tmp_path, model())
+    one, network = made(), model(other())
+    before = network.get_weights()
+    with pytest.raises(ValueError, match=r"the save is of the optimizer Adam\(6 variables\)"):
+        ResumeCallback(one, tmp_path).restore(network)
+    assert (one.epoch, one.step) == (0, 0)
+    for mine, theirs in zip(network.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_other_data_is_refused_before_a_weight_is_loaded(tmp_path: Path) -> None:
+    train(tmp_path, model())
+    network = model()
+    before = network.get_weights()
+    says = r"(?s)seed: the state has 1, this sampler has 2\n.*\nthe save is .* fresh=True"
+    with pytest.raises(StateMismatchError, match=says):
+        ResumeCallback(made(seed=2), tmp_path).restore(network)
+    for mine, theirs in zip(network.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_another_restorer_is_refused(tmp_path: Path) -> None:
+    """Keras's BackupAndRestore takes `fit` to its own epoch, and the loader stays."""
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    network = model()
+    before = network.get_weights()
+    with pytest.raises(ValueError, match="leave BackupAndRestore out"):
+        train(tmp_path / "saves", network, backup)  # before there is a backup, or a batch
+    for mine, theirs in zip(network.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    with pytest.raises(ValueError, match="leave BackupAndRestore out"):
+        ResumeCallback(made(), tmp_path).fit(model(), pairs, callbacks=[backup])
+
+
+class Own(keras.callbacks.Callback):
+    """A callback that keeps something, and cannot be asked."""
+
+
+class OwnStopping(keras.callbacks.EarlyStopping):
+    """One of Keras's, with something added that nobody knows."""
+
+
+class Odd(Own):
+    def get_state(self) -> dict[str, Any]:
+        return {"odd": {1, 2}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_callbacks_that_cannot_be_asked_are_named_once(tmp_path: Path) -> None:
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    resume = ResumeCallback(made(), tmp_path / "saves")
+    others = [keras.callbacks.TerminateOnNaN(), logger, Own(), OwnStopping("loss")]
+    with pytest.warns(UserWarning, match=r"what they knew: Own, CSVLogger, Own 2, OwnSt") as warned:
+        resume.fit(model(), pairs, callbacks=[Own(), *others])
+    assert len([one for one in warned if "what they knew" in str(one.message)]) == 1
+    with pytest.raises(TypeError, match=r"get_state of Odd must give.*a set cannot be saved"):
+        ResumeCallback(made(), tmp_path / "odd").fit(model(), pairs, callbacks=[Odd()])
+
+
+def test_a_model_fit_names_the_callbacks_that_begin_anew(tmp_path: Path) -> None:
+    """Keras tells ResumeCallback nothing of them; `fit` of ResumeCallback knows them."""
+    best = keras.callbacks.EarlyStopping("loss", patience=9)
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+    with pytest.warns(UserWarning, match=r"knew: EarlyStopping\(loss\), LearningRateScheduler: "):
+        train(tmp_path, model(), best, rates, Own(), keras.callbacks.TerminateOnNaN())
+
+
+class Leave(keras.callbacks.Callback):
+    """Stop in mid-epoch, as before a time limit."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 4:
+            self.model.stop_training = True
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    set_state = print
+
+
+def test_a_run_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
+    """It goes on with the next batch, as though the epoch had not been ended early."""
+    whole, parts = model(), model()
+    expected = ResumeCallback(made(), tmp_path / "whole").fit(whole, pairs, epochs=2, verbose=0)
+    resume = ResumeCallback(made(), tmp_path / "parts")
+    resume.fit(parts, pairs, epochs=2, verbose=0, callbacks=[Leave()])
+    assert (resume.loader.epoch, resume.loader.step) == (0, 5)
+    parts, resume = model(), ResumeCallback(made(), tmp_path / "parts")
+    history = resume.fit(parts, pairs, epochs=2, verbose=0)
+    assert history.history == expected.history
+    for mine, theirs in zip(whole.get_weights(), parts.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_door_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=2, callbacks=[Leave()])
+    assert "resuming" not in capsys.readouterr().out
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=2)
+    assert capsys.readouterr().out.startswith(f"resuming {tmp_path} at epoch 0, step 5\n")
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=2)
+    assert capsys.readouterr().out == f"{tmp_path}: already trained 1 of 1 epochs\n"
+
+
+def test_more_epochs_go_on_from_the_training_and_not_from_its_end(tmp_path: Path) -> None:
+    """At the end of `fit`, Keras puts the moving averages in the place of the weights."""
+
+    def create() -> keras.Model:
+        return model(keras.optimizers.SGD(0.5, momentum=0.9, use_ema=True, ema_momentum=0.5))
+
+    whole = create()
+    ResumeCallback(made(), tmp_path / "whole").fit(whole, pairs, epochs=3, verbose=0)
+    for epochs in (2, 2, 3):
+        network, one = create(), made()
+        ResumeCallback(one, tmp_path / "parts").fit(network, pairs, epochs=epochs, verbose=0)
+        assert (one.epoch, one.step) == (epochs, 0)
+    for mine, theirs in zip(whole.get_weights(), network.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_end_without_the_save_before_is_gone_on_from(tmp_path: Path) -> None:
+    """Somebody has deleted the save of the last epoch. What callbacks knew is in both."""
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=1, verbose=0)
+    shutil.rmtree(tmp_path / "000001-epoch1-step0")
+    history = ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=2, verbose=0)
+    assert history.epoch == [0, 1]
+
+
+def test_a_raised_patience_resumes_a_run_that_was_stopped(tmp_path: Path) -> None:
+    for patience, trained in ((1, 2), (1, 2), (2, 3)):
+        stopping = keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=9)
+        one = made()
+        resume = ResumeCallback(one, tmp_path)
+        history = resume.fit(model(), pairs, epochs=9, verbose=0, callbacks=[stopping])
+        assert history.epoch == list(range(trained))
+        assert (one.epoch, one.step) == (trained, 0)
+
+
+def test_a_model_that_fit_would_build_is_built_before_it_is_restored(tmp_path: Path) -> None:
+    def create() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        network = keras.Sequential([keras.layers.Dense(CLASSES)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        network.compile("adam", loss, metrics=["accuracy"])
+        return network
+
+    whole = create()
+    expected = ResumeCallback(made(), tmp_path / "whole").fit(whole, pairs, epochs=2, verbose=0)
+
+    class Ctrl(Interrupt):
+        get_state, set_state = dict, print
+
+    with pytest.raises(KeyboardInterrupt):
+        ResumeCallback(made(), tmp_path / "cut", every=3).fit(
+            create(), pairs, epochs=2, verbose=0, callbacks=[Ctrl(13)]
+        )
+    network = create()
+    history = ResumeCallback(made(), tmp_path / "cut").fit(network, pairs, epochs=2, verbose=0)
+    assert history.history == expected.history
+    for mine, theirs in zip(whole.get_weights(), network.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_door_takes_inputs_targets_and_weights(tmp_path: Path) -> None:
+    def weighted(batch: dict[str, Any]) -> tuple[tf.Tensor, ...]:
+        return *pairs(batch), tf.cast(batch["id"] % 2, tf.float32)
+
+    one, other = model(), model()
+    for folder, arrange, network in (("pairs", pairs, one), ("weighted", weighted, other)):
+        ResumeCallback(made(), tmp_path / folder).fit(network, arrange, verbose=0)
+    same = model()
+    same.fit(made().dataset.map(weighted), verbose=0, shuffle=False)
+    for mine, theirs, without in zip(
+        other.get_weights(), same.get_weights(), one.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+        assert (mine != without).any()
+
+
+def test_a_dataset_made_by_hand_is_trained_as_it_is(tmp_path: Path) -> None:
+    one, network, same = made(), model(), model()
+    ResumeCallback(one, tmp_path / "hand").fit(network, one.dataset.map(pairs), verbose=0)
+    ResumeCallback(made(), tmp_path / "door").fit(same, pairs, verbose=0)
+    assert (one.epoch, one.step) == (1, 0)
+    for mine, theirs in zip(network.get_weights(), same.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)

@@ -1,0 +1,806 @@
+"""Locations: a URL means one object, an index leads nowhere else, and no secret is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import pickle
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import boto3
+import fsspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from inside import Location, _web, allowed, digest_of, main, network, opening, quoted, unquoted
+from making_shards import tars, tfrecords, write_tar, write_tfrecord
+from range_server import RangeServer
+
+from twinfeed.loaders import (
+    DiskCache,
+    Index,
+    LoaderError,
+    Reader,
+    UnsafeContentError,
+    build_index,
+    open_index,
+    pack,
+    verify,
+)
+
+ODD = (
+    "run#1",
+    "dir?1",
+    "pct%20dir",
+    "a%2Fb",
+    "%2e%2e",
+    "x+y",
+    "x y",
+    " edges ",
+    "ünï",
+    "back\\slash",
+    "star*",
+    "[1]",
+    "q?",
+    "{a,b}",
+    "{n}",
+    "a:b@c",
+    "quote\"'<>&",
+    "%zz",
+    "semi;colon=1,2",
+    "tilde~^|`$!()",
+    "c::d",
+)
+"""A name for each class of characters that a URL, a glob, a shell or XML gives a meaning."""
+
+
+def decoys(key: str) -> set[str]:
+    """What a key would become if somebody cut, decoded, encoded, globbed or normalised it."""
+    wrong = {key.partition("#")[0], key.partition("?")[0], unquote(key), quote(key), quoted(key)}
+    wrong |= {key.replace("+", " "), key.replace(" ", "+"), key.replace("\\", "/"), key.strip()}
+    wrong |= {key.replace("*", "x"), key.replace("?", "x"), key.replace("[1]", "1")}
+    wrong |= {key.replace("{a,b}", "a"), key.replace("{n}", "n"), key.partition("::")[2]}
+    parts = {"/".join(part for part in one.split("/") if part not in ("", "..")) for one in wrong}
+    return {one for one in parts if one and one != key and not one.endswith("/")}
+
+
+def shard(folder: Path, text: str) -> bytes:
+    """The bytes of a shard whose only record says `text`."""
+    return write_tfrecord(folder / "one", [{"x": text.encode()}]).read_bytes()
+
+
+def put(folder: Path, bucket: Any, key: str) -> None:
+    """Write a shard at a key, and others at all keys that it might be mistaken for."""
+    for decoy in decoys(key):
+        bucket.put_object(Key=decoy, Body=shard(folder, "a decoy"))
+    bucket.put_object(Key=key, Body=shard(folder, key))
+
+
+def read(index: Index) -> list[str]:
+    """What the records of an index say."""
+    with Reader(index) as reader:
+        return [bytes(one).decode() for one in reader.read(range(len(index)))["x"]]
+
+
+@pytest.fixture
+def bucket(s3: str) -> Iterator[Any]:
+    """The bucket, empty, by another client."""
+    found = boto3.resource("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).Bucket("bucket")
+    found.objects.delete()
+    yield found
+    found.objects.delete()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINFEED_PATIENCE", "0")
+    monkeypatch.setattr(opening, "_stores", {})
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_key_is_exactly_that_key(tmp_path: Path, bucket: Any, odd: str) -> None:
+    """In a folder, a name, a glob's folder, a root, and in the place of the index."""
+    for key in (f"{odd}/s.tfrecord", f"{odd}.tfrecord", f"top/{odd}/s.tfrecord"):
+        put(tmp_path, bucket, key)
+        index = build_index([f"s3://bucket/{key}"], tmp_path / "x.index")
+        assert read(index) == [key]
+        assert read(open_index(index.path, root=index.root)) == [key]
+        assert index.root == f"s3://bucket/{key}".rpartition("/")[0]
+        assert read(pickle.loads(pickle.dumps(index))) == [key]
+        assert verify(f"s3://bucket/{key}").ok
+    index = build_index([f"s3://bucket/top/{odd}/s.tfrecord"], tmp_path / "x", root="s3://bucket")
+    assert read(index) == [f"top/{odd}/s.tfrecord"]
+    cached = DiskCache(tmp_path / "cache", bytes=10**8)
+    assert read(open_index(index.path, root="s3://bucket", cache=cached)) == read(index)
+
+
+@pytest.mark.parametrize("odd", [odd for odd in ODD if not set("*?[{") & {*odd}])
+def test_a_glob_below_an_odd_folder_lists_that_folder(
+    tmp_path: Path, bucket: Any, odd: str
+) -> None:
+    for name in ("a", "b"):
+        put(tmp_path, bucket, f"{odd}/{name}.tfrecord")
+    index = build_index(f"s3://bucket/{odd}/*.tfrecord", tmp_path / "x.index")
+    assert read(index) == [f"{odd}/a.tfrecord", f"{odd}/b.tfrecord"]
+    again = build_index(f"s3://bucket/{odd}/[a].t?record", tmp_path / "x.index")
+    assert read(again) == [f"{odd}/a.tfrecord"]
+
+
+def test_a_literal_key_goes_before_a_pattern(tmp_path: Path, bucket: Any) -> None:
+    for key in ("a*.tfrecord", "ab.tfrecord", "{c,d}.tfrecord", "c.tfrecord", "e?.tfrecord"):
+        bucket.put_object(Key=key, Body=shard(tmp_path, key))
+    for key in ("a*.tfrecord", "{c,d}.tfrecord", "e?.tfrecord"):
+        assert read(build_index(f"s3://bucket/{key}", tmp_path / "x.index")) == [key]
+    found = build_index("s3://bucket/[ac]*.tfrecord", tmp_path / "x.index")
+    assert read(found) == ["a*.tfrecord", "ab.tfrecord", "c.tfrecord"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_index_lies_where_it_was_put(tmp_path: Path, bucket: Any, odd: str) -> None:
+    """And no other index is overwritten, in the store or in the cache."""
+    cache = DiskCache(tmp_path / "cache", bytes=10**8)
+    places = [odd, *sorted(decoys(odd))[:3]]
+    for place in places:
+        bucket.put_object(Key=f"data/{place}/s.tfrecord", Body=shard(tmp_path, place))
+        build_index([f"s3://bucket/data/{place}/s.tfrecord"], f"s3://bucket/data/{place}/x.index")
+    for place in places:
+        assert read(open_index(f"s3://bucket/data/{place}/x.index", cache=cache)) == [place]
+    keys = {one.key for one in bucket.objects.all()}
+    assert {f"data/{place}/x.index/manifest.json" for place in places} <= keys
+    build_index([f"s3://bucket/data/{odd}/s.tfrecord"], f"s3://bucket/data/{odd}/x.index")
+    assert {one.key for one in bucket.objects.all()} == keys, "a second build deletes no others'"
+
+
+@pytest.mark.parametrize(
+    "url", ["az://box", "abfss://box@account.dfs.core.windows.net", "gs://box"]
+)
+def test_keys_are_raw_in_every_store(
+    tmp_path: Path, server: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, name in (("AZURE", "AZURE_STORAGE_ENDPOINT"), ("GOOGLE", "GOOGLE_BASE_URL")):
+        monkeypatch.setenv(f"{kind}_SKIP_SIGNATURE", "true")
+        monkeypatch.setenv(f"{kind}_ALLOW_HTTP", "true")
+        monkeypatch.setenv(name, server.url)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    server.headers["Last-Modified"] = "Wed, 21 Oct 2015 07:28:00 GMT"
+    for odd in ODD:
+        key = f"{odd}/{odd}.tfrecord"
+        file = tmp_path / "box" / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(shard(tmp_path, key))
+        assert read(build_index([f"{url}/{key}"], tmp_path / "x.index")) == [key]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_url_of_a_web_server_is_sent_as_the_standard_has_it(
+    tmp_path: Path, server: RangeServer, odd: str
+) -> None:
+    key = f"{odd}/{odd}.tfrecord"
+    for one in (*decoys(key), key):
+        (tmp_path / one).parent.mkdir(parents=True, exist_ok=True)
+        if not (tmp_path / one).is_dir():
+            (tmp_path / one).write_bytes(shard(tmp_path, "a decoy" if one != key else key))
+    index = build_index([f"{server.url}/{quoted(key)}"], tmp_path / "x.index")
+    assert read(index) == [key]
+    assert {*server.paths} == {f"/{quoted(key)}"}
+    if ":" in odd:  # a local path may not begin as a scheme does
+        return
+    assert read(open_index(index.path, root=tmp_path / odd)) == [key], "a name is no URL there"
+    local = build_index([tmp_path / key], tmp_path / "l.index")
+    assert read(open_index(local.path, root=server.url)) == [key]
+
+
+def test_what_has_no_quotes_is_quoted(tmp_path: Path, server: RangeServer) -> None:
+    (tmp_path / "ü ber").mkdir()
+    for name in ("d é.tfrecord", "d f.tfrecord"):
+        (tmp_path / "ü ber" / name).write_bytes(shard(tmp_path, name))
+    spelled = [f"{server.url}/ü ber/d é.tfrecord", f"{server.url}/%C3%BC%20ber/d%20é.tfrecord"]
+    for url in spelled:
+        assert read(build_index([url], tmp_path / "x.index")) == ["d é.tfrecord"]
+    with pytest.raises(ValueError, match="named twice"):
+        build_index(spelled, tmp_path / "x.index")
+
+
+def test_pages_of_links_are_globbed_and_lead_nowhere_else(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    with RangeServer(tmp_path) as other:
+        links = ["a%20b.tfrecord", "c.tfrecord", "c.tfrecord?C=M", "../up/", "/abs/", "sub/"]
+        links += [f"{other.url}/d.tfrecord", "http://127.0.0.1:1/", "mailto:x"]
+        (tmp_path / "d" / "sub").mkdir(parents=True)
+        for name in ("a b", "c", "sub/f"):
+            (tmp_path / f"d/{name}.tfrecord").write_bytes(shard(tmp_path, name))
+        page = "".join(f'<a href="{link}">x</a>' for link in links)
+        pages = {"/d/": page, "/d/sub/": '<a href="f.tfrecord">x</a><a href="./">x</a>'}
+        server.pages = pages
+        found = build_index(f"{server.url}/d/**/*.tfrecord", tmp_path / "x.index")
+        assert sorted(read(found)) == ["a b", "c", "sub/f"]
+        assert not other.asked
+        assert {path for path in server.paths if path.endswith("/")} == {*pages}
+
+
+BAD = {
+    "s3://bucket": "names no file",
+    "s3://": "no host or bucket",
+    "s3:///a.tar": "no host or bucket",
+    "s3://bucket/a//b.tar": "an empty name",
+    "s3://bucket/../a.tar": "the name . or ..",
+    "s3://bucket/./a.tar": "the name . or ..",
+    "s3://bucket/a\0b.tar": "a control character",
+    "s3://bucket/a\nb.tar": "a control character",
+    "s3://bucket/a\udc80.tar": "not UTF-8",
+    "s3://bu?ket/a.tar": "no host or bucket",
+    "abfss://box@evil.example/a.tar": "no host or bucket",
+    "http://host/%2e%2e/a.tar": "the name . or ..",
+    "http://host/a%00b.tar": "a control character",
+    "http://host/a\\b.tar": "a backslash",
+    "http://host/a.tar#part": "a fragment",
+    "http://host/a.tar?part": "a query",
+    "http:///a.tar": "no host or bucket",
+    "http://host:port/a.tar": "no host or bucket",
+    "memory://a/b::file:///etc/passwd": "a chain of file systems",
+    "zip://x::http://host/a.zip": "no host or bucket",
+}
+
+
+@pytest.mark.parametrize("url", BAD)
+def test_what_cannot_be_read_as_it_is_written_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(LoaderError, match=BAD[url].replace(".", r"\.")) as caught:
+        build_index([url], tmp_path / "x.index")
+    str(caught.value).encode()
+    if Path(url).name != "bucket":  # an index may be all that a bucket holds
+        with pytest.raises(LoaderError):
+            build_index([tmp_path / "a.tar"], url)
+
+
+HOSTILE = ["%2e%2e/s", "a//b", "a%00b", "a\udc80", "../s", "/s", "a/../../s", "a\0b", "s#", "s?"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_shards_in_an_index_lead_nowhere_else(
+    tmp_path: Path, server: RangeServer, s3: str, name: str
+) -> None:
+    """Exactly the name, or a LoaderError: on every kind of root."""
+    (tmp_path / "in").mkdir()
+    shards = tfrecords(tmp_path / "in", shards=1)
+    index = build_index(shards, tmp_path / "in" / "x.index")
+    forged = forge(index, shard_name=name)
+    for root in (f"{server.url}/deep", "s3://bucket/deep", "memory://bucket/deep"):
+        with (
+            pytest.raises((LoaderError, FileNotFoundError)),
+            Reader(open_index(forged, root=root)) as reader,
+        ):
+            reader.read([0])
+    assert all(path.startswith("/deep/") and "/../" not in path for path in server.paths)
+
+
+def forge(index: Index, *, root: str | None = None, shard_name: str | None = None) -> Path:
+    """Write another index in its place, with checksums that fit."""
+    import hashlib
+
+    import numpy as np
+
+    file = index.path / "manifest.json"
+    manifest: Any = json.loads(file.read_text())
+    if root is not None:
+        manifest["options"]["root"] = root
+    if shard_name is not None:
+        text = shard_name.encode("utf-8", "surrogateescape")
+        folder = index.path / manifest["folder"]
+        for name, array in (
+            ("shardpaths-text", np.frombuffer(text, np.uint8)),
+            ("shardpaths-ends", np.array([len(text)], np.uint32)),
+        ):
+            np.save(folder / f"{name}.npy", array)
+            data = (folder / f"{name}.npy").read_bytes()
+            manifest["arrays"][name] |= {
+                "shape": list(array.shape),
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+    del manifest["checksum"]
+    manifest["checksum"] = digest_of(manifest)
+    file.write_text(json.dumps(manifest))
+    return index.path
+
+
+def test_a_local_index_leads_to_no_host_by_itself(
+    tmp_path: Path, server: RangeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the root to give; allowed by root=, and by the environment of a machine."""
+    shards = tfrecords(tmp_path, shards=2)
+    (tmp_path / "in").mkdir()
+    built = build_index([f"{server.url}/{one.name}" for one in shards], tmp_path / "in" / "x.index")
+    assert built.root == server.url, "what build_index returns is followed"
+    assert len(read_all(built)) == 20
+    server.clear()
+    with pytest.raises(UnsafeContentError, match="lie elsewhere") as caught:
+        open_index(built.path)
+    assert f"root={server.url!r} (in a terminal --root {server.url})" in str(caught.value)
+    assert f"\n  path: {built.path}\n" in str(caught.value)
+    assert main(["info", str(built.path)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("records: 20\n")
+    assert "the shards of this index lie elsewhere" in said.err
+    with pytest.raises(UnsafeContentError, match="lie elsewhere"):
+        verify(built.path)
+    assert main(["cat", str(built.path), "0"]) != 0
+    assert not server.asked
+    assert read_all(open_index(built.path, root=server.url)) == read_all(built)
+    assert read_all(pickle.loads(pickle.dumps(built))) == read_all(built)
+
+
+def read_all(index: Index) -> list[bytes]:
+    with Reader(index) as reader:
+        return [bytes(one) for one in reader.read(range(len(index)))["image"]]
+
+
+def test_the_environment_allows_places(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "in").mkdir()
+    shards = tfrecords(tmp_path / "data", shards=2)
+    urls = [f"{server.url}/data/{one.name}" for one in shards]
+    index = build_index(urls, tmp_path / "in" / "x.index")
+    for roots in ("", f"{server.url}/dat", f"{server.url}/data/sub", "http://127.0.0.1", "s3://b"):
+        monkeypatch.setenv("TWINFEED_ROOTS", roots)
+        with pytest.raises(UnsafeContentError, match="lie elsewhere"):
+            open_index(index.path)
+    for roots in (server.url, f"s3://other {server.url}/data/"):
+        monkeypatch.setenv("TWINFEED_ROOTS", roots)
+        assert open_index(index.path).root == f"{server.url}/data"
+    monkeypatch.setenv("TWINFEED_ROOTS", "https://user:S3CRET@host")
+    with pytest.raises(LoaderError, match="a user or a password") as caught:
+        open_index(index.path)
+    assert "S3CRET" not in str(caught.value)
+    assert "TWINFEED_ROOTS" in str(caught.value)
+    assert "what to do: a web server with a password is not read" in str(caught.value)
+
+
+def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Location.of("s3://bucket/some data #1/a%20b", typed=False)
+    for roots in (str(place), f"s3://other  {place} \n", f"{place}\nsimplecache::https://host/x y"):
+        monkeypatch.setenv("TWINFEED_ROOTS", roots)
+        assert allowed(place), roots
+    monkeypatch.setenv("TWINFEED_ROOTS", "s3://bucket/some /data")
+    assert not allowed(place)
+    monkeypatch.setenv("TWINFEED_ROOTS", "/data")
+    with pytest.raises(LoaderError, match="TWINFEED_ROOTS in the environment: no URL"):
+        allowed(place)
+
+
+def test_shards_beside_the_index_go_before_the_place_it_remembers(
+    tmp_path: Path, bucket: Any
+) -> None:
+    """An index copied with its shards, to another folder or to this machine, reads the copies."""
+    bucket.put_object(Key="old/s.tfrecord", Body=shard(tmp_path, "s"))
+    built = build_index(["s3://bucket/old/s.tfrecord"], "s3://bucket/old/x.index")
+    for one in list(bucket.objects.all()):
+        copy = one.key.replace("old/", "new/")
+        bucket.put_object(Key=copy, Body=one.get()["Body"].read())
+        file = tmp_path / copy
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(one.get()["Body"].read())
+    assert built.root == open_index("s3://bucket/old/x.index").root == "s3://bucket/old"
+    assert open_index("s3://bucket/new/x.index").root == "s3://bucket/new"
+    assert open_index(tmp_path / "new/x.index").root == str(tmp_path / "new")
+    bucket.Object("new/s.tfrecord").delete()
+    assert open_index("s3://bucket/new/x.index").root == "s3://bucket/old", "in the same bucket"
+
+
+def test_an_index_of_one_host_leads_to_no_other(tmp_path: Path, server: RangeServer) -> None:
+    shards = tfrecords(tmp_path, shards=1)
+    with RangeServer(tmp_path) as other:
+        (tmp_path / "in").mkdir()
+        index = build_index([f"{other.url}/{shards[0].name}"], tmp_path / "in" / "x.index")
+        other.clear()
+        places = [other.url, "s3://attacker", "gs://attacker/x", "http://169.254.169.254/latest"]
+        places += ["file:///etc", "local:///etc", "hf://datasets/a/b"]
+        for place in places:
+            forge(index, root=place)
+            with pytest.raises(UnsafeContentError, match="lie elsewhere") as caught:
+                open_index(f"{server.url}/in/x.index")
+            assert repr(place) in str(caught.value)
+        assert not other.asked
+        forge(index, root=server.url)
+        assert open_index(f"{server.url}/in/x.index").root == server.url, "on the same host"
+
+
+SECRET = "S3CRET"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{SECRET}@HOST/a.tar",
+        f"http://{SECRET}@HOST/a.tar",
+        f"http://user:pass/{SECRET}@HOST/a.tar",
+        f"https://user:a?b{SECRET}@HOST/a.tar",
+        f"simplecache::http://user:{SECRET}@HOST/a.tar",
+        f"s3://user:{SECRET}@bucket/a.tar",
+        f"s3://{SECRET}@bucket/a.tar",
+        f"gs://{SECRET}@bucket/a.tar",
+        f"az://{SECRET}@bucket/a.tar",
+        f"abfss://box:{SECRET}@account.dfs.core.windows.net/a.tar",
+        f"ftp://user:{SECRET}@HOST/a.tar",
+        f"s3://bucket/a.tar?X-Amz-Signature={SECRET}",
+        f"gs://bucket/a.tar?x-goog-signature={SECRET}",
+        f"az://box/a.tar?sv=1&sig={SECRET}",
+        f"http://HOST/a.tar?Signature={SECRET}",
+        f"http://HOST/a.tar?X-Amz-Credential=a@b&X-Amz-Signature={SECRET}",
+        f"http://HOST?sig={SECRET}",
+        f"s3://bucket/*.tar?X-Amz-Signature={SECRET}",
+        f"s3://bucket/a.tar?response-content-type=a b&X-Amz-Signature={SECRET}",
+        f"s3://bucket/{{a,b}}.tar?X-Amz-Signature={SECRET}",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_masked(
+    tmp_path: Path,
+    server: RangeServer,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = url.replace("HOST", server.url.removeprefix("http://"))
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
+    calls: list[Callable[[], object]] = [
+        lambda: build_index(url, tmp_path / "y.index"),
+        lambda: build_index([url], tmp_path / "y.index"),
+        lambda: build_index(tmp_path / "*.tar", url),
+        lambda: build_index(tmp_path / "*.tar", tmp_path / "y.index", root=url),
+        lambda: open_index(url),
+        lambda: open_index(index.path, root=url),
+        lambda: verify(url),
+        lambda: verify(index.path, root=url),
+        lambda: pack(index, url),
+        lambda: open_index(forge(index, root=url)),
+    ]
+    for call in calls:
+        with pytest.raises((LoaderError, ValueError)) as caught:
+            call()
+        told = f"{caught.value}{caught.value!r}{vars(caught.value)}"
+        assert SECRET not in told
+        if isinstance(caught.value, LoaderError):
+            web = "a web server with a password is not read: copy the shards" in told
+            assert web or "credentials belong in the environment" in told
+    for command in (["info"], ["verify"], ["index", "--out", str(tmp_path / "z")], ["cat"]):
+        assert main([command[0], url, *command[1:], *(["0"] if command == ["cat"] else [])]) != 0
+    out = capsys.readouterr()
+    assert SECRET not in out.out + out.err + caplog.text
+    assert not (tmp_path / "y.index").exists()
+    assert not server.asked
+
+
+@pytest.mark.parametrize("odd", ["?", "/a", "a::", "@", ":", "%", "#", "//", "[", "{", "*", "\0"])
+def test_fault_97_a_long_url_takes_no_long_time(odd: str) -> None:
+    """An index of 8 MB may hold such a root; its length squared would be hours."""
+    for url in (f"s3://bucket/{odd * 10**6}", f"http://host/{odd * 10**6}", f"s3://{odd * 10**6}"):
+        with contextlib.suppress(LoaderError):
+            Location.of(url)
+
+
+def test_no_secret_is_where_none_was_given(tmp_path: Path) -> None:
+    for url in ("s3://bucket/a:b@c", "abfss://box@acc.dfs.core.windows.net/x", "s3://b/a?design=1"):
+        assert str(Location.of(url)) == url
+        assert pickle.loads(pickle.dumps(Location.of(url))) == Location.of(url)
+
+
+def test_no_credentials_go_to_a_web_server(
+    tmp_path: Path, server: RangeServer, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of the environment nor those of ~/.netrc, and no cookies."""
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    server.headers["Set-Cookie"] = "a=b"
+    shards = tfrecords(tmp_path, shards=2)
+    index = build_index([f"{server.url}/{one.name}" for one in shards], tmp_path / "x.index")
+    assert len(read_all(index)) == 20
+    assert server.carried == {"host", "accept-encoding", "user-agent", "range"}
+
+
+@pytest.fixture
+def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
+    """A server at https, whose certificate this machine trusts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    day = datetime.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path / "certificate.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    _web._context.cache_clear()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    with RangeServer(tmp_path) as serving:
+        serving.socket = context.wrap_socket(serving.socket, server_side=True)
+        yield serving
+    _web._context.cache_clear()
+
+
+def at_https(server: RangeServer) -> str:
+    return f"https://localhost:{server.server_address[1]}"
+
+
+def test_a_typed_place_may_send_on_over_https(
+    tmp_path: Path, server: RangeServer, secure: RangeServer
+) -> None:
+    """As Hugging Face and GitHub send on to the hosts of their downloads."""
+    name = tfrecords(tmp_path, shards=1)[0].name
+    server.moved[f"/d/{name}"] = f"{at_https(secure)}/{name}?signature=S3CRET"
+    index = build_index([f"{server.url}/d/{name}"], tmp_path / "x.index")
+    assert len(read_all(index)) == 10
+    assert secure.asked["GET"] >= 2
+    assert index.root == f"{server.url}/d"
+    secure.fail = lambda _path, _start: 403
+    with pytest.raises(LoaderError) as caught:
+        read_all(index)
+    assert "S3CRET" not in str(caught.value)
+
+
+def test_a_certificate_that_is_not_trusted_is_told(
+    tmp_path: Path, secure: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    _web._context.cache_clear()
+    with pytest.raises(LoaderError, match="certificate"):
+        build_index([f"{at_https(secure)}/a.tar"], tmp_path / "x.index")
+
+
+@pytest.mark.parametrize("to", ["http", "itself", "user", "ftp", "file"])
+def test_a_typed_place_may_not_send_on_otherwise(
+    tmp_path: Path, server: RangeServer, secure: RangeServer, to: str
+) -> None:
+    name = tfrecords(tmp_path, shards=1)[0].name
+    with RangeServer(tmp_path) as other:
+        server.moved[f"/d/{name}"] = {
+            "http": f"{other.url}/{name}",
+            "itself": f"/d/{name}",
+            "user": f"{at_https(secure).replace('//', '//user:S3CRET@')}/{name}",
+            "ftp": f"ftp://127.0.0.1/{name}",
+            "file": "file:///etc/passwd",
+        }[to]
+        with pytest.raises(LoaderError, match="sends on to another place") as caught:
+            build_index([f"{server.url}/d/{name}"], tmp_path / "x.index")
+        assert "S3CRET" not in str(caught.value)
+        assert not other.asked
+        assert not secure.asked
+        assert server.asked["GET"] <= 5
+
+
+def test_a_remembered_place_may_not_send_on(
+    tmp_path: Path,
+    server: RangeServer,
+    secure: RangeServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = tfrecords(tmp_path, shards=1)[0].name
+    (tmp_path / "in").mkdir()
+    built = build_index([f"{server.url}/{name}"], tmp_path / "in" / "x.index")
+    monkeypatch.setenv("TWINFEED_ROOTS", server.url)
+    opened = open_index(built.path)
+    server.moved[f"/{name}"] = f"{at_https(secure)}/{name}"
+    for index in (opened, pickle.loads(pickle.dumps(opened))):
+        with pytest.raises(LoaderError, match="never for a place that an index remembers"):
+            read_all(index)
+    assert not verify(built.path).ok
+    assert not secure.asked
+    assert len(read_all(open_index(built.path, root=server.url))) == 10
+    assert secure.asked
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect(("192.0.2.1", 9))
+        return str(one.getsockname()[0])
+
+
+def test_nobody_sends_on_into_this_machine(
+    tmp_path: Path, secure: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a place in the network to the loopback interface: connected, and nothing is asked."""
+    name = tfrecords(tmp_path, shards=1)[0].name
+    monkeypatch.setenv("no_proxy", "*")
+    with RangeServer(tmp_path, host="0.0.0.0") as outside:
+        outside.moved[f"/{name}"] = f"{at_https(secure)}/{name}"
+        url = f"http://{own_address()}:{outside.server_address[1]}/{name}"
+        with pytest.raises(LoaderError, match="sends on to another place") as caught:
+            build_index([url], tmp_path / "x.index")
+        assert "loopback" in str(caught.value.found)
+    assert not secure.asked
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("127.0.0.1", "loopback"),
+        ("::1", "loopback"),
+        ("::ffff:127.0.0.1", "loopback"),
+        ("2002:7f00:1::", "loopback"),
+        ("2002:a9fe:a9fe::", "link-local"),
+        ("169.254.169.254", "link-local"),
+        ("fe80::1%eth0", "link-local"),
+        ("10.0.0.1", "private"),
+        ("192.168.1.1", "private"),
+        ("100.64.0.1", "private"),
+        ("0.0.0.0", "private"),
+        ("fd00::1", "private"),
+        ("localhost", "loopback"),
+        ("8.8.8.8", "public"),
+        ("2606:4700::1", "public"),
+    ],
+)
+def test_networks_are_told_apart(address: str, kind: str) -> None:
+    assert _web.network_of(address) == kind
+
+
+def failing(server: RangeServer, tmp_path: Path) -> LoaderError:
+    """The error of a range that the server answers."""
+    index = pack([{"x": b"abc"}], tmp_path)["data"]
+    with Reader(open_index(index.path, root=server.url)) as reader, pytest.raises(LoaderError) as e:
+        reader.read([0])
+    return e.value
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("Content-Length", None),
+        ("Content-Length", "1"),
+        ("Content-Range", None),
+        ("Content-Range", "bytes 0-9/*"),
+        ("Content-Range", "bytes 3-12/1000"),
+        ("Content-Range", "items"),
+        ("Content-Encoding", "gzip"),
+    ],
+)
+def test_a_header_that_makes_a_range_unsure_is_named_at_once(
+    tmp_path: Path,
+    server: RangeServer,
+    header: str,
+    value: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TWINFEED_PATIENCE", "60")
+    server.headers[header] = value
+    error = failing(server, tmp_path)
+    assert header in str(error)
+    assert "cannot be reached" not in str(error)
+    assert server.asked["GET"] == 1
+
+
+def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> None:
+    """A server may forbid HEAD: nobody asks for it."""
+    shards = tfrecords(tmp_path, shards=2)
+    (tmp_path / "empty.tfrecord").touch()
+    index = build_index(f"{server.url}/{{{','.join(one.name for one in shards)}}}", tmp_path / "x")
+    assert len(read_all(index)) == 20
+    assert not server.asked["HEAD"]
+    assert opening.store_of(Location.of(server.url)).facts(["empty.tfrecord"])[0].bytes == 0
+
+
+@pytest.mark.parametrize(("asks", "pauses"), [("2", [2.0, 1.0]), ("99", [3.0]), ("soon", None)])
+def test_a_server_says_when_to_ask_again(
+    tmp_path: Path,
+    server: RangeServer,
+    asks: str,
+    pauses: list[float] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As long as it asks, and no longer than the patience."""
+    slept: list[float] = []
+    monkeypatch.setenv("TWINFEED_PATIENCE", "3")
+    monkeypatch.setattr(network.time, "sleep", lambda seconds: seconds and slept.append(seconds))
+    server.headers["Retry-After"] = asks
+    server.fail = lambda _path, _start: 503
+    error = failing(server, tmp_path)
+    if pauses is None:
+        assert 1.5 <= sum(slept) <= 3
+    else:
+        assert slept == pytest.approx(pauses)
+        assert f"the server asks to wait {asks} seconds" in str(error)
+
+
+def test_a_date_says_when_to_ask_again() -> None:
+    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=30)
+    assert 20 < _web._seconds(when.strftime("%a, %d %b %Y %H:%M:%S GMT")) <= 30
+    assert _web._seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+
+
+def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    """Neither in the error nor in its parts is the temporary folder of the copy."""
+    index = build_index(tfrecords(tmp_path, shards=1), tmp_path / "x.index")
+    file = index.path / "manifest.json"
+    whole = file.read_text()
+    for text in ("{", "[]", whole.replace("1", "2"), '{"format": "x"}'):
+        file.write_text(text)
+        with pytest.raises(LoaderError) as caught:
+            open_index(f"{server.url}/x.index")
+        assert caught.value.path == f"{server.url}/x.index"
+        assert "twinfeed-" not in str(caught.value)
+        assert "columns" not in str(caught.value.advice)
+    damaged: Any = json.loads(whole)
+    damaged["options"]["label"] = damaged["records"] = "x"
+    del damaged["checksum"]
+    damaged["checksum"] = digest_of(damaged)
+    file.write_text(json.dumps(damaged))
+    with pytest.raises(LoaderError) as caught:
+        open_index(f"{server.url}/x.index")
+    assert "twinfeed-" not in str(caught.value)
+
+
+def test_names_are_quoted_and_back() -> None:
+    for name in ODD:
+        assert unquoted(quoted(name)) == name
+    with pytest.raises(UnsafeContentError, match="quoted /"):
+        unquoted("a%2Fb")
+
+
+def test_a_file_system_that_cuts_a_key_is_refused(tmp_path: Path) -> None:
+    """What fsspec takes a path for is compared with the key."""
+    memory = fsspec.filesystem("memory")
+    for name in ("a", "a#b", "a?b", "a%20b"):
+        memory.pipe_file(f"/cut/{name}.tfrecord", shard(tmp_path, name))
+    for name in ("a#b", "a?b", "a%20b"):
+        found = build_index([f"memory://cut/{name}.tfrecord"], tmp_path / "x.index")
+        assert read(found) == [name]
+
+    class Cutting(type(memory)):  # type: ignore[misc]
+        protocol = "cutting"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(super()._strip_protocol(path.replace("cutting", "memory").partition("?")[0]))
+
+    fsspec.register_implementation("cutting", Cutting, clobber=True)
+    assert read(build_index(["cutting://cut/a.tfrecord"], tmp_path / "x.index")) == ["a"]
+    with pytest.raises(LoaderError, match="would read another file"):
+        build_index(["cutting://cut/a?b.tfrecord"], tmp_path / "x.index")
+
+
+def test_a_tar_is_read_from_an_odd_place_too(tmp_path: Path, bucket: Any) -> None:
+    file = write_tar(tmp_path / "a.tar", [("k", {"x": b"here"})])
+    bucket.put_object(Key="a#?%20/a #.tar", Body=file.read_bytes())
+    bucket.put_object(Key="a", Body=b"")
+    assert read(build_index("s3://bucket/a#?%20/a #.tar", tmp_path / "x.index")) == ["here"]
+
+
+@pytest.mark.parametrize("url", ["pipe://user:S3CRET@host/x", "pipe:curl http://u:S3CRET@host/x"])
+def test_a_command_is_refused_without_its_words(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeContentError, match="commands are never run") as caught:
+        build_index([url], tmp_path / "a.index")
+    assert "S3CRET" not in str(caught.value)

@@ -1,0 +1,165 @@
+"""Compressed shards are converted one after the other, as their writers wrote them."""
+
+import bz2
+import gzip
+import lzma
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inside import Limits, _compressed, main
+from making_shards import write_tar, write_tfrecord
+from range_server import RangeServer
+
+from twinfeed.loaders import DataCorruptionError, LoaderError, Reader, TruncatedShardError, pack
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zlib": zlib.compress,
+}
+ROWS: list[dict[str, Any]] = [
+    {
+        "image/encoded": bytes([n]) * 50,
+        "image/class/label": n % 3,
+        "box": np.arange(n % 2 + 1, dtype=np.float32),
+        "texts": [b"a", b"b"],
+    }
+    for n in range(20)
+]
+
+
+def tfrecord(path: Path, how: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+    plain = write_tfrecord(path.with_name("plain"), rows)
+    path.write_bytes(COMPRESSIONS[how](plain.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("how", COMPRESSIONS)
+def test_records_are_what_they_were(tmp_path: Path, how: str) -> None:
+    """By its first bytes, whatever the name of the file says."""
+    index = pack(tfrecord(tmp_path / "a.tfrecord", how), tmp_path / "out")["data"]
+    with Reader(index) as reader:
+        found = reader.read(range(20))
+    assert found["image/encoded"] == [row["image/encoded"] for row in ROWS]
+    assert [box.tolist() for box in found["box"]] == [row["box"].tolist() for row in ROWS]
+    assert found["texts"] == [row["texts"] for row in ROWS]
+    assert index.columns["image/class/label"].tolist() == [n % 3 for n in range(20)]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "data.index",
+        "data-00000-of-00001.tfrecord",
+    }
+
+
+@pytest.mark.parametrize("container", ["tar", "tfrecord"])
+def test_several_tars_keep_their_keys_in_order(tmp_path: Path, container: Any) -> None:
+    """A pattern, a list, and the command line; a split, which writes everything twice."""
+    for shard in range(2):
+        samples = [(f"{shard}{n}", {"jpg": b"x" * n, "cls": b"%d" % n}) for n in range(1, 9)]
+        plain = write_tar(tmp_path / f"{shard}.tar", samples)
+        (tmp_path / f"{shard}.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    pattern, paths = f"{tmp_path}/*.tar.gz", [tmp_path / "0.tar.gz", tmp_path / "1.tar.gz"]
+    keys = [f"{shard}{n}" for shard in range(2) for n in range(1, 9)]
+    for number, source in enumerate((pattern, paths)):
+        index = pack(source, tmp_path / f"out{number}", container=container)["data"]
+        assert index.keys(range(16)) == keys
+    words = ["pack", *map(str, paths), f"{tmp_path}/cli", "--container", container, "-q"]
+    assert main([*words, "--seed", "1", "--split", "a=0.5", "--split", "b=0.5"]) == 0
+    split = pack(pattern, tmp_path / "split", seed=1, split={"a": 0.5, "b": 0.5})
+    found = [key for index in split.values() for key in index.keys(range(len(index)))]
+    assert sorted(found) == keys
+    assert len(list((tmp_path / "cli").iterdir())) == 4
+
+
+@pytest.mark.frameworks
+def test_files_as_webdataset_and_tensorflow_write_them(tmp_path: Path) -> None:
+    import tensorflow as tf
+    import webdataset
+
+    with webdataset.TarWriter(str(tmp_path / "a.tar.gz"), compress=True) as tar:
+        for n in range(5):
+            tar.write({"__key__": f"{n}", "jpg": b"...", "cls": n, "json": {"n": n}})
+    index = pack(tmp_path / "a.tar.gz", tmp_path / "tar", container="tar")["data"]
+    assert (len(index), list(index.fields)) == (5, ["cls", "jpg", "json"])
+    for kind in ("GZIP", "ZLIB"):
+        with tf.io.TFRecordWriter(str(tmp_path / kind), tf.io.TFRecordOptions(kind)) as writer:
+            for n in range(5):
+                value = tf.train.Feature(int64_list=tf.train.Int64List(value=[n]))
+                features = tf.train.Features(feature={"label": value})
+                writer.write(tf.train.Example(features=features).SerializeToString())
+        index = pack(tmp_path / kind, tmp_path / f"{kind}.out")["data"]
+        assert index.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_shard_that_breaks_off_or_is_damaged_is_named(tmp_path: Path) -> None:
+    """And nothing is written."""
+    whole = tfrecord(tmp_path / "a.tfrecord.gz", "gz").read_bytes()
+    for data, error, text in (
+        (whole[:-200], TruncatedShardError, "cannot be decompressed"),
+        (whole[:100] + b"?" + whole[101:], DataCorruptionError, "a.tfrecord.gz"),
+        (gzip.compress(b"no shard" * 200), DataCorruptionError, "a.tfrecord.gz, decompressed"),
+        (b"\x28\xb5\x2f\xfd" + bytes(600), DataCorruptionError, "gzip, bzip2, xz and zlib alone"),
+    ):
+        (tmp_path / "a.tfrecord.gz").write_bytes(data)
+        with pytest.raises(error, match=text):
+            pack(tmp_path / "a.tfrecord.gz", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_plain_shards_are_to_be_indexed(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "a.tfrecord", ROWS)
+    with pytest.raises(LoaderError, match="nor compressed") as caught:
+        pack(f"{tmp_path}/*.tfrecord", tmp_path / "out")
+    assert "index the shards, then pack the index" in str(caught.value)
+
+
+def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
+    """TensorFlow gives a compressed file no other name."""
+    tfrecord(tmp_path / "a-00000-of-00001", "gz")
+    with RangeServer(tmp_path) as server:
+        packed = pack(f"{server.url}/a-00000-of-00001", tmp_path / "out")["data"]
+        assert len(packed) == len(ROWS)
+        with pytest.raises(LoaderError, match="nor compressed") as caught:
+            pack(f"{server.url}/plain", tmp_path / "more")
+    command = f"twinfeed index {server.url}/plain --out data.index"
+    assert str(caught.value.advice).endswith(command)
+
+
+CONVERT = """
+import resource, sys
+from twinfeed.loaders import pack
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+pack(sys.argv[1], sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_fault_101_a_bomb_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 MB of zeros in 100 bytes, no more is written than the limit, and nothing stays."""
+    monkeypatch.setattr(_compressed, "LIMITS", Limits(record_bytes=1 << 20))
+    with bz2.open(tmp_path / "a.tar.bz2", "wb") as packed:
+        for _ in range(64):
+            packed.write(bytes(1 << 20))
+    with pytest.raises(DataCorruptionError, match="becomes too large") as caught:
+        pack(tmp_path / "a.tar.bz2", tmp_path / "out")
+    assert int(str(caught.value.found).split()[0]) < 4 << 20
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tar.bz2"]
+
+
+def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
+    """64 MB of records in a file of 64 kB take a few MB, as a record of 1 MB does."""
+    write_tfrecord(tmp_path / "plain", ({"x": bytes(1 << 20)} for _ in range(64)))
+    with gzip.open(tmp_path / "a.gz", "wb") as packed, (tmp_path / "plain").open("rb") as plain:
+        shutil.copyfileobj(plain, packed)
+    paths = [str(tmp_path / "a.gz"), str(tmp_path / "out")]
+    ran = subprocess.run([sys.executable, "-c", CONVERT, *paths], capture_output=True, check=True)
+    assert int(ran.stdout) < 32 << 10  # KiB

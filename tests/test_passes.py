@@ -1,0 +1,200 @@
+"""What else may meet a running pass: `close` in another thread, a copy, a pickle."""
+
+import copy
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import forking
+import numpy as np
+import pytest
+from forking import BATCH, RECORDS, SAMPLER, ids, wanted
+
+from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, NumpyLoader, Ragged, pack
+from twinfeed.samplers import ExactOnceBatchSampler
+
+LOADERS = [
+    pytest.param(name, marks=[pytest.mark.frameworks] * (not name.startswith("numpy")))
+    for name in forking.LOADERS
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    samples = ({"word": b"%d" % number} for number in range(RECORDS))
+    return pack(samples, tmp_path_factory.mktemp("words"))["data"]
+
+
+def slow(sample: dict[str, Any], *, while_there: Path) -> dict[str, Any]:
+    time.sleep(0.05 if while_there.exists() else 0)
+    return {"word": sample["word"]}
+
+
+def set_epoch(loader: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # epoch 0 comes again
+        loader.set_epoch(0)
+
+
+def close(loader: Any) -> None:
+    loader.close()
+
+
+@pytest.mark.parametrize("ends", [close, set_epoch])
+@pytest.mark.parametrize("name", LOADERS)
+def test_another_thread_may_end_a_pass(
+    index: Index, name: str, ends: Callable[..., None], tmp_path: Path
+) -> None:
+    """The loop that waits for a batch gets the error that is documented, and loses nothing."""
+    decode = partial(slow, while_there=tmp_path)
+    loader = forking.LOADERS[name]()(Feed(index, SAMPLER, decode=decode))
+    got: list[list[int]] = []
+
+    def other() -> None:
+        while len(got) < 2:
+            time.sleep(0.01)
+        ends(loader)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(RuntimeError, match="ended before its last batch"):
+        got.extend(map(ids, loader))
+    thread.join()
+    tmp_path.rmdir()
+    assert got == wanted()[: len(got)]
+    rest = [ids(batch) for batch in loader]
+    assert rest == wanted()[len(got) if ends is close else 0 :]
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]
+)
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) -> None:
+    loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
+    batches = iter(loader)
+    got = [ids(next(batches)) for _ in range(3)]
+    other = copied(loader)
+    assert (other.epoch, other.step) == (0, 3)
+    assert got + [ids(batch) for batch in other] == wanted()
+    assert got + [ids(batch) for batch in batches] == wanted()
+    assert copied(loader).state_dict() == other.state_dict() == loader.state_dict()
+    loader.close()
+    other.close()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
+    """Each of the two counts for itself, and closing one leaves the other's pass alone."""
+    loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
+    other = copy.copy(loader)
+    assert other.feed is loader.feed
+    batches = iter(other)
+    got = [ids(next(batches))]
+    loader.close()
+    assert (loader.epoch, loader.step, other.epoch, other.step) == (0, 0, 0, 1)
+    assert got + [ids(batch) for batch in batches] == wanted()
+    assert (loader.epoch, loader.step, other.epoch, other.step) == (0, 0, 1, 0)
+    other.close()
+
+
+@pytest.mark.parametrize("name", LOADERS[:1])
+def test_a_copy_of_an_evaluation_is_its_rest(index: Index, name: str) -> None:
+    loader = forking.LOADERS[name]()(Feed(index, ExactOnceBatchSampler(RECORDS, batch_size=BATCH)))
+    batches = iter(loader)
+    next(batches)
+    other = copy.deepcopy(loader)
+    assert [len(list(batches)), len(list(other)), len(list(other))] == [23, 23, 24]
+
+
+def halves(sample: dict[str, Any]) -> dict[str, Any]:
+    """Two fields of bfloat16: of torch, and of ml_dtypes."""
+    import ml_dtypes
+    import torch
+
+    number = int(sample["word"]) / 2
+    return {
+        "torch": torch.full([2], number, dtype=torch.bfloat16),
+        "numpy": np.full(int(sample["word"]) % 3, number, ml_dtypes.bfloat16),
+    }
+
+
+def floats(value: Any) -> np.ndarray:
+    """The values of a field as numpy's float32, end to end where they are ragged."""
+    if isinstance(value, Ragged):
+        value = value.values
+    elif getattr(value, "is_nested", False):  # torch's
+        value = value.values()
+    value = getattr(value, "flat_values", value)  # TensorFlow's
+    return np.asarray(value.float() if hasattr(value, "float") else value, np.float32)
+
+
+SERVED = ["numpy", "torch", "torch, workers", "tensorflow, gather", "tensorflow, choose"]
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(("by", "how"), [("decode", "pad"), ("transform", "ragged")])
+@pytest.mark.parametrize("name", SERVED)
+def test_bfloat16_is_as_good_as_float16(index: Index, name: str, by: str, how: Any) -> None:
+    made: dict[str, Any] = {by: halves}
+    feed = Feed(index, SAMPLER, collate={"numpy": how}, **made)
+    loader = forking.LOADERS[name]()(feed)
+    for batch in loader:
+        values = batch["torch"]
+        assert str(values.dtype).endswith("bfloat16") or values.dtype.name == "bfloat16"
+        assert floats(values).tolist() == [[number / 2] * 2 for number in ids(batch)]
+        kept = floats(batch["numpy"])
+        wanted = [number / 2 for number in ids(batch) for _ in range(number % 3)]
+        assert sorted(kept[kept != 0].tolist()) == sorted(one for one in wanted if one)
+    loader.close()
+
+
+def texts(sample: dict[str, Any]) -> dict[str, Any]:
+    """A text, and none, one or two tokens."""
+    word = sample["word"].decode()
+    return {"text": f"né {word}", "tokens": [word] * ((int(word) + 1) % 3)}
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("name", SERVED)
+def test_texts_arrive_as_texts(index: Index, name: str) -> None:
+    """Tokenizers take no bytes. TensorFlow has byte strings alone."""
+    text = np.dtype(str)  # the first sample may have no tokens, which tell nothing
+    spec = {"text": FieldSpec((), text), "tokens": FieldSpec((None,), text)}
+    feed = Feed(index, SAMPLER, decode=texts, collate="ragged", spec=spec)
+    loader = forking.LOADERS[name]()(feed)
+    for batch in loader:
+        found, tokens = batch["text"], batch["tokens"]
+        if name.startswith("tensorflow"):
+            found = [one.decode() for one in found.numpy()]
+            tokens = [[one.decode() for one in row.numpy()] for row in tokens]
+        elif isinstance(tokens, Ragged):
+            tokens = [part.tolist() for part in np.split(tokens.values, np.cumsum(tokens.lengths))]
+            assert tokens.pop() == []
+        assert found == [f"né {number}" for number in ids(batch)]
+        assert tokens == [[str(number)] * ((number + 1) % 3) for number in ids(batch)]
+    loader.close()
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("by", ["decode", "transform"])
+@pytest.mark.parametrize("kind", ["grad", "sparse", "meta"])
+def test_tensors_without_values_are_refused_by_name(index: Index, kind: str, by: str) -> None:
+    import torch
+
+    def made(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": torch.ones(2) if sample["word"] != b"7" else bad}
+
+    bad = {
+        "grad": torch.ones(2, requires_grad=True),
+        "sparse": torch.ones(2).to_sparse(),
+        "meta": torch.ones(2, device="meta"),
+    }[kind]
+    with pytest.raises(DecodeError, match=r"^record 7 .*field 'x' holds a Tensor that is no array"):
+        list(NumpyLoader(Feed(index, SAMPLER, **{by: made})))  # type: ignore[arg-type]

@@ -1,0 +1,18 @@
+"""A short form of `tests/soak.py`: each framework's trainings survive kills, breaks and looks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+
+def test_killed_trainings_receive_what_a_plain_loop_gives() -> None:
+    script = Path(__file__).parent / "soak.py"
+    routes = ["torch workers", "tensorflow", "keras door"]
+    command = [sys.executable, script, "--seconds", "0", "--seed", "3", "--routes", *routes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "3 trainings through" in done.stdout

@@ -1,0 +1,162 @@
+"""Records of one's own, which no index holds, through everything that makes batches."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from batches import noted
+from inside import Batcher, OwnSource, Request
+from own_source import LABELS, WORDS, Words, noisy, samplers, size
+
+from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack, plan
+from twinfeed.samplers import StateMismatchError
+
+
+def of_epochs(loader: Any) -> list[Any]:
+    """The batches of two epochs, of an evaluation too."""
+    got = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        got += [noted(batch) for batch in loader]
+    return got
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """The same records in a shard."""
+    samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]
+    return pack(samples, tmp_path_factory.mktemp("words"))["data"]
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": size}, {"decode": size, "transform": noisy}])
+def test_a_source_gives_the_batches_of_an_index(index: Index, options: dict[str, Any]) -> None:
+    for sampler in samplers():
+        own, other = Feed(Words(), sampler, **options), Feed(index, sampler, **options)
+        expected = [noted(batch) for epoch in (0, 1) for batch in other.batches(epoch)]
+        assert [noted(batch) for epoch in (0, 1) for batch in own.batches(epoch)] == expected
+        for threads in (0, 2):
+            with NumpyLoader(own, threads=threads, readahead=1000) as loader:
+                assert of_epochs(loader) == expected
+
+
+@pytest.mark.frameworks
+def test_a_dataset_in_a_dataloader_of_ones_own_has_its_batches() -> None:
+    from torch.utils.data import DataLoader
+
+    from twinfeed.loaders.torch import RecordDataset, RequestSampler, as_tensors
+
+    for sampler in samplers():
+        feed = Feed(Words(), sampler, decode=size)
+        requests: Any = RequestSampler(feed)
+        loader: Any = DataLoader(
+            RecordDataset(feed),
+            batch_sampler=requests,
+            collate_fn=as_tensors,  # type: ignore[arg-type]
+        )
+        assert [noted(batch) for batch in loader] == [noted(batch) for batch in feed.batches(0)]
+
+
+def test_a_state_knows_the_source(index: Index) -> None:
+    sampler = next(samplers())
+    with NumpyLoader(Feed(Words(), sampler)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with NumpyLoader(Feed(Words(), sampler)) as again:
+        again.load_state_dict(state)
+        assert (again.epoch, again.step) == (0, 1)
+    with (
+        NumpyLoader(Feed(Words("words-2"), sampler)) as other,
+        pytest.raises(StateMismatchError, match=r"'word' has the digest 'words-1'"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_what_goes_wrong_names_the_record_as_the_source_does() -> None:
+    def picky(sample: dict[str, Any]) -> dict[str, Any]:
+        if len(sample["word"]) == 6:
+            raise RuntimeError("too long")
+        return {"size": len(sample["word"])}
+
+    with (
+        NumpyLoader(Feed(Words(), next(samplers()), decode=picky)) as loader,
+        pytest.raises(DecodeError, match=r"word number (6|13|20): decode failed.*too long"),
+    ):
+        list(loader)
+
+
+def test_what_needs_byte_ranges_says_so(tmp_path: Path) -> None:
+    feed = Feed(Words(), next(samplers()))
+    with pytest.raises(TypeError, match="plan needs an index, which knows in which bytes"):
+        plan(feed)
+    with pytest.raises(ValueError, match="missing= is for an index, got a Words"):
+        Feed(Words(), next(samplers()), missing={"word": b""})
+    with pytest.raises(KeyError, match="no field 'wrod': this index has the fields"):
+        Feed(Words(), next(samplers()), fields=["wrod"])
+
+
+def test_what_is_no_source_is_refused() -> None:
+    assert isinstance(Words(), OwnSource)
+    for other in (WORDS, "shards/train.index", None):
+        with pytest.raises(TypeError, match=r"index must be an Index, got a .*lacks .*describe, r"):
+            Feed(other, next(samplers()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("column", "error", "told"),
+    [
+        (LABELS.tolist(), TypeError, r"'label' of a Words must be a numpy array, got a list: np"),
+        (LABELS[:-1], ValueError, r"'label' of a Words must have a row for each of its 24 records"),
+        (np.array(3), ValueError, r"got the shape \(\)"),
+    ],
+)
+def test_columns_are_checked_once(column: Any, error: type[Exception], told: str) -> None:
+    source = Words()
+    source.columns = {"label": column}
+    with pytest.raises(error, match=told):
+        Feed(source, next(samplers()))
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (lambda ids: [b""] * len(ids), r"read of a Words gave no dict(.|\n)*found: a list"),
+        (lambda ids: {"other": []}, r"no values of the field 'word'(.|\n)*found: \['other'\]"),
+        (lambda ids: {"word": b"x"}, r"no list for the field 'word'(.|\n)*found: a bytes"),
+        (lambda ids: {"word": iter(ids)}, r"no list for the field 'word'"),
+        (
+            lambda ids: {"word": [b""] * (len(ids) - 1)},
+            r"number of values(.|\n)*found: . values?\n",
+        ),
+    ],
+)
+def test_what_read_gives_is_checked(found: Any, told: str) -> None:
+    class Wrong(Words):
+        def read(self, ids: Any, fields: Any) -> Any:
+            return found(ids)
+
+    Wrong.__name__ = "Words"
+    feed = Feed(Wrong(), next(samplers()))
+    with pytest.raises(LoaderError, match=told):
+        feed.batch(0, 0)
+    with NumpyLoader(feed) as loader, pytest.raises(LoaderError, match=told):
+        next(iter(loader))
+
+
+def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:
+    source = Words()
+    source.digests = {}
+    with (
+        NumpyLoader(Feed(source, next(samplers()))) as loader,
+        pytest.warns(UserWarning, match="hold: the source has no digests; only the number"),
+    ):
+        loader.load_state_dict(loader.state_dict())
+
+
+def test_a_batcher_closes_what_it_opened() -> None:
+    source = Words()
+    sampler = next(samplers())
+    with Batcher(Feed(source, sampler)) as batcher:
+        before = source.closed
+        batcher(Request.of(sampler, 0, 0))
+    assert source.closed == before + 1
