@@ -774,11 +774,26 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     assert interrupted(running).count("\n") == 1
 
 
+# A thread of Python's own closes the pipes of a broken pool; two that close one find it closed.
+SLOW_TO_CLOSE = """
+import os, time
+from multiprocessing.connection import Connection
+Connection._close = lambda pipe: (os.close(pipe._handle), time.sleep(0.3))
+"""
+
+
 @pytest.mark.parametrize(
-    ("command", "delay"), [("verify", 0.0), ("index", 0.001), ("verify", 0.08), ("index", 0.5)]
+    ("command", "delay", "slow"),
+    [
+        ("verify", 0.0, ""),
+        ("index", 0.001, ""),
+        ("verify", 0.08, ""),
+        ("index", 0.5, ""),
+        ("verify", 0.5, SLOW_TO_CLOSE),
+    ],
 )
 def test_a_worker_that_is_killed_ends_the_command_with_one_line(
-    tmp_path: Path, command: str, delay: float
+    tmp_path: Path, command: str, delay: float, slow: str
 ) -> None:
     """As it starts, while it imports, and at work: each of two has long images to read."""
     long_images(tmp_path / "images", "-first")
@@ -786,7 +801,7 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
         (tmp_path / "images" / f"{n}.png").touch()
     long_images(tmp_path / "images")
     options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
-    running = start(tmp_path, command, "images", *options)
+    running = start(tmp_path, command, "images", *options, before=slow)
     worker = started(running.pid, "spawn_main")
     time.sleep(delay)
     os.kill(worker, signal.SIGKILL)
@@ -843,14 +858,14 @@ def started(pid: int, name: str) -> int:
         time.sleep(0.001)
 
 
-def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *command: str, before: str = "") -> subprocess.Popen[bytes]:
     """Start a command as a terminal does: interrupts end it, and reach its workers too."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from twinfeed.loaders.command_line import main\n"
         "if __name__ == '__main__': sys.exit(main())"
     )
-    (folder / "run.py").write_text(code)
+    (folder / "run.py").write_text(before + code)
     return subprocess.Popen(
         [sys.executable, "run.py", *command],
         cwd=folder,

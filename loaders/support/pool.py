@@ -6,6 +6,7 @@ an import. So workers are started while interrupts are blocked, and inherit this
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,7 +74,7 @@ class Pool(ProcessPoolExecutor):
 
     def give_up(self) -> None:
         """Free the thread that sends work: without a reader, its pipe stays full for ever."""
-        # Python does so itself from 3.12 on (CPython's issue 94777).
+        # Python does so itself from 3.11.5 on (CPython's issue 94777). Two would close it twice.
         queue: Any = self._call_queue  # type: ignore[attr-defined]
-        if queue is not None:
+        if queue is not None and sys.version_info < (3, 11, 5):
             queue._reader.close()
