@@ -743,7 +743,7 @@ def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text
     """The command is at work for much longer than the test, so that the interrupt finds it so."""
     images = long_images(tmp_path / "images" / "a")
     running = start(tmp_path, *command, "-q")
-    wait_for_reading(running.pid, images)
+    wait_for_reading(running, images)
     error = interrupted(running)
     assert error.startswith(f"twinfeed: interrupted{text}")
     assert error.count("\n") == 1
@@ -758,6 +758,7 @@ def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
     running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2")
     seen = b""
     while b"1/2" not in seen:  # one worker is through, the other has long images
+        assert running.poll() is None, seen
         seen += os.read(running.stderr.fileno(), 1)
     assert "Traceback" not in interrupted(running)
 
@@ -769,7 +770,7 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     """While they import; the images are long, so that none of them is through."""
     long_images(tmp_path / "images")
     running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2", "-q")
-    started(running.pid, "spawn_main")
+    started(running, "spawn_main")
     time.sleep(delay)
     assert interrupted(running).count("\n") == 1
 
@@ -802,7 +803,7 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
     long_images(tmp_path / "images")
     options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
     running = start(tmp_path, command, "images", *options, before=slow)
-    worker = started(running.pid, "spawn_main")
+    worker = started(running, "spawn_main")
     time.sleep(delay)
     os.kill(worker, signal.SIGKILL)
     error = running.communicate(timeout=60)[1].decode()
@@ -827,15 +828,16 @@ def long_images(folder: Path, name: str = "last") -> Path:
     return folder
 
 
-def wait_for_reading(leader: int, folder: Path) -> None:
-    """Wait until a process of the group reads a file of the folder."""
-    while True:
-        for stat in group(leader):
+def wait_for_reading(running: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until a process of a command's group reads a file of the folder."""
+    while running.poll() is None:
+        for stat in group(running.pid):
             for fd in Path(f"/proc/{stat.split()[0]}/fd").glob("*"):
                 with suppress(OSError):  # it has been closed meanwhile
                     if Path(os.readlink(fd)).parent == folder:
                         return
         time.sleep(0.001)
+    pytest.fail(f"the command has ended: {running.communicate()[1].decode()}")
 
 
 def group(leader: int) -> list[str]:
@@ -847,15 +849,16 @@ def group(leader: int) -> list[str]:
     return [stat for stat in found if stat.rpartition(")")[2].split()[2] == str(leader)]
 
 
-def started(pid: int, name: str) -> int:
-    """Wait until a process has started another, whatever its thread, and return that one's id."""
-    while True:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+def started(running: subprocess.Popen[bytes], name: str) -> int:
+    """Wait until a command has started a process, in whatever thread, and return that one's id."""
+    while running.poll() is None:
+        for children in Path(f"/proc/{running.pid}/task").glob("*/children"):
             with suppress(OSError):  # a thread or a child has ended meanwhile
                 for child in children.read_text().split():
                     if name in Path(f"/proc/{child}/cmdline").read_text():
                         return int(child)
         time.sleep(0.001)
+    pytest.fail(f"the command has ended: {running.communicate()[1].decode()}")
 
 
 def start(folder: Path, *command: str, before: str = "") -> subprocess.Popen[bytes]:

@@ -76,6 +76,7 @@ def test_while_a_backend_runs_in_its_own_process(many: str, delay: float) -> Non
     )
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
     while not children.read_text():
+        assert running.poll() is None
         time.sleep(0.01)
     time.sleep(delay)
     os.killpg(running.pid, signal.SIGINT)
