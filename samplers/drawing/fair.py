@@ -49,11 +49,14 @@ class FairGroups:
         offset = start - lap * n
         cyclic = n < 2 * m - 1
         position = offset[:, None] + np.arange(low, high)
-        renewal = np.where(cyclic, lap // (m // np.gcd(n, m)), lap)
-        out = self._entries(population, renewal, position % n[:, None])
+        renewal, place = lap.copy(), position.copy()
+        renewal[cyclic] //= m // np.gcd(n[cyclic], m)
+        beyond = offset + high > n
+        place[beyond] %= n[beyond, None]
+        out = self._entries(population, renewal, place)
         # Places within the first m of a lap are of its adjusted head: of this lap, or of the next.
         begun = np.flatnonzero(~cyclic & (offset + low < m) & (lap > 0))
-        straddling = np.flatnonzero(~cyclic & (offset + high > n))
+        straddling = np.flatnonzero(~cyclic & beyond)
         rows = np.append(begun, straddling)
         if rows.size:
             ahead = np.arange(len(rows)) >= len(begun)

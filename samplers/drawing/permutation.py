@@ -143,10 +143,12 @@ Hash = Callable[[Any, Any, Any], Any]
 def _walk(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsigned:
     """Encrypt numbers below n until the results are below n, all of one type and broadcast."""
     x = _encrypt(n, rounds, x, hashed)
-    while (outside := x >= n).any():  # rare: fewer than 1 cell in sqrt(n) lies outside
-        inner = np.broadcast_to(n, x.shape)[outside]
-        keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in rounds])
-        x[outside] = _encrypt(inner, keys, x[outside], hashed)
+    at = np.nonzero(x >= n)  # rare: fewer than 1 cell in sqrt(n) lies outside
+    while at[0].size:
+        inner = np.broadcast_to(n, x.shape)[at]
+        keys = np.stack([np.broadcast_to(key, x.shape)[at] for key in rounds])
+        x[at] = moved = _encrypt(inner, keys, x[at], hashed)
+        at = tuple(axis[moved >= inner] for axis in at)
     return x
 
 
@@ -158,7 +160,8 @@ def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsign
     for key in rounds:
         moved = hashed(right, key, left_size)
         moved += left
-        left = np.minimum(moved, moved - left_size)  # modulo: a difference below 0 is huge
+        np.subtract(moved, left_size, out=left)
+        np.minimum(moved, left, out=left)  # modulo: a difference below 0 is huge
         left, right, left_size, right_size = right, left, right_size, left_size
     left += right * left_size  # after an even number of rounds the halves are back in place
     return left
