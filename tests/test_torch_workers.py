@@ -367,6 +367,25 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
     assert not any(worker.is_alive() for worker in workers)
 
 
+def first_dies(sample: dict[str, Any]) -> np.int64:
+    """Kill worker 0, once worker 1 is one that takes its time to end."""
+    worker = torch.utils.data.get_worker_info()
+    if worker is not None and worker.id == 1:
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), os._exit(0)))
+    elif worker is not None:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lengths(sample)
+
+
+def test_when_a_worker_has_died_the_others_have_ended(index: Index) -> None:
+    before = set(multiprocessing.active_children())
+    loader = TorchLoader(Feed(index, random(), decode=first_dies), num_workers=2)
+    with pytest.raises(WorkerDiedError, match="worker 0 of 2"):
+        list(loader)
+    assert set(multiprocessing.active_children()) == before
+
+
 class StubbornError(Exception):
     """An error that does not come back from a pickle."""
 
