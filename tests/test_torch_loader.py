@@ -5,6 +5,7 @@ import hashlib
 import json
 import pickle
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from tempfile import mkdtemp
@@ -197,6 +198,22 @@ def test_a_fresh_loader_resumes_at_any_step(index: Index, way: dict[str, Any], a
             assert fresh.state_dict() == states[0]
             rest = received(fresh)
             assert rest == (whole[after:5] if after < 5 else whole[5:])
+
+
+def test_batches_are_made_while_the_loop_computes(index: Index) -> None:
+    decoded = []
+
+    def decode(sample: dict[str, Any]) -> np.int64:
+        decoded.append(sample)
+        return lengths(sample)
+
+    with TorchLoader(Feed(index, random(), decode=decode), prefetch=2, threads=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 10
+        while len(decoded) < 3 * 5 and time.monotonic() < deadline:  # records of three batches
+            time.sleep(0.01)
+    assert len(decoded) >= 3 * 5
 
 
 def test_the_state_counts_what_the_loop_received(index: Index) -> None:
