@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -20,7 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, Reader, WorkerDiedError
+from twinfeed.loaders import (
+    DecodeError,
+    Feed,
+    Index,
+    LoaderError,
+    Reader,
+    Seeded,
+    WorkerDiedError,
+)
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import (
     BatchSampler,
@@ -384,6 +393,17 @@ def test_when_a_worker_has_died_the_others_have_ended(index: Index) -> None:
     with pytest.raises(WorkerDiedError, match="worker 0 of 2"):
         list(loader)
     assert set(multiprocessing.active_children()) == before
+
+
+def in_main_thread(_: dict[str, Any]) -> dict[str, Any]:
+    return {"here": threading.current_thread() is threading.main_thread()}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_global_states_are_set_in_the_main_thread_alone(index: Index, workers: int) -> None:
+    feed = Feed(index, random(), transform=Seeded(in_main_thread))
+    with TorchLoader(feed, num_workers=workers, threads=3) as loader:
+        assert all(batch["here"].all() for batch in loader)
 
 
 class StubbornError(Exception):
