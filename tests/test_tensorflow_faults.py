@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import weakref
 from itertools import chain, islice
 from pathlib import Path
@@ -54,6 +55,23 @@ def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
         list(loader(damaged, once()).dataset)
     for fact in ("DataCorruptionError", shard, f"record: {number}", "byte offset: "):
         assert fact in raised.value.message
+
+
+def errors() -> list[DataCorruptionError]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, DataCorruptionError)]
+
+
+def test_a_loop_that_ends_before_the_damage_leaves_no_error_behind(damaged: Index) -> None:
+    """Batches are read several at once, so that what has failed may lie far ahead of the loop."""
+    before = errors()
+    one = loader(damaged, once(), prefetch=8)
+    for _ in islice(one.dataset, 4):
+        time.sleep(0.1)  # until the pass has met the damage
+    deadline = time.monotonic() + 10
+    while len(errors()) > len(before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(errors()) == len(before)
 
 
 @both_ways

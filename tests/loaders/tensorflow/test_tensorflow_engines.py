@@ -114,6 +114,22 @@ def test_a_snapshot_keeps_an_epoch(engine: str, made: Transform | None, tmp_path
             assert [batch["id"].numpy().tolist() for batch in kept] == ids_of(STORED, 0)
 
 
+@pytest.mark.parametrize(("block", "refused"), [(3, False), (2, True)])
+def test_files_serve_streams_with_three_records_in_a_row(block: int, refused: bool) -> None:
+    """Three on average, of 60 records: a run may be two blocks, or what is left of a shard."""
+    index = packed(60)
+    order = ShardShuffleSampler(
+        index.shard_lengths, block=block, window=2 * block, seed=0, order_within="stored"
+    )
+    stream = BatchSampler(order, batch_size=6)
+    one = loader(index, stream, engine="choose_from_datasets")
+    if refused:
+        with pytest.raises(ValueError, match=r"only 2\.\d come in a row"):
+            _ = one.dataset
+    else:
+        assert [batch["id"].numpy().tolist() for batch in one.dataset] == ids_of(stream, 0)
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
     """The one by ids serves every stream. The one of files refuses what it cannot serve."""
