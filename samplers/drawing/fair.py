@@ -49,11 +49,11 @@ class FairGroups:
         offset = start - lap * n
         cyclic = n < 2 * m - 1
         position = offset[:, None] + np.arange(low, high)
-        renewal, place = lap.copy(), position.copy()
+        renewal, wrapped = lap.copy(), position.copy()
         renewal[cyclic] //= m // np.gcd(n[cyclic], m)
         beyond = offset + high > n
-        place[beyond] %= n[beyond, None]
-        out = self._entries(population, renewal, place)
+        wrapped[beyond] %= n[beyond, None]
+        out = self._entries(population, renewal, wrapped)
         # Places within the first m of a lap are of its adjusted head: of this lap, or of the next.
         begun = np.flatnonzero(~cyclic & (offset + low < m) & (lap > 0))
         straddling = np.flatnonzero(~cyclic & beyond)
