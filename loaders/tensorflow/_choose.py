@@ -48,40 +48,45 @@ def batched(elements: tf.data.Dataset, sizes: Sizes) -> tf.data.Dataset:
 
 
 def chosen(
-    datasets: Sequence[tf.data.Dataset],
-    numbers: tf.data.Dataset,
+    datasets: Sequence[tf.data.Dataset], numbers: tf.data.Dataset, sizes: Sizes
+) -> tf.data.Dataset:
+    """Choose from `datasets` by `numbers`, int64 scalars: the batches of the rest of a pass.
+
+    A dataset without a further element ends them in silence, and the last one may be smaller.
+    """
+    elements = tf.data.Dataset.choose_from_datasets(datasets, numbers, stop_on_empty_dataset=True)
+    return batched(elements, sizes)
+
+
+def checked(
+    batches: tf.data.Dataset,
     sizes: Sizes,
     begun: tf.Tensor,
     ended: Callable[[Int64s, np.int64, np.int64], bool],
 ) -> tf.data.Dataset:
-    """Choose from `datasets` by `numbers`, int64 scalars: (step, batch) for the rest of a pass.
+    """Give (step, batch) for the rest of a pass, or an error where a batch is not whole.
 
-    A dataset without a further element would end the epoch in silence. So `ended` is called for
-    the first batch that is not whole, with the pass, the step, and the elements that there are. It
-    must raise.
+    For the first such batch `ended` is called with the pass, the step, and the elements that there
+    are. It must raise.
     """
-    elements = tf.data.Dataset.choose_from_datasets(datasets, numbers, stop_on_empty_dataset=True)
-    batches = batched(elements, sizes)
     spec = batches.element_spec
-    nothing = tf.data.Dataset.from_tensors(0).map(lambda _: tf.raw_ops.OptionalNone()).repeat()
-    rows = batches.map(lambda *batch: wrapped(batch)).concatenate(nothing)
+    nothing = tf.data.Dataset.from_tensors(0).map(
+        lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
+    )
+    rows = batches.map(lambda *batch: (_length(batch), wrapped(batch)))
+    rows = rows.concatenate(nothing.repeat())
 
-    def whole(step: tf.Tensor, size: tf.Tensor, row: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        found = tf.cond(
-            tf.raw_ops.OptionalHasValue(optional=row),
-            lambda: _length(unwrapped(row, spec)),
-            lambda: tf.constant(0, tf.int64),
-        )
+    def whole(step: tf.Tensor, size: tf.Tensor, row: Any) -> tuple[tf.Tensor, Any]:
+        found, held = row
         fine = tf.cond(
             found < size, lambda: called(ended, [begun, step, found], tf.bool), lambda: True
         )
         with tf.control_dependencies([fine]):
-            batch = tf.nest.map_structure(tf.identity, unwrapped(row, spec), expand_composites=True)
-        return step, _of_size(batch, sizes.same)
+            return step, _of_size(unwrapped(tf.identity(held), spec), sizes.same)
 
     steps = tf.data.Dataset.range(begun[2], begun[2] + tf.size(sizes.each, tf.int64))
-    placed = tf.data.Dataset.zip((steps, tf.data.Dataset.from_tensor_slices(sizes.each), rows))
-    return placed.map(whole)
+    sized = tf.data.Dataset.from_tensor_slices(sizes.each)
+    return tf.data.Dataset.zip((steps, sized, rows)).map(whole)
 
 
 def _length(batch: Any) -> tf.Tensor:

@@ -71,13 +71,15 @@ class ParsedFields:
     def batch(
         self,
         begun: tf.Tensor,
+        *,
         place: tf.Tensor,
+        size: tf.Tensor,
         records: tf.Tensor,
         aside: tuple[tf.Tensor, ...],
     ) -> dict[str, Any]:
         """Give the batch."""
         *rest, lengths = aside
-        size = tf.shape(records)[0]
+        records = self._whole(begun, place, size, records)
         batch = self._layout.restore([part[:size] for part in rest])
         if not self._example:
             batch |= dict.fromkeys(self.names, records)
@@ -119,6 +121,23 @@ class ParsedFields:
         stored[records >= 0] = found if value is None else np.where(found == -1, len(value), found)
         return stored
 
+    def _whole(
+        self, begun: tf.Tensor, place: tf.Tensor, size: tf.Tensor, records: tf.Tensor
+    ) -> tf.Tensor:
+        """Give the records, if there are as many as the batch has."""
+        given = tf.shape(records, tf.int64)[0]
+        checked = tf.cond(
+            tf.equal(given, size),
+            lambda: True,
+            lambda: called(self.ended, [begun, place, given], tf.bool),
+        )
+        with tf.control_dependencies([checked]):
+            return tf.identity(records)
+
+    def ended(self, begun: Int64s, place: np.int64, given: np.int64) -> None:
+        """Raise: TensorFlow has given fewer records than were chosen."""
+        _check_whole(self.server.request(begun, int(place)).records, int(given))
+
     def _refuse(self, begun: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
         return called(self.mismatch, [begun, place, *found], tf.bool)
 
@@ -151,7 +170,9 @@ class FedFields:
     def batch(
         self,
         begun: tf.Tensor,
+        *,
         place: tf.Tensor,
+        size: tf.Tensor,
         records: tf.Tensor,
         aside: tf.Tensor,
     ) -> dict[str, Any]:
@@ -163,8 +184,18 @@ class FedFields:
         """Make the batch of the records that TensorFlow read."""
         batcher = self.server.batcher(begun, int(place))
         request = self.server.request(begun, int(place))
+        _check_whole(request.records, len(data))
         with self._given.holding(request.records, data):
             return self.server.layout.flatten(batcher(request))
+
+
+def _check_whole(records: Int64s, given: int) -> None:
+    """Raise where fewer records were given than the batch has."""
+    if given < len(records):
+        raise DataCorruptionError(
+            "a shard ended before the records that the index says it holds",
+            advice=f"copy the shard again, or {REBUILD}",
+        )
 
 
 class GivenRecords(Reader):

@@ -77,14 +77,17 @@ class ChooseFiles:
         ]
         padding = tf.data.Dataset.from_tensors(b"").repeat()
         numbers = tf.data.Dataset.from_tensor_slices(numbers)
+        records = chosen([*readers, padding], numbers, sizes)
+        none = tf.data.Dataset.from_tensors(tf.constant([], tf.string))  # where a shard ends early
         parts = {
-            "placed": chosen([*readers, padding], numbers, sizes, begun, self.ended),
-            "aside": self._fields.aside(begun, tf.reduce_max(sizes.each)),
+            "place": tf.data.Dataset.range(begun[2], self.server.places),
+            "size": tf.data.Dataset.from_tensor_slices(each),
+            "records": records.concatenate(none.repeat()),
+            "aside": self._fields.aside(begun, tf.reduce_max(each)),
         }
 
         def batch(step: dict[str, Any]) -> tuple[tf.Tensor, Any]:
-            place, records = step["placed"]
-            return place, self._fields.batch(begun, place, records, step["aside"])
+            return step["place"], self._fields.batch(begun, **step)
 
         return self.server.mapped(tf.data.Dataset.zip(parts), batch, self._fields.parallel)
 
@@ -101,13 +104,6 @@ class ChooseFiles:
         buffers = np.clip(pieces.counts * stored // np.maximum(lengths, 1), *_BUFFER)
         pieces_of = file, pieces.first, offsets, pieces.counts, buffers
         return unit_of(sizes), sizes, source, *pieces_of, pieces.bounds
-
-    def ended(self, begun: Int64s, step: np.int64, found: np.int64) -> bool:
-        """Raise: a reader has fewer records than were chosen."""
-        raise DataCorruptionError(
-            "a shard ended before the records that the index says it holds",
-            advice=f"copy the shard again, or {REBUILD}",
-        )
 
     def open(self, file: np.int64, record: np.int64) -> bytes:
         """Return the path of a shard, which must be there with the size in the index.

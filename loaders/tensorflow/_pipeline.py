@@ -94,12 +94,13 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
 
     def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
-        placed = engine.epoch(begun).map(lambda place, batch: (begun, place, batch))
-        spec = placed.element_spec
-        rows = placed.map(lambda *placed: wrapped(placed))
-        if ranks > 1:  # with one rank, TensorFlow would fuse batch and map, and make a batch ahead
-            rows = rows.batch(ranks, drop_remainder=True)
-        return rows.map(lambda rows: _said_to_be(1, tf.reshape(rows, [-1])))
+        placed = engine.epoch(begun)
+        spec = (tf.TensorSpec.from_tensor(begun), *placed.element_spec)
+        if ranks == 1:
+            return placed.map(lambda *batch: _said_to_be(1, wrapped((begun, *batch))[None]))
+        rows = placed.map(lambda *batch: wrapped((begun, *batch)))
+        rows = rows.batch(ranks, drop_remainder=True)
+        return rows.map(lambda rows: _said_to_be(1, rows))
 
     passes = passes.flat_map(one_pass)
     if prefetch:

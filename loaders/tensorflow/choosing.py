@@ -14,7 +14,7 @@ from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
+from twinfeed.loaders.tensorflow._choose import Sizes, batched, checked, chosen, unit_of
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
@@ -170,7 +170,9 @@ class ChooseDatasets(Numbers):
             datasets = [
                 dataset.skip(count) for dataset, count in zip(datasets, counts, strict=True)
             ]
-        return chosen(datasets, self._drawn(begun), self._sizes(begun), begun, self.ended)
+        sizes = self._sizes(begun)
+        batches = chosen(datasets, self._drawn(begun), sizes)
+        return checked(batches, sizes, begun, self.ended)
 
     def drawn(self, begun: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""
