@@ -183,18 +183,36 @@ def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
     assert sum(len(batch["id"]) for batch in one) == 61
 
 
-def test_a_source_with_too_few_records_is_an_error(tmp_path: Path) -> None:
-    """Not a shorter epoch: here the last two records of a shard are one, of the same size."""
+@pytest.mark.parametrize("kept", [60, 56], ids=["a batch of four", "no batch"])
+def test_a_source_with_too_few_records_is_an_error(tmp_path: Path, kept: int) -> None:
+    """Not a shorter epoch: here the last record of a shard is as long as it and those it lacks."""
     index = copied(tmp_path / "copy")
     shard = Path(index.root) / index.place(60)[0]
     content = shard.read_bytes()
-    begin = content.index(word(59)) - 64  # no record begins before it within the last two
-    starts = [at for at in range(begin, len(content)) if framed_length(content[at : at + 12])]
+    starts = [0]
+    while starts[-1] < len(content):
+        length = framed_length(content[starts[-1] : starts[-1] + 12])
+        assert length is not None
+        starts.append(starts[-1] + length)
+    lacks = 61 - kept
+    last = starts[-lacks - 2]  # where the last record that is kept begins
+    record = content[last + 12 : starts[-lacks - 1] - 4]
+    more = len(content) - last - 16 - len(record)
     with TFRecordWriter(tmp_path / "tail.tfrecord") as writer:
-        writer.write(b"\0" * (len(content) - starts[-2] - 16))
-    shard.write_bytes(content[: starts[-2]] + (tmp_path / "tail.tfrecord").read_bytes())
+        writer.write(record + unknown_field(more))
+    shard.write_bytes(content[:last] + (tmp_path / "tail.tfrecord").read_bytes())
     with pytest.raises(DataCorruptionError, match="ended before the records"):
         list(loader(index, once(), **FILES))
+
+
+def unknown_field(size: int) -> bytes:
+    """A field of a protocol buffer, of this size in bytes, that nobody reads."""
+    head = b"\x7a"  # number 15, a byte string
+    length = size - 1 - (1 if size < 130 else 2)
+    varint = bytes([length]) if length < 128 else bytes([length & 127 | 128, length >> 7])
+    field = head + varint + bytes(length)
+    assert len(field) == size
+    return field
 
 
 @both_ways
