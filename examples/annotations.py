@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from twinfeed.loaders import DecodeImage, Feed, Index, build_index, open_index
 from twinfeed.loaders.formats import Entry
@@ -44,6 +43,8 @@ def options() -> argparse.Namespace:
 
 def write_pairs(folder: Path) -> None:
     """Write 600 digits as `0001.png` and `0001.xml`."""
+    from sklearn.datasets import load_digits  # which takes a second, in the first run alone
+
     folder.mkdir(parents=True)
     data = load_digits()
     for number, (pixels, digit) in enumerate(zip(data.images[:600], data.target, strict=False)):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from twinfeed.loaders import Index, open_index, pack
 
@@ -24,8 +23,8 @@ def open_digits(folder: Path) -> tuple[Index, Index]:
     if folder.stat().st_uid != os.getuid():  # stories load the checkpoints that lie there
         raise SystemExit(f"{folder} belongs to another user: name a folder of your own by --out")
     if not (folder / "eval.index").exists():
-        data = load_digits()
-        rows = zip(data.images.astype("uint8"), data.target, strict=True)
+        images, labels = load()
+        rows = zip(images.astype("uint8"), labels, strict=True)
         samples = [{"pixels": pixels.tobytes(), "label": int(label)} for pixels, label in rows]
         pack(samples, folder, split={"train": 1036, "eval": 761}, seed=SEED)
     return open_index(folder / "train.index"), open_index(folder / "eval.index")
@@ -38,8 +37,16 @@ def decode(sample: dict[str, bytes]) -> dict[str, np.ndarray]:
 
 def write_images(folder: Path, numbers: Iterable[int] = range(1797)) -> None:
     """Write digits as `folder/<digit>/<number>.png`, a folder for each class."""
-    data = load_digits()
+    images, labels = load()
     for number in numbers:
-        path = folder / str(data.target[number]) / f"{number:04}.png"
+        path = folder / str(labels[number]) / f"{number:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((data.images[number] * 255 / 16).astype("uint8")).save(path)
+        Image.fromarray((images[number] * 255 / 16).astype("uint8")).save(path)
+
+
+def load() -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels of all digits, from 0 to 16, and their labels."""
+    from sklearn.datasets import load_digits  # which takes a second, in the first run alone
+
+    data = load_digits()
+    return data.images, data.target

@@ -1,20 +1,51 @@
-"""Begin each Python that tests start: look for garbage seldom, and never among what imports made.
+"""Begin each Python that tests start: frameworks are imported in half the time.
 
 Importing TensorFlow or torch makes a million objects that stay. Half the time of a short program
-would go into looking at them again and again, and once more at its end.
+would go into looking for garbage among them again and again, and once more at its end.
+
+TensorFlow and Keras try to import libraries that they can do without, which would take as long as
+all the rest. They find none, as where only the backend's extra is installed.
 """
 
 import gc
+import os
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def begun(*names: str) -> bool:
+    """Whether one of these is being imported."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in names)
+    return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 def freeze_imported(phase: str, info: dict[str, int]) -> None:
     """Leave all objects out of later collections while a framework is being imported."""
-    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in FRAMEWORKS)
-    if phase == "stop" and any(getattr(spec, "_initializing", False) for spec in specs):
+    if phase == "stop" and begun("jax", "keras", "lightning", "tensorflow", "torch"):
         gc.freeze()
 
 
-FRAMEWORKS = ("jax", "keras", "lightning", "tensorflow", "torch", "transformers")
+class Absent:
+    """Find, for a framework that is being imported, what it can do without, and fail to load it."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> ModuleSpec | None:
+        wanted = name in OPTIONAL and begun("tensorflow", "keras")
+        return ModuleSpec(name, Absent) if wanted else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Make the usual module."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        name = module.__name__
+        raise ModuleNotFoundError(f"left out to save time: {name}", name=name)
+
+
+OPTIONAL = {"jax", "matplotlib", "sklearn"} - {os.environ.get("KERAS_BACKEND")}
+sys.meta_path.insert(0, Absent)  # type: ignore[arg-type]
 gc.set_threshold(20_000)
 gc.callbacks.append(freeze_imported)
