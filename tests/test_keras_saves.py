@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_a_process_killed_in_a_write_leaves_the_save_before(tmp_path: Path) -> N
                 whole = max(sizes, default=0)  # no file was there a moment ago
             if any(1 << 20 < one < 0.9 * whole for one in sizes):
                 process.kill()
+            time.sleep(0.001)
     assert process.returncode == -signal.SIGKILL
     network, one = keras_child.run(tmp_path, train=False)
     assert (one.epoch, one.step) == (1, 0)

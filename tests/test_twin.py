@@ -13,6 +13,7 @@ import torch
 from batches import expected, received
 from inside import tried
 from own_source import LABELS, WORDS, Words
+from twin_help import both, brighter
 
 from twinfeed.loaders import (
     DecodeImage,
@@ -73,17 +74,6 @@ def samplers(index: Index) -> dict[str, BatchStream]:
         "exact once, rank 2 of 7": ExactOnceBatchSampler(n, batch_size=16).shard(2, 7),
         "P x K": PKBatchSampler(index.labels, p=4, k={0: 2, 7: 3}, batches_per_epoch=5, seed=3),
     }
-
-
-def both(sample: dict[str, Any]) -> dict[str, Any]:
-    """Keep the encoded bytes beside the decoded image."""
-    return DecodeImage(mode="L")(sample) | {"encoded": sample["image"]}
-
-
-def brighter(sample: dict[str, Any]) -> dict[str, Any]:
-    """An augmentation that draws from the sample's seed."""
-    random = np.random.default_rng(sample["seed"])
-    return sample | {"image": sample["image"] + random.random(dtype=np.float32)}
 
 
 def noted(batch: dict[str, Any]) -> dict[str, Any]:

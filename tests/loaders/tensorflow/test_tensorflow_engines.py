@@ -295,13 +295,13 @@ def open_files_limited_to(number: int) -> Iterator[None]:
 
 
 def test_more_class_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
-    index = class_files(tmp_path, 150, 4)
+    index = class_files(tmp_path, 102, 4)
     sampler = PKBatchSampler(
-        index.labels, p=50, k=1, seed=1, batches_per_epoch=12, order_within="stored"
+        index.labels, p=34, k=1, seed=1, batches_per_epoch=12, order_within="stored"
     )
-    with open_files_limited_to(system.open_files() + 100):
+    with open_files_limited_to(system.open_files() + 80):
         one = loader(index, sampler, engine="choose_from_datasets")
-        with pytest.raises(ValueError, match=r"needs 150 files.*may open .*engine='gather'"):
+        with pytest.raises(ValueError, match=r"needs 102 files.*may open .*engine='gather'"):
             _ = one.dataset
         each = ExactOnceBatchSampler(len(index), batch_size=64)
         once = loader(index, each, engine="choose_from_datasets")
@@ -309,7 +309,7 @@ def test_more_class_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
         assert sum(len(batch["id"]) for batch in once) == len(index)
     with open_files_limited_to(4096):
         many = loader(index, sampler, engine="choose_from_datasets")
-        with pytest.warns(UserWarning, match="opening 150 files.*engine='gather' gives the same"):
+        with pytest.warns(UserWarning, match="opening 102 files.*engine='gather' gives the same"):
             assert engine_of(many) == "ChooseFiles"
 
 
