@@ -54,6 +54,7 @@ def _in_graphs() -> Iterator[None]:
         debug_mode.toggle_debug_mode(debugs)
 
 
+@tf.autograph.experimental.do_not_convert  # nothing here branches on a tensor
 def _delivered(engine: Engine, prefetch: int) -> tf.data.Dataset:
     """Make the dataset, which notes when the last batch of a pass leaves."""
     server = engine.server
