@@ -39,8 +39,9 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it believes the static number of rows.
     """
+    plain = tf.autograph.experimental.do_not_convert(_delivered)  # no function branches on a tensor
     with _in_graphs():
-        return _delivered(engine, prefetch)
+        return plain(engine, prefetch)
 
 
 @contextmanager
@@ -54,7 +55,6 @@ def _in_graphs() -> Iterator[None]:
         debug_mode.toggle_debug_mode(debugs)
 
 
-@tf.autograph.experimental.do_not_convert  # nothing here branches on a tensor
 def _delivered(engine: Engine, prefetch: int) -> tf.data.Dataset:
     """Make the dataset, which notes when the last batch of a pass leaves."""
     server = engine.server
