@@ -91,10 +91,15 @@ def read(index: Index) -> list[str]:
         return [bytes(one).decode() for one in reader.read(range(len(index)))["x"]]
 
 
+@pytest.fixture(scope="module")
+def other_client(s3: str) -> Any:
+    return boto3.resource("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+
+
 @pytest.fixture
-def bucket(s3: str) -> Iterator[Any]:
+def bucket(other_client: Any) -> Iterator[Any]:
     """The bucket, empty, by another client."""
-    found = boto3.resource("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).Bucket("bucket")
+    found = other_client.Bucket("bucket")
     found.objects.delete()
     yield found
     found.objects.delete()
