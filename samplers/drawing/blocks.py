@@ -45,16 +45,15 @@ class Blocks:
 
     def of_records(self, records: Int64) -> tuple[Int64, Int64]:
         """Return where the blocks of these records begin and stop."""
-        shard = self._records.find(records)
-        begin = self._records.before(shard)
+        shard, begin = self._records.locate(records)
         first = records - (records - begin) % self._block
         stop: Int64 = np.minimum(first + self._block, begin + self._at(shard))
         return first, stop
 
     def spans(self, numbers: Int64) -> tuple[Int64, Int64]:
         """Return the first record and the size of these blocks."""
-        shard = self._numbers.find(numbers)
-        within = (numbers - self._numbers.before(shard)) * self._block
+        shard, before = self._numbers.locate(numbers)
+        within = (numbers - before) * self._block
         sizes: Int64 = np.minimum(self._at(shard) - within, self._block)
         return self._records.before(shard) + within, sizes
 
@@ -99,8 +98,8 @@ class BlockOrder:
         """Return the blocks at these places of all records end to end: the place where each begins,
         its first record, and its size.
         """
-        turns = self._sums.find(places)
-        return self._sums.before(turns), *self.spans(turns)
+        turns, begin = self._sums.locate(places)
+        return begin, *self.spans(turns)
 
 
 class _Sizes:

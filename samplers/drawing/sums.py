@@ -66,13 +66,20 @@ class RunningSums:
 
     def find(self, places: Int64) -> Int64:
         """Return the entry that each place lies in, int64[places]."""
+        return self.locate(places)[0]
+
+    def locate(self, places: Int64) -> tuple[Int64, Int64]:
+        """Return the entry that each place lies in, and the sum of the counts before the entry."""
         run = np.searchsorted(self._bounds, places, side="right") - 1
         entry: Int64 = run * self._run
+        sums: Int64 = self._bounds[run]
         for some in self._some(len(run)):
             passed = np.cumsum(self._of(run[some]), axis=1)
-            rest = places[some] - self._bounds[run[some]]
-            entry[some] += (passed <= rest[:, None]).sum(axis=1)
-        return entry
+            number = (passed <= (places[some] - sums[some])[:, None]).sum(axis=1)
+            entry[some] += number
+            last = passed[np.arange(len(number)), number - 1]
+            sums[some] += np.where(number > 0, last, 0)
+        return entry, sums
 
     def _some(self, count: int) -> Any:
         """Yield slices of a request: none where the table has all that is needed."""
