@@ -64,6 +64,7 @@ def test_each_mistake_is_found_and_nothing_else(library: Path, checker: str) -> 
         text=True,
         check=False,
     )
+    assert done.returncode == 1, done.stdout + done.stderr
     found = re.findall(r"(\w+)\.py:(\d+):.*\berror:((?:.*\n)(?:\s{4,}.*\n)*)", done.stdout)
     assert {(name, int(line)) for name, line, _ in found} == {one[:2] for one in expected}, (
         done.stdout
