@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import logging
 import os
 import signal
 import sys
@@ -40,12 +41,22 @@ def pytest_configure() -> None:
     """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it.
 
     Collect no garbage while the frameworks are imported, which make a million objects that stay,
-    and little in the processes that tests start (start/sitecustomize.py).
+    and little in the processes that tests start (start/sitecustomize.py). These compile what they
+    import once, and not each anew, where containers set this variable.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.disable()
     paths = [str(HERE / "start"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let a worker that has ended take tests from the others: the longest have the last names."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_collection_finish() -> None:
@@ -144,6 +155,7 @@ def _trace_tensorflow() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """A store that speaks S3, and its URL; made-up credentials lead there."""
+    import moto.backends
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -159,6 +171,9 @@ def s3() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in told.items():
             patch.setenv(name, value)
+        # At each request it would look through its own folder, and write a line.
+        patch.setattr(moto.backends, "list_of_moto_modules", lambda: ["s3"])
+        patch.setattr(logging.getLogger("werkzeug"), "disabled", True)
         create = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
         urllib.request.urlopen(create).close()
         yield "s3://bucket"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -40,7 +41,7 @@ class Corpus:
         }
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Put everything back as it was. Who has written to a file has changed its time."""
         for path in sorted(Path().rglob("*"), reverse=True):
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
@@ -48,8 +49,10 @@ class Corpus:
             elif path not in self.files or path.is_symlink():
                 path.unlink()
         for path, data in self.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            if not path.exists() or path.stat().st_mtime_ns:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                os.utime(path, ns=(0, 0))
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
