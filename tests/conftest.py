@@ -51,14 +51,6 @@ def pytest_configure() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let a worker that has ended take tests from the others: the longest have the last names."""
-    from xdist.scheduler import WorkStealingScheduling
-
-    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
-
-
 def pytest_collection_finish() -> None:
     """Leave what the imports made out of every later collection of garbage."""
     gc.freeze()
