@@ -41,8 +41,8 @@ def pytest_configure() -> None:
     """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it.
 
     Collect no garbage while the frameworks are imported, which make a million objects that stay,
-    and little in the processes that tests start (start/sitecustomize.py). These compile what they
-    import once, and not each anew, where containers set this variable.
+    and little in the processes that tests start (start/sitecustomize.py). These keep the bytecode
+    of what they import, also where a container forbids it, and do not each compile it anew.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

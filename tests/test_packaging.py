@@ -57,7 +57,6 @@ def test_the_sdist_holds_every_file_of_the_sources(source: Path, built: Path) ->
     assert not any("__pycache__" in name for name in names)
 
 
-PLACES = ["elsewhere", "in the clone", "beside the clone"]
 LOOK = """
 import pickle, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -73,7 +72,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["wheel", "sdist", "plain", "editable"])
 def installed(
     request: pytest.FixtureRequest, built: Path, source: Path, tmp_path_factory: Any
 ) -> Path:
@@ -93,23 +92,11 @@ def installed(
     return python
 
 
-@pytest.mark.parametrize(
-    ("installed", "where"),
-    [
-        *(("wheel", where) for where in PLACES),
-        ("sdist", "elsewhere"),
-        ("plain", "elsewhere"),
-        *(("editable", where) for where in PLACES),
-    ],
-    indirect=["installed"],
-)
+@pytest.mark.parametrize("where", ["elsewhere", "in the clone", "beside the clone"])
 def test_the_installed_library_is_what_is_imported(
     installed: Path, source: Path, tmp_path: Path, where: str
 ) -> None:
-    """Also where the current folder holds a clone named twinfeed; or the import says so.
-
-    Installed, the sources and the source distribution are the same files as the wheel.
-    """
+    """Also where the current folder holds a clone named twinfeed; or the import says so."""
     folder = {"elsewhere": tmp_path, "in the clone": source, "beside the clone": source.parent}
     script = tmp_path / "look.py"
     script.write_text(LOOK)
