@@ -5,10 +5,12 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, settings
 FRAMEWORKS = {"accelerate", "keras", "lightning", "matplotlib", "tensorflow", "torch", "torchdata"}
 BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow", "twinfeed.loaders.pictures")
 HERE = Path(__file__).parent
+START = HERE / "start"
 
 
 # No test asserts a time, and a machine may be as slow as it likes.
@@ -37,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it.
 
     Collect no garbage while the frameworks are imported, which make a million objects that stay,
@@ -47,8 +50,28 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.disable()
-    paths = [str(HERE / "start"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(START), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if not (config.getoption("without_frameworks") or hasattr(config, "workerinput")):
+        config.add_cleanup(serve_forks())
+
+
+def serve_forks() -> Callable[[], None]:
+    """Begin to run programs in forks, for `launching.PYTHON`; return what ends it."""
+    folder = tempfile.TemporaryDirectory()
+    socket, python = f"{folder.name}/socket", Path(folder.name, "python")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {START}/stand_in.py "$@"\n')
+    python.chmod(0o755)
+    os.environ |= {"TESTS_FORKS": socket, "TESTS_PYTHON": str(python)}
+    # In a session of its own, as Ctrl-C is for the programs.
+    command = [sys.executable, f"{START}/forks.py", socket]
+    forks = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def end() -> None:
+        forks.communicate()
+        folder.cleanup()
+
+    return end
 
 
 def pytest_collection_finish() -> None:

@@ -10,22 +10,27 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 ADDRESS = "127.0.0.1"
 # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+# An interpreter in which the frameworks of a program are imported already (start/forks.py). Not for
+# programs that are killed from outside: it is another process that runs them.
+PYTHON = os.environ.get("TESTS_PYTHON", sys.executable)
+# For processes that share two cores with others, and say no more than the programs themselves.
+QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+QUIET |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "PYTHON_EXEC": PYTHON}  # of torchrun and its ranks
 
 
 def run(script: Path, *options: str, ranks: int | None = None) -> str:
     """What a script prints; `ranks` processes are started by torchrun."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     launcher += ["--local-addr", ADDRESS, "--master-addr", ADDRESS, "--master-port", free_port()]
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
     # For the data of the stories.
-    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES), os.environ["PYTHONPATH"]])
+    paths = os.pathsep.join([str(EXAMPLES), os.environ["PYTHONPATH"]])
     done = subprocess.run(
-        [sys.executable, *(launcher if ranks else []), str(script), *options],
+        [PYTHON, *(launcher if ranks else []), str(script), *options],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | environment | {"MASTER_PORT": free_port()},
+        env=os.environ | QUIET | {"MASTER_PORT": free_port(), "PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

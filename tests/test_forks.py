@@ -1,10 +1,11 @@
 """A fork in mid-pass: two real processes, and neither hangs, loses a batch or ends the other's."""
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import PYTHON, QUIET
 from range_server import RangeServer
 
 from twinfeed.loaders import pack
@@ -16,11 +17,12 @@ LIMIT = 120  # seconds, for several children
 def forked(*arguments: str) -> list[str]:
     """What the processes print."""
     done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments],
+        [PYTHON, SCRIPT, *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT,
         check=False,
+        env=os.environ | QUIET,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from inside import _parser
+from launching import PYTHON, QUIET
 from pasting import NOT_RUN, all_alike, blocks
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +27,7 @@ WITH_FRAMEWORKS = [
     "keras",
     "tensorflow",
 ]
-# The first fork workers, the other has Keras's backend of a process.
+# The first fork workers, the other chooses Keras's backend itself.
 APART = [["migrating", "torch"], ["trainers"]]
 PLAIN = [
     page.stem
@@ -35,16 +36,15 @@ PLAIN = [
 ]
 
 
-def paste(names: list[str], folder: Path) -> None:
+def paste(names: list[str], folder: Path, python: str = sys.executable) -> None:
     pages = {page.stem: str(page) for page in PAGES}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("pasting.py"), folder, *map(pages.get, names)],
+        [python, Path(__file__).with_name("pasting.py"), folder, *map(pages.get, names)],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
-        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | QUIET,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -57,7 +57,7 @@ def test_pages_without_a_framework(tmp_path: Path) -> None:
 @pytest.mark.frameworks
 @pytest.mark.parametrize("pages", [WITH_FRAMEWORKS, *APART], ids=" ".join)
 def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
-    paste(pages, tmp_path)
+    paste(pages, tmp_path, python=sys.executable if pages == ["trainers"] else PYTHON)
 
 
 def test_a_block_that_is_not_run_says_so_and_needs_what_no_extra_brings() -> None:

@@ -3,11 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import ADDRESS, LOOPBACK, free_port
+from launching import ADDRESS, PYTHON, QUIET, free_port
 from pasting import all_alike
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +29,7 @@ def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
     tools.mkdir(exist_ok=True)
     launcher = f"-m torch.distributed.run --local-addr {ADDRESS} --master-addr {ADDRESS}"
     for name, options in {"python": "", "torchrun": f"{launcher} --master-port $PORT"}.items():
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {PYTHON} {options} "$@"\n')
         (tools / name).chmod(0o755)
     return subprocess.run(
         ["bash", "-c", commands],
@@ -41,8 +40,8 @@ def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         env=os.environ
         | {"PATH": f"{tools}:{os.environ['PATH']}", "PORT": free_port()}
-        | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        | {"GLOO_SOCKET_IFNAME": LOOPBACK, "CUDA_VISIBLE_DEVICES": ""},
+        | {"PYTHONUNBUFFERED": "1"}
+        | QUIET,
     )
 
 

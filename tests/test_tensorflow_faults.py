@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import weakref
 from itertools import chain, islice
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from inside import TFRecordWriter, framed_length
+from launching import PYTHON, QUIET
 from tensorflow_help import engine_of, loader, packed, word
 
 from twinfeed.loaders import (
@@ -299,8 +299,8 @@ def test_an_error_of_another_loader_is_not_taken_for_ones_own() -> None:
 def test_nothing_hangs_at_exit() -> None:
     """The script itself reads both ways."""
     ends = {"exit": 3, "live iterator": 0, "kept": 0, "error": 1, "slow error": 1}
-    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
-    command = [sys.executable, str(TESTS / "tensorflow_faults.py"), *ends]
+    environment = os.environ | QUIET | {"PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
+    command = [PYTHON, str(TESTS / "tensorflow_faults.py"), *ends]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=150, check=False, env=environment
     )

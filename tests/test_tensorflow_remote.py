@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_help
 from inside import Wire
+from launching import PYTHON, QUIET
 from range_server import RangeServer
 
 from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
@@ -311,8 +312,9 @@ def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
 ) -> None:
     """The collector runs while locks are held which TensorFlow's threads wait for."""
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), str(RECORDS), engine],
+        [PYTHON, "-c", script, str(tmp_path), str(RECORDS), engine],
         cwd=Path(__file__).parent,
+        env=os.environ | QUIET,
         capture_output=True,
         text=True,
         timeout=600,

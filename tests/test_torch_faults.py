@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import PYTHON, QUIET
 
 SCRIPT = Path(__file__).parent / "torch_faults.py"
 LIMIT = 60  # seconds; each takes a few
@@ -28,11 +29,12 @@ def little_shared_memory() -> list[str]:
 
 def run(scenario: str, *before: str, warn: str = "error") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*before, sys.executable, "-W", warn, SCRIPT, scenario],
+        [*before, sys.executable if before else PYTHON, "-W", warn, SCRIPT, scenario],
         capture_output=True,
         text=True,
         timeout=LIMIT,
         check=False,
+        env=os.environ | QUIET,
     )
 
 
@@ -94,8 +96,8 @@ def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> 
     script = tmp_path / "script.py"
     script.write_text("import torch_faults\ntorch_faults.spawned()\n")
     done = subprocess.run(
-        [sys.executable, script],
-        env=os.environ | {"PYTHONPATH": f"{SCRIPT.parent}:{os.environ['PYTHONPATH']}"},
+        [PYTHON, script],
+        env=os.environ | QUIET | {"PYTHONPATH": f"{SCRIPT.parent}:{os.environ['PYTHONPATH']}"},
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
+from launching import PYTHON, QUIET
 from torch_help import RECORDS, lengths, pack_words
 
 from twinfeed.loaders import Feed, Index, pack
@@ -40,12 +40,12 @@ def epochs(*numbers: int) -> list[list[int]]:
 def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
     """Of a built model and of one that fit builds from a batch it looks at, with workers or not."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "keras_on_torch.py"), str(tmp_path)],
+        [PYTHON, str(HERE / "keras_on_torch.py"), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"},
+        env=os.environ | QUIET | {"KERAS_BACKEND": "torch"},
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -165,12 +165,12 @@ def train(
 ) -> subprocess.CompletedProcess[str]:
     """Train on a backend from a loader of a framework, and die after some steps."""
     return subprocess.run(
-        [sys.executable, str(HERE / "keras_across.py"), framework, str(folder), *runs],
+        [PYTHON, str(HERE / "keras_across.py"), framework, str(folder), *runs],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"},
+        env=os.environ | QUIET | {"KERAS_BACKEND": backend},
     )
 
 

@@ -32,7 +32,8 @@ class Absent:
 
     @staticmethod
     def find_spec(name: str, *_: Any) -> ModuleSpec | None:
-        wanted = name in OPTIONAL and begun("tensorflow", "keras")
+        wanted = name in OPTIONAL and name != os.environ.get("KERAS_BACKEND")
+        wanted = wanted and begun("tensorflow", "keras")
         return ModuleSpec(name, Absent) if wanted else None  # type: ignore[arg-type]
 
     @staticmethod
@@ -45,7 +46,7 @@ class Absent:
         raise ModuleNotFoundError(f"left out to save time: {name}", name=name)
 
 
-OPTIONAL = {"jax", "matplotlib", "sklearn"} - {os.environ.get("KERAS_BACKEND")}
+OPTIONAL = {"jax", "matplotlib", "sklearn"}
 sys.meta_path.insert(0, Absent)  # type: ignore[arg-type]
 gc.set_threshold(20_000)
 gc.callbacks.append(freeze_imported)
