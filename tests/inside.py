@@ -32,7 +32,7 @@ from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
-from twinfeed.loaders.index import arrays, paths, remote_index
+from twinfeed.loaders.index import arrays, manifest, paths, remote_index
 from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
 from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.opened import SHARD

@@ -122,7 +122,9 @@ class Location:
             self._refuse_unless(
                 self.protocol in OBJECTS or "::" not in path, path, "a chain of file systems"
             )
-        parts = [unquote(part) if self.web else part for part in path.split("/")]
+        parts = path.split("/")
+        if self.web:
+            parts = [unquote(part) for part in parts]
         self._refuse_unless("" not in parts, path, "an empty name, as in a//b")
         self._refuse_unless(not {".", ".."} & {*parts}, path, "the name . or ..")
         self._refuse_unless(not any(map(_CONTROL.search, parts)), path, "a control character")
