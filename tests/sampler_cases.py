@@ -1,7 +1,7 @@
 """Every batch sampler with every option, small: one list for all who run them all.
 
-``CASES`` is a list of (name, factory), and ``FED`` the part that loaders are tested with. Record ids
-lie in ``range(factory().num_records)``.
+``CASES`` is a list of (name, factory), ``FED`` the part of it that loaders are tested with. Record
+ids lie in ``range(factory().num_records)``.
 """
 
 from __future__ import annotations
