@@ -43,7 +43,7 @@ def model(**options: Any) -> keras.Model:
     keras.utils.set_random_seed(1)
     network = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    network.compile("adam", loss, metrics=["accuracy"], **options)
+    network.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **options)
     return network
 
 

@@ -122,7 +122,8 @@ def begin(program: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(program["environment"])
     for name, limits in program["limits"].items():
         resource.setrlimit(getattr(resource, name), limits)
-    sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(":")), *PATHS]
+    own = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
+    sys.path[:] = dict.fromkeys([*own, *PATHS])
 
 
 def run(words: list[str]) -> None:
@@ -142,7 +143,7 @@ def run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # as the interpreter does
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         sys.path.insert(0, "")
