@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -59,13 +60,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def serve_forks() -> Callable[[], None]:
     """Begin to run programs in forks, for `launching.PYTHON`; return what ends it."""
     folder = tempfile.TemporaryDirectory()
-    socket, python = f"{folder.name}/socket", Path(folder.name, "python")
+    path, python = f"{folder.name}/socket", Path(folder.name, "python")
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {START}/stand_in.py "$@"\n')
     python.chmod(0o755)
-    os.environ |= {"TESTS_FORKS": socket, "TESTS_PYTHON": str(python)}
-    # In a session of its own, as Ctrl-C is for the programs.
-    command = [sys.executable, f"{START}/forks.py", socket]
-    forks = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    os.environ |= {"TESTS_FORKS": path, "TESTS_PYTHON": str(python)}
+    with socket.socket(socket.AF_UNIX) as listener:  # listens before anybody asks
+        listener.bind(path)
+        listener.listen(64)
+        # In a session of its own, as Ctrl-C is for the programs.
+        forks = subprocess.Popen(
+            [sys.executable, f"{START}/forks.py", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
 
     def end() -> None:
         forks.communicate()

@@ -1,7 +1,7 @@
 """Run programs in forks of processes that have imported the programs' frameworks, and no more.
 
-`python forks.py SOCKET` serves until its standard input ends, and `stand_in.py` asks it. To import
-TensorFlow or torch takes seconds, half of the time of a short program.
+`python forks.py LISTENER` serves until its standard input ends, and `stand_in.py` asks it.
+Importing TensorFlow or torch takes seconds, half of the time of a short program.
 
 A program has what a new interpreter would give it: arguments, environment, folder, paths, streams,
 limits, a main module, and an end of its own. It imports the library itself.
@@ -21,7 +21,7 @@ import warnings
 from contextlib import suppress
 from importlib import import_module
 from select import select
-from socket import AF_UNIX, recv_fds, send_fds, socket, socketpair
+from socket import recv_fds, send_fds, socket, socketpair
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -35,12 +35,9 @@ PATHS = [one for one in sys.path[1:] if one not in os.environ.get("PYTHONPATH", 
 READ_EARLY = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL")
 
 
-def serve(path: str) -> Asked:
+def serve(listener: socket) -> Asked:
     """Hand each program to the process that has its imports; return in a fork, with a program."""
     importers: dict[str, socket] = {}
-    listener = socket(AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
     while sys.stdin not in select([listener, sys.stdin], [], [])[0]:
         waiting, _ = listener.accept()
         _, files, _, _ = recv_fds(waiting, 1, 4)
@@ -165,7 +162,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 if __name__ == "__main__":
-    asked, its_streams = serve(sys.argv[1])
+    asked, its_streams = serve(socket(fileno=int(sys.argv[1])))
     begin(asked, its_streams)
     sys.excepthook = show
     run(asked["arguments"])
