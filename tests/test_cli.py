@@ -857,7 +857,7 @@ def started(running: subprocess.Popen[bytes], name: str) -> int:
                 for child in children.read_text().split():
                     if name in Path(f"/proc/{child}/cmdline").read_text():
                         return int(child)
-        time.sleep(0.01)
+        time.sleep(0.001)
     pytest.fail(f"the command has ended: {running.communicate()[1].decode()}")
 
 
