@@ -17,7 +17,7 @@ from twinfeed.loaders.building._parts import FieldFacts, ShardPart, new_part
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.building.plan import Plan
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import FILES_PER_PART, find_source
+from twinfeed.loaders.building.sources import find_source
 from twinfeed.loaders.building.store import new_store
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.command_line._feeds import sampler_of

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from format_help import archive, member
-from inside import FILES_PER_PART, _parser, main, tfrecord
+from inside import _parser, main, tfrecord
 from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
 from range_server import RangeServer
 
@@ -752,10 +752,11 @@ def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text
 
 def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    for n in range(FILES_PER_PART):
+    for n in range(LONG):
         (tmp_path / "images" / f"{n}.png").touch()
     long_images(tmp_path / "images")
-    running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2")
+    command = ["index", "images", "--out", "x.index", "--jobs", "2"]
+    running = start(tmp_path, *command, before=TWO_PARTS)
     seen = b""
     while b"1/2" not in seen:  # one worker is through, the other has long images
         assert running.poll() is None, seen
@@ -769,8 +770,8 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
 ) -> None:
     """While they import; the images are long, so that none of them is through."""
     long_images(tmp_path / "images")
-    running = start(tmp_path, "index", "images", "--out", "x.index", "--jobs", "2", "-q")
-    started(running, "spawn_main")
+    command = ["index", "images", "--out", "x.index", "--jobs", "2", "-q"]
+    started(running := start(tmp_path, *command, before=TELLS))
     time.sleep(delay)
     assert interrupted(running).count("\n") == 1
 
@@ -797,13 +798,11 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
     tmp_path: Path, command: str, delay: float, slow: str
 ) -> None:
     """As it starts, while it imports, and at work: each of two has long images to read."""
-    long_images(tmp_path / "images", "-first")
-    for n in range(FILES_PER_PART):
-        (tmp_path / "images" / f"{n}.png").touch()
-    long_images(tmp_path / "images")
+    long_images(tmp_path / "images", "first")
+    long_images(tmp_path / "images", "last")
     options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
-    running = start(tmp_path, command, "images", *options, before=slow)
-    worker = started(running, "spawn_main")
+    running = start(tmp_path, command, "images", *options, before=TWO_PARTS + TELLS + slow)
+    worker = started(running)
     time.sleep(delay)
     os.kill(worker, signal.SIGKILL)
     error = running.communicate(timeout=60)[1].decode()
@@ -822,7 +821,7 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
 def long_images(folder: Path, name: str = "last") -> Path:
     """Make images that take a minute to read, and no room: files of zeros that are not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    for n in range(400):
+    for n in range(LONG):
         with (folder / f"{name}-{n:03}.png").open("wb") as file:
             file.truncate(1 << 28)
     return folder
@@ -849,16 +848,31 @@ def group(leader: int) -> list[str]:
     return [stat for stat in found if stat.rpartition(")")[2].split()[2] == str(leader)]
 
 
-def started(running: subprocess.Popen[bytes], name: str) -> int:
-    """Wait until a command has started a process, in whatever thread, and return that one's id."""
-    while running.poll() is None:
-        for children in Path(f"/proc/{running.pid}/task").glob("*/children"):
-            with suppress(OSError):  # a thread or a child has ended meanwhile
-                for child in children.read_text().split():
-                    if name in Path(f"/proc/{child}/cmdline").read_text():
-                        return int(child)
-        time.sleep(0.001)
-    pytest.fail(f"the command has ended: {running.communicate()[1].decode()}")
+LONG = 400
+# Each of two workers has as many images.
+TWO_PARTS = f"""
+from twinfeed.loaders.building import sources
+sources.FILES_PER_PART = {LONG}
+"""
+
+# Prints the number of each worker that the command has started.
+TELLS = """
+from multiprocessing import util
+start = util.spawnv_passfds
+def tell(path, words, fds):
+    child = start(path, words, fds)
+    if "spawn_main" in str(words):
+        print(child, flush=True)
+    return child
+util.spawnv_passfds = tell
+"""
+
+
+def started(running: subprocess.Popen[bytes]) -> int:
+    """Wait until a command that tells has started a worker, and return that one's number."""
+    told = running.stdout.readline()
+    assert told, f"the command has ended: {running.communicate()[1].decode()}"
+    return int(told)
 
 
 def start(folder: Path, *command: str, before: str = "") -> subprocess.Popen[bytes]:
@@ -872,6 +886,7 @@ def start(folder: Path, *command: str, before: str = "") -> subprocess.Popen[byt
     return subprocess.Popen(
         [sys.executable, "run.py", *command],
         cwd=folder,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )

@@ -8,15 +8,19 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 # What a checkout holds beside its sources.
 TRACES = (".*", "__pycache__", "*.egg-info", "PKG-INFO", "build", "dist", "*-data")
+
+Installed = Callable[[str], Path]
+"""Give the environment of a way to install."""
 
 
 @pytest.fixture(scope="module")
@@ -72,40 +76,63 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist", "plain", "editable"])
-def installed(
-    request: pytest.FixtureRequest, built: Path, source: Path, tmp_path_factory: Any
-) -> Path:
-    """An environment with an installed library, over what is installed here already."""
-    place: Path = tmp_path_factory.mktemp(request.param)
-    venv.create(place, with_pip=False)
-    what = {"wheel": "*.whl", "sdist": "*.tar.gz"}.get(request.param)
-    path = next(built.glob(what)) if what else source
-    python = place / "bin" / "python"
-    (packages,) = place.glob("lib/*/site-packages")
-    (packages / "others.pth").write_text(
-        f"import site; site.addsitedir({str(Path(pytest.__file__).parent.parent)!r})\n"
-    )
-    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    pip += ["--force-reinstall", *(["-e"] if request.param == "editable" else []), path]
-    subprocess.run(pip, check=True, cwd=place, capture_output=True)
-    return python
+@pytest.fixture(scope="module")
+def installed(built: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Make an environment with an installed library, over what is installed here already."""
+
+    @cache
+    def install(way: str) -> Path:
+        place = tmp_path_factory.mktemp(way)
+        venv.create(place, with_pip=False)
+        what = {"wheel": "*.whl", "sdist": "*.tar.gz"}.get(way)
+        path = next(built.glob(what)) if what else source
+        python = place / "bin" / "python"
+        (packages,) = place.glob("lib/*/site-packages")
+        (packages / "others.pth").write_text(
+            f"import site; site.addsitedir({str(Path(pytest.__file__).parent.parent)!r})\n"
+        )
+        pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+        pip += ["--force-reinstall", *(["-e"] if way == "editable" else []), path]
+        subprocess.run(pip, check=True, cwd=place, capture_output=True)
+        return place
+
+    return install
+
+
+def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
+    installed: Installed,
+) -> None:
+    def files(way: str) -> dict[str, bytes]:
+        (packages,) = installed(way).glob("lib/*/site-packages")
+        found = {str(path.relative_to(packages)): path for path in packages.glob("twinfeed*/**/*")}
+        return {
+            name: path.read_bytes()
+            for name, path in found.items()
+            if path.is_file() and not name.endswith((".pyc", "/RECORD", "/direct_url.json"))
+        }
+
+    wheel = files("wheel")
+    assert "twinfeed/samplers/__init__.py" in wheel
+    assert files("sdist") == wheel
+    assert files("plain") == wheel
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "in the clone", "beside the clone"])
+@pytest.mark.parametrize("way", ["wheel", "editable"])
 def test_the_installed_library_is_what_is_imported(
-    installed: Path, source: Path, tmp_path: Path, where: str
+    installed: Installed, source: Path, tmp_path: Path, way: str, where: str
 ) -> None:
     """Also where the current folder holds a clone named twinfeed; or the import says so."""
     folder = {"elsewhere": tmp_path, "in the clone": source, "beside the clone": source.parent}
     script = tmp_path / "look.py"
     script.write_text(LOOK)
-    editable = (installed.parent.parent.name).startswith("editable")
-    home = source if editable else installed.parent.parent
+    place, editable = installed(way), way == "editable"
+    home = source if editable else place
     for words in ([script], ["-c", "import look"], ["-m", "twinfeed", "--help"]):
+        path = "" if words[0] == "-m" else str(tmp_path)
         run = subprocess.run(
-            [installed, *words],
-            env={"PYTHONPATH": ""} | ({} if words[0] == "-m" else {"PYTHONPATH": str(tmp_path)}),
+            [place / "bin" / "python", *words],
+            env={"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             cwd=folder[where],
             capture_output=True,
             text=True,
