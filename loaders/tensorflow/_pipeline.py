@@ -109,7 +109,7 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     # Made within the map: TensorFlow cannot write out a dataset of no opaque values, for snapshot.
     none = tf.data.Dataset.from_tensors(0).repeat()
     none = none.map(lambda _: _said_to_be(1, tf.raw_ops.OptionalNone()[None][:0]))
-    rows = passes.concatenate(none).take(engine.server.steps).unbatch()
+    rows = _unbatched(passes.concatenate(none).take(engine.server.steps))
     return lambda deliver: rows.map(lambda row: deliver(*unwrapped(row, spec)))
 
 
@@ -146,8 +146,24 @@ def _in_calls(server: Server, passes: tf.data.Dataset, prefetch: int) -> Placed:
     empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
     none = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *rows: said(rows)).repeat()
     passes = passes.flat_map(one_pass).prefetch(-(-prefetch // server.together))
-    rows = passes.concatenate(none).take(calls).unbatch().take(server.steps)
+    rows = _unbatched(passes.concatenate(none).take(calls)).take(server.steps)
     return lambda deliver: rows.map(lambda *row: deliver(*single(*row)))
+
+
+def _unbatched(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Cut batches of plain tensors into rows: `unbatch` maps them to plain tensors before."""
+    spec = tf.nest.map_structure(
+        lambda one: tf.TensorSpec(one.shape[1:], one.dtype), batches.element_spec
+    )
+    flat = tf.nest.flatten(spec)
+    variant = tf.raw_ops.UnbatchDataset(
+        input_dataset=tf.data.experimental.to_variant(batches),
+        output_types=[one.dtype for one in flat],
+        output_shapes=[one.shape for one in flat],
+    )
+    rows = tf.data.experimental.from_variant(variant, spec)
+    rows.twinfeed_batches = batches  # TensorFlow forgets the functions of a dataset that is gone
+    return rows
 
 
 def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
