@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -139,35 +138,36 @@ def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(workers: int, sav
     assert len(rest) >= 12
 
 
-class Notes(lightning.LightningModule):
-    """A module that notes the records it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.trained: list[list[int]] = []
-        self.validated: list[list[int]] = []
-
-    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-        self.trained.append(batch.tolist())
-        return self.weight * 2
-
-    def on_validation_epoch_start(self) -> None:
-        self.validated.append([])
-
-    def validation_step(self, batch: torch.Tensor, _: int) -> None:
-        self.validated[-1] += batch.tolist()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 @WORKERS
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of workers
 def test_lightning_validates_on_every_record_after_its_sanity_check(
     tmp_path: Path, workers: int
 ) -> None:
     """761 records in plain DataLoaders, training and validation."""
+    import lightning
+
+    class Notes(lightning.LightningModule):
+        """A module that notes the records it is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+            self.trained: list[list[int]] = []
+            self.validated: list[list[int]] = []
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            self.trained.append(batch.tolist())
+            return self.weight * 2
+
+        def on_validation_epoch_start(self) -> None:
+            self.validated.append([])
+
+        def validation_step(self, batch: torch.Tensor, _: int) -> None:
+            self.validated[-1] += batch.tolist()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
     module = Notes()
     trainer = lightning.Trainer(
         accelerator="cpu",

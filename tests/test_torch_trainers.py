@@ -5,16 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from batches import expected, noted, received
 from launching import run
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch_help import OPTIONS, RECORDS, pack_words
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -53,47 +49,14 @@ def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
     return TorchLoader(Feed(index, sampler, **OPTIONS), **options)
 
 
-class Notes(lightning.LightningModule):
-    """A module that notes what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.trained: list[Any] = []
-        self.validated: list[list[Any]] = []
-
-    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
-        self.trained.append(noted(batch))
-        return self.weight * 2
-
-    def on_validation_epoch_start(self) -> None:
-        self.validated.append([])
-
-    def validation_step(self, batch: dict[str, Any], _: int) -> None:
-        self.validated[-1].append(noted(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def trainer(folder: Path, **options: Any) -> lightning.Trainer:
-    return lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
-
-
 @pytest.mark.parametrize("make", [whole, plain])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lightning_gets_every_epoch_and_whole_validations(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Its sanity check takes two validation batches: none may be missing from the validation."""
+    from lightning_help import Notes, trainer
+
     module = Notes()
     training, validation = (
         make(index, sampler, num_workers=workers) for sampler in (random(), evaluation())
@@ -111,6 +74,8 @@ def test_lightning_gets_every_epoch_and_whole_validations(
 def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
     index: Index, tmp_path: Path, limit: int
 ) -> None:
+    from lightning_help import Notes, trainer
+
     module = Notes()
     options = {"max_epochs": 3, "limit_train_batches": limit, "enable_checkpointing": False}
     trainer(tmp_path, **options).fit(module, whole(index, random()))
@@ -121,6 +86,8 @@ def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
 @pytest.mark.parametrize("saved", [3, 5, 7, 10])
 def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int) -> None:
     """In mid-epoch and at an epoch's end."""
+    from lightning_help import ModelCheckpoint, Notes, trainer
+
     saver = ModelCheckpoint(tmp_path, "state", every_n_train_steps=saved, save_top_k=1)
     first = trainer(tmp_path, max_steps=saved + 1, callbacks=[saver])
     first.fit(Notes(), whole(index, random(), num_workers=1))
@@ -135,6 +102,7 @@ def test_lightning_resumes_a_stateful_dataloader(
     index: Index, tmp_path: Path, saved: int, workers: int
 ) -> None:
     """It makes an iterator before it names the epoch, and names two."""
+    from lightning_help import ModelCheckpoint, Notes, trainer
 
     def made() -> Any:
         feed = Feed(index, random(), **OPTIONS)
@@ -155,6 +123,8 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Workers of a plain DataLoader draw before Lightning names the epoch: we name it first."""
+    from lightning_help import ModelCheckpoint, Notes, trainer
+
     saver = ModelCheckpoint(tmp_path, "state", save_top_k=1)
     options = {"max_epochs": 1, "callbacks": [saver]}
     trainer(tmp_path, **options).fit(Notes(), make(index, random(), num_workers=workers))
@@ -169,6 +139,8 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
 @pytest.mark.parametrize("rank", [None, 0])
 def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: int | None) -> None:
     """It would put its own distributed sampler in; that is an error, not another stream."""
+    from lightning_help import _update_dataloader
+
     sampler = random() if rank is None else random().shard(rank, 2)
     other: Any = DistributedSampler(range(RECORDS), num_replicas=2, rank=0)
     with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
@@ -269,6 +241,8 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
     index: Index, tmp_path: Path
 ) -> None:
     """What is saved after `max_steps` ended a fit in mid-epoch says that the epoch is over."""
+    from lightning_help import Notes, trainer
+
     first = trainer(tmp_path, max_steps=7, enable_checkpointing=False)
     first.fit(Notes(), whole(index, random()))
     first.save_checkpoint(tmp_path / "state.ckpt")
@@ -279,6 +253,8 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
 
 def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str]:
     """What this library warns of in a training."""
+    from lightning_help import trainer
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(folder, enable_checkpointing=False, **options).fit(module, loaders)
@@ -287,6 +263,7 @@ def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str
 
 def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path) -> None:
     """The shorter loader of a CombinedLoader has gone on to epochs that are named only later."""
+    from lightning_help import CombinedLoader, Notes
 
     class Both(Notes):
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
@@ -302,6 +279,8 @@ def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path
 
 def test_lightning_that_leaves_batches_out_is_told(index: Index, tmp_path: Path) -> None:
     """It overfits on the first batches of each epoch, which are others in each epoch."""
+    from lightning_help import Notes
+
     (said,) = said_by(tmp_path, Notes(), whole(index, random()), max_epochs=3, overfit_batches=2)
     assert "3 of 5 batches of epoch 0 do not come" in said
     assert "set batches_per_epoch=2 of the sampler" in said
@@ -319,6 +298,8 @@ def test_trainers_find_where_to_set_the_epoch(index: Index, make: Any) -> None:
 
 def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -> None:
     """It would put torch's own sequential sampler into a loader of another order."""
+    from lightning_help import Notes, trainer
+
     one = whole(index, random())
     again = whole(index, evaluation())
     module, fitting = Notes(), trainer(tmp_path, max_epochs=1, overfit_batches=2)
@@ -330,6 +311,8 @@ def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -
 
 
 def test_a_second_training_on_one_loader_is_told(index: Index, tmp_path: Path) -> None:
+    from lightning_help import Notes
+
     loader = whole(index, random())
     assert said_by(tmp_path, Notes(), loader, max_epochs=2) == []
     (said,) = said_by(tmp_path, Notes(), loader, max_epochs=2)
@@ -391,6 +374,8 @@ def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path
 
 def test_fabric_saves_and_loads_the_loader(index: Index, tmp_path: Path) -> None:
     """Without `setup_dataloaders`, which takes torch's DataLoader alone."""
+    import lightning
+
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     sampler = BatchSampler(RandomSampler(len(index), seed=5), batch_size=5)
     feed = Feed(index, sampler).shard(fabric.global_rank, fabric.world_size)
