@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
@@ -149,7 +149,7 @@ def _generating(name: str, spec: tf.TensorSpec) -> Any:
 
     The dataset is made within a function, as TensorFlow cannot write it out, for snapshot.
     """
-    running: dict[int, Iterator[Any]] = {}
+    running: dict[int, Generator[Any, None, None]] = {}
     numbers = count()
 
     def begin(owner: np.int64) -> np.int64:
@@ -195,7 +195,7 @@ def _traced(function: Callable[..., Any]) -> Any:
     return made.get_concrete_function(tf.TensorSpec([], tf.int64))
 
 
-def _items(number: int, name: str) -> Iterator[Any]:
+def _items(number: int, name: str) -> Generator[Any, None, None]:
     """Yield what a generator method yields."""
     with _kept(number) as owner:
         yield from getattr(owner, name)()
