@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Collect no garbage while the frameworks are imported, which make a million objects that stay,
     and little in the processes that tests start (start/sitecustomize.py). These keep the bytecode
     of what they import, also where a container forbids it, and do not each compile it anew. Numpy's
-    threads, which would spin for a tenth of a second in each process, are not started.
+    threads, which spin for a twentieth of a second in each new process, are not started.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
