@@ -150,10 +150,9 @@ def _generating(name: str, spec: tf.TensorSpec) -> Any:
     The dataset is made within a function, as TensorFlow cannot write it out, for snapshot.
     """
     running: dict[int, Generator[Any, None, None]] = {}
-    numbers = count()
 
     def begin(owner: np.int64) -> np.int64:
-        number = next(numbers)
+        number = next(_NUMBERS)
         running[number] = _items(int(owner), name)
         return np.int64(number)
 

@@ -161,9 +161,7 @@ def _unbatched(batches: tf.data.Dataset) -> tf.data.Dataset:
         output_types=[one.dtype for one in flat],
         output_shapes=[one.shape for one in flat],
     )
-    rows = tf.data.experimental.from_variant(variant, spec)
-    rows.twinfeed_batches = batches  # TensorFlow forgets the functions of a dataset that is gone
-    return rows
+    return tf.data.experimental.from_variant(variant, spec)
 
 
 def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
