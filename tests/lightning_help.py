@@ -3,37 +3,34 @@
 It takes longer to import than torch, and 100 MB, which each process that a test forks would copy.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from batches import noted
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.data import _update_dataloader
-
-__all__ = ["CombinedLoader", "ModelCheckpoint", "Notes", "_update_dataloader", "trainer"]
 
 
 class Notes(lightning.LightningModule):
     """A module that notes what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[Any], Any] = noted) -> None:
         super().__init__()
+        self.note = note
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.trained: list[Any] = []
         self.validated: list[list[Any]] = []
 
-    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
-        self.trained.append(noted(batch))
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        self.trained.append(self.note(batch))
         return self.weight * 2
 
     def on_validation_epoch_start(self) -> None:
         self.validated.append([])
 
-    def validation_step(self, batch: dict[str, Any], _: int) -> None:
-        self.validated[-1].append(noted(batch))
+    def validation_step(self, batch: Any, _: int) -> None:
+        self.validated[-1].append(self.note(batch))
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)

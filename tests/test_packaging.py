@@ -132,7 +132,7 @@ def test_the_installed_library_is_what_is_imported(
         path = "" if words[0] == "-m" else str(tmp_path)
         run = subprocess.run(
             [place / "bin" / "python", *words],
-            env={"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={"PYTHONPATH": path},
             cwd=folder[where],
             capture_output=True,
             text=True,

@@ -1,7 +1,7 @@
 """Samplers alone in torch's own DataLoader, and in the trainers that take one."""
 
 import copy
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -144,45 +144,15 @@ def test_lightning_validates_on_every_record_after_its_sanity_check(
     tmp_path: Path, workers: int
 ) -> None:
     """761 records in plain DataLoaders, training and validation."""
-    import lightning
+    from lightning_help import Notes, trainer
 
-    class Notes(lightning.LightningModule):
-        """A module that notes the records it is given."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(()))
-            self.trained: list[list[int]] = []
-            self.validated: list[list[int]] = []
-
-        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-            self.trained.append(batch.tolist())
-            return self.weight * 2
-
-        def on_validation_epoch_start(self) -> None:
-            self.validated.append([])
-
-        def validation_step(self, batch: torch.Tensor, _: int) -> None:
-            self.validated[-1] += batch.tolist()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    module = Notes()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=2,
-        num_sanity_val_steps=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(module, loader(random(), workers), loader(evaluation(), workers))
+    module = Notes(torch.Tensor.tolist)
+    options = {"max_epochs": 2, "num_sanity_val_steps": 2, "enable_checkpointing": False}
+    fitting = trainer(tmp_path, **options)
+    fitting.fit(module, loader(random(), workers), loader(evaluation(), workers))
     assert module.trained == epochs(0, 1)
-    assert module.validated == [list(range(128)), list(range(761)), list(range(761))]
+    validated = [[*chain(*batches)] for batches in module.validated]
+    assert validated == [list(range(128)), list(range(761)), list(range(761))]
 
 
 def test_accelerate_shares_out_full_batches_and_nothing_else() -> None:

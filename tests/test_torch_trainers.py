@@ -86,7 +86,8 @@ def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
 @pytest.mark.parametrize("saved", [3, 5, 7, 10])
 def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int) -> None:
     """In mid-epoch and at an epoch's end."""
-    from lightning_help import ModelCheckpoint, Notes, trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning_help import Notes, trainer
 
     saver = ModelCheckpoint(tmp_path, "state", every_n_train_steps=saved, save_top_k=1)
     first = trainer(tmp_path, max_steps=saved + 1, callbacks=[saver])
@@ -102,7 +103,8 @@ def test_lightning_resumes_a_stateful_dataloader(
     index: Index, tmp_path: Path, saved: int, workers: int
 ) -> None:
     """It makes an iterator before it names the epoch, and names two."""
-    from lightning_help import ModelCheckpoint, Notes, trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning_help import Notes, trainer
 
     def made() -> Any:
         feed = Feed(index, random(), **OPTIONS)
@@ -123,7 +125,8 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Workers of a plain DataLoader draw before Lightning names the epoch: we name it first."""
-    from lightning_help import ModelCheckpoint, Notes, trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning_help import Notes, trainer
 
     saver = ModelCheckpoint(tmp_path, "state", save_top_k=1)
     options = {"max_epochs": 1, "callbacks": [saver]}
@@ -139,7 +142,7 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
 @pytest.mark.parametrize("rank", [None, 0])
 def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: int | None) -> None:
     """It would put its own distributed sampler in; that is an error, not another stream."""
-    from lightning_help import _update_dataloader
+    from lightning.pytorch.utilities.data import _update_dataloader
 
     sampler = random() if rank is None else random().shard(rank, 2)
     other: Any = DistributedSampler(range(RECORDS), num_replicas=2, rank=0)
@@ -263,7 +266,8 @@ def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str
 
 def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path) -> None:
     """The shorter loader of a CombinedLoader has gone on to epochs that are named only later."""
-    from lightning_help import CombinedLoader, Notes
+    from lightning.pytorch.utilities import CombinedLoader
+    from lightning_help import Notes
 
     class Both(Notes):
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
