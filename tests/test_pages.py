@@ -57,7 +57,7 @@ def test_pages_without_a_framework(tmp_path: Path) -> None:
 @pytest.mark.frameworks
 @pytest.mark.parametrize("pages", [WITH_FRAMEWORKS, *APART], ids=" ".join)
 def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
-    paste(pages, tmp_path, python=sys.executable if pages == ["trainers"] else PYTHON)
+    paste(pages, tmp_path, python=PYTHON)
 
 
 def test_a_block_that_is_not_run_says_so_and_needs_what_no_extra_brings() -> None:

@@ -11,9 +11,9 @@ import tempfile
 
 IMPORT = r"(?m)^\s*(?:from|import) (?:twinfeed\.loaders\.)?({})(?:_help)?\b"
 # What is imported for a program that imports one of these: few sets, as each has a process. The
-# stories' data are scikit-learn's.
+# stories' data are scikit-learn's, and torch's optimisers import half of torch when one is made.
 IMPORTS = {
-    "torch|accelerate|lightning|transformers": ["torch", "torch.utils.data", "sklearn.datasets"],
+    "torch|accelerate|lightning|transformers": ["torch", "torch._dynamo", "sklearn.datasets"],
     "tensorflow|keras": ["keras", "tensorflow", "sklearn.datasets"],
     "digits": ["sklearn.datasets"],
     "lightning": ["lightning"],
@@ -21,14 +21,19 @@ IMPORTS = {
 
 
 def imports(words: list[str]) -> list[str]:
-    """Find what to import for a program in its text, and in the texts that it is given."""
-    texts = [*words, *map(text_of, words)]
+    """Find what to import for a program in its text, and in the words and texts that it is given.
+
+    A program that chooses Keras's backend imports Keras itself, and then what this imports.
+    """
+    texts = [*words, *map("import {}".format, words), *map(text_of, words)]
     if "-m" in words:  # torch's launcher
         texts.append("import torch")
+    chooses = any('environ["KERAS_BACKEND"] = ' in text for text in texts)
     found = (
         names
         for wanted, names in IMPORTS.items()
         if any(re.search(IMPORT.format(wanted), text) for text in texts)
+        and not (chooses and "keras" in names)
     )
     return list(dict.fromkeys(name for names in found for name in names))
 
