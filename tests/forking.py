@@ -1,7 +1,8 @@
 """Fork in mid-pass; run as `python forking.py <loader> [URL of an index]`.
 
 The children try what a child may do with what it inherits, and end as any program does. The parent
-prints what they said, and the batches that the parent itself got.
+prints what they said, and the batches that the parent itself got. Only the loader's framework is
+imported, as each child takes what the parent has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,13 @@ SAMPLER = BatchSampler(SHUFFLE, batch_size=BATCH)
 
 
 def torch(**options: Any) -> Callable[[Feed], Any]:
-    from twinfeed.loaders.torch import TorchLoader
-
-    return lambda feed: TorchLoader(feed, device="cpu", **options)
+    loader = import_module("twinfeed.loaders.torch").TorchLoader
+    return lambda feed: loader(feed, device="cpu", **options)
 
 
 def tensorflow(engine: Any) -> Callable[[Feed], Any]:
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
-
-    return lambda feed: TensorFlowLoader(feed, engine=engine)
+    loader = import_module("twinfeed.loaders.tensorflow").TensorFlowLoader
+    return lambda feed: loader(feed, engine=engine)
 
 
 LOADERS: dict[str, Callable[[], Callable[[Feed], Any]]] = {
