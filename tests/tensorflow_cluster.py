@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from launching import PYTHON
 
 from twinfeed.loaders import Feed, open_index, pack
 from twinfeed.loaders.tensorflow import TensorFlowLoader, original_errors
@@ -75,7 +76,7 @@ def main() -> int:
         one.close()
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, "--out", str(folder)],
+            [PYTHON, __file__, "--out", str(folder)],
             env=os.environ
             | {
                 "TF_CONFIG": json.dumps(

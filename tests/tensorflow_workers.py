@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from digits import SEED, decode, open_digits
+from launching import PYTHON
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.tensorflow import TensorFlowLoader
@@ -87,7 +88,7 @@ def start_workers(number: int, out: Path) -> int:
     for rank in range(number):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         environment = os.environ | {"TF_CONFIG": json.dumps(config)}
-        command = [sys.executable, __file__, "--out", str(out)]
+        command = [PYTHON, __file__, "--out", str(out)]
         workers.append(subprocess.Popen(command, env=environment))
     return max(worker.wait() for worker in workers)
 
