@@ -114,8 +114,19 @@ def train(framework: str, folder: Path, name: str, steps: int) -> None:
         refuses(framework, folder)
 
 
+def compile_little(folder: Path) -> None:
+    """Have JAX compile each function once for all runs, and spend little on it."""
+    jax = import_module("jax")
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 def main(framework: str, folder: Path, *runs: str) -> None:
     """Train in forks, one after the other; print how each ended."""
+    if keras.backend.backend() == "jax":
+        compile_little(folder / "compiled")
     import_module("tensorflow")  # as Keras does for a seed, on any backend
     import_module(f"twinfeed.loaders.{framework}")
     for name, steps in zip(runs[::2], runs[1::2], strict=True):
