@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch_help import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
@@ -42,56 +41,13 @@ def loader(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
     return TorchLoader(Feed(index, sampler, decode=tokens), device="cpu", **options)
 
 
-class Trainer(transformers.Trainer):
-    """A Trainer over two loaders, which notes what its model is given."""
-
-    def __init__(self, training: Any, evaluation: Any = None, **options: Any) -> None:
-        self.loaders = training, evaluation
-        self.noted: list[list[int]] = []
-        config = transformers.BertConfig(
-            vocab_size=RECORDS,
-            hidden_size=4,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            intermediate_size=4,
-            num_labels=4,
-        )
-        super().__init__(transformers.BertForSequenceClassification(config), **options)
-
-    def get_train_dataloader(self) -> Any:
-        return self.loaders[0]
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self.loaders[1]
-
-    def compute_loss(self, model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
-        self.noted.append(inputs["id"].tolist())
-        inputs = {"input_ids": inputs["input_ids"], "labels": inputs["label"]}
-        return super().compute_loss(model, inputs, *given, **options)
-
-
-class Place(transformers.TrainerCallback):
-    """Keep the loader's state in each checkpoint."""
-
-    def __init__(self, loader: TorchLoader) -> None:
-        self.loader = loader
-
-    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        (folder / "loader.json").write_text(json.dumps(self.loader.state_dict()))
-
-
-def arguments(folder: Path, **options: Any) -> Any:
-    return transformers.TrainingArguments(
-        str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=100, **options
-    )
-
-
 @pytest.mark.parametrize(("saved", "accumulated", "workers"), [(7, 1, 2), (3, 2, 0)])
 def test_it_resumes_at_any_step(
     index: Index, tmp_path: Path, saved: int, accumulated: int, workers: int
 ) -> None:
     """In mid-epoch, and at the end of an epoch whose steps take two batches."""
+    from transformers_help import Place, Trainer, arguments
+
     one = loader(index, random(), num_workers=workers)
     options: dict[str, Any] = {
         "save_steps": saved,
@@ -118,6 +74,8 @@ def test_it_resumes_at_any_step(
 
 def test_its_own_skipping_is_refused_over_a_loader(index: Index, tmp_path: Path) -> None:
     """A loaded state and skipped batches would count twice."""
+    from transformers_help import Trainer, arguments
+
     Trainer(loader(index, random()), args=arguments(tmp_path, max_steps=3, save_steps=3)).train()
     again = Trainer(loader(index, random()), args=arguments(tmp_path, max_steps=4))
     with pytest.raises(AttributeError, match="ignore_data_skip=True"):
@@ -129,6 +87,7 @@ def test_it_skips_the_batches_of_a_plain_dataloader_itself(
     index: Index, tmp_path: Path, saved: int
 ) -> None:
     """The other route: no state is loaded, and the trainer sets the epoch of the sampler."""
+    from transformers_help import Trainer, arguments
 
     def plain() -> Any:
         feed = Feed(index, random(), decode=tokens)
@@ -152,6 +111,8 @@ def test_it_counts_the_records_of_an_evaluation(
     index: Index, tmp_path: Path, some: Any, final: Any
 ) -> None:
     """Its speed is of these, and not of batches of the size that a training has."""
+    from transformers_help import Trainer, arguments
+
     sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, final=final, records=some)
     evaluation = loader(index, sampler, threads=0)
     options = arguments(tmp_path, label_names=["label"])
@@ -167,6 +128,8 @@ def test_it_counts_the_records_of_an_evaluation(
 
 def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
     """Its `eval_loss` is a mean of the batches' means; what `compute_metrics` is given is whole."""
+    from transformers_help import Trainer, arguments
+
     given: list[Any] = []
 
     def metrics(predicted: Any) -> dict[str, float]:
