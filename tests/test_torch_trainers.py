@@ -345,7 +345,10 @@ def test_what_is_meant_to_begin_again_is_not_warned_of(index: Index, tmp_path: P
 
 
 def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
-    """Each worker would give all batches, and the loader here would not move."""
+    """Each worker would give all batches, and the loader here would not move.
+
+    What failed is garbage, and torch waits five seconds for each worker that the collector finds.
+    """
 
     class Wrapped(IterableDataset[Any]):
         def __init__(self, inner: Any) -> None:
@@ -356,8 +359,10 @@ def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
 
     loader = whole(index, random(), prefetch=0)
     for inner in (loader, loader.dataloader()):
+        serving: Any = iter(DataLoader(Wrapped(inner), batch_size=None, num_workers=2))
         with pytest.raises(RuntimeError, match="each worker of a DataLoader would give every"):
-            next(iter(DataLoader(Wrapped(inner), batch_size=None, num_workers=2)))
+            next(serving)
+        serving._shutdown_workers()
 
 
 @pytest.mark.parametrize("processes", [2, 4])
