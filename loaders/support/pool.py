@@ -74,7 +74,11 @@ class Pool(ProcessPoolExecutor):
 
     def give_up(self) -> None:
         """Free the thread that sends work: without a reader, its pipe stays full for ever."""
-        # Python does so itself from 3.11.5 on (CPython's issue 94777). Two would close it twice.
+        if sys.version_info >= (3, 11, 5):
+            return  # Python does so itself (CPython's issue 94777)
+        # The thread closes the pipe too as it ends. If two did at once, the second would close
+        # whatever file has the number then. So the thread may end first, if it can.
         queue: Any = self._call_queue  # type: ignore[attr-defined]
-        if queue is not None and sys.version_info < (3, 11, 5):
+        if queue is not None and queue._thread is not None:
+            queue._thread.join(timeout=1)
             queue._reader.close()
