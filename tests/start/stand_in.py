@@ -26,8 +26,6 @@ def imports(words: list[str]) -> list[str]:
     A program that chooses Keras's backend imports Keras itself, and then what this imports.
     """
     texts = [*words, *map("import {}".format, words), *map(text_of, words)]
-    if "-m" in words:  # torch's launcher
-        texts.append("import torch")
     chooses = any('environ["KERAS_BACKEND"] = ' in text for text in texts)
     found = (
         names
