@@ -70,24 +70,6 @@ def test_every_law_that_a_test_cites_is_in_the_design() -> None:
     assert numbered(r'"""Laws? (\d+)', TESTS) <= laws
 
 
-def test_the_map_says_what_each_file_is_for() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    table = page.partition("## What each file is for")[2].partition("\n## ")[0]
-    named: dict[str, list[str]] = {}
-    folder = ""
-    for first, rest in re.findall(r"^\| ([\w/]*) ?\| (.+) \|$", table, re.MULTILINE):
-        folder = first or folder
-        named.setdefault(folder, []).extend(re.findall(r"\w+\.py\b", rest))
-    del named["folder"]
-    tops = ["package", "samplers", "loaders"]
-    there: dict[str, list[str]] = {}
-    for path in sorted(path for top in tops for path in (ROOT / top).rglob("*.py")):
-        if path.name != "__init__.py":
-            folder = path.parent.relative_to(ROOT).as_posix()
-            there.setdefault(f"{folder.removeprefix('loaders/')}/", []).append(path.name)
-    assert {folder: sorted(names) for folder, names in named.items()} == there
-
-
 def test_links_between_documents_lead_somewhere() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for path in documents:
