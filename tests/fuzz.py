@@ -11,10 +11,13 @@ case. `FOUND` keeps the cases that once failed; test_fuzz.py runs them again.
 from __future__ import annotations
 
 import argparse
+import bz2
 import contextlib
+import gzip
 import io
 import itertools
 import json
+import lzma
 import os
 import random
 import resource
@@ -24,6 +27,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +35,7 @@ from typing import Any
 
 from fuzz_help import Corpus, change, change_index, mutated, read_some
 from fuzz_stores import TARGETS as STORES
-from inside import MANIFEST, tar, tfrecord
+from inside import MANIFEST, CompressedShards, tar, tfrecord
 from inside import main as command_line
 
 from twinfeed.loaders import LoaderError, Reader, build_index, open_index, verify
@@ -112,6 +116,35 @@ def framed(data: bytes) -> bytes:
     return head + next(checksums) + data + next(checksums)
 
 
+def compressed(corpus: Corpus, draw: random.Random) -> None:
+    """Decompress a mutated shard of two streams: all records come, or an error that names it."""
+    plain = corpus.shards[draw.choice(("tfrecord", "tar"))]
+    name, compress = draw.choice(
+        (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("z", zlib.compress))
+    )
+    half = draw.randrange(1, len(plain))
+    first, second = compress(plain[:half]), compress(plain[half:])
+    changed = draw.choice((mutated(first + second, draw), first + mutated(second, draw)))
+    error, path = None, f"m.{name}"
+    try:
+        found = repr(samples_of(path, changed))
+    except (LoaderError, OSError) as caught:
+        error = caught
+    if error is None:
+        # A file that is cut between two streams, or to nothing, is whole by its format.
+        assert found == repr(samples_of("m", plain)) or changed in (first, b"")
+    else:
+        assert isinstance(error, LoaderError), error
+        assert str(error.path).removesuffix(", decompressed") == path, error
+
+
+def samples_of(path: str, data: bytes) -> list[dict[str, Any]]:
+    """Return the samples of a shard of these bytes, as `pack` reads them."""
+    Path(path).write_bytes(data)
+    with tempfile.TemporaryDirectory(dir=".") as work:
+        return list(CompressedShards([path]).samples(Path(work)))
+
+
 def index(corpus: Corpus, draw: random.Random) -> None:
     """Open and read an index of which a file is mutated, with the right checksums most times."""
     corpus.restore()
@@ -176,6 +209,7 @@ def command(corpus: Corpus, draw: random.Random) -> None:
 TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "tar": lambda corpus, draw: shard(corpus, "tar", draw),
     "tfrecord": lambda corpus, draw: shard(corpus, "tfrecord", draw),
+    "compressed": compressed,
     "index": index,
     "state": state,
     "command": command,

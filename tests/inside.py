@@ -41,6 +41,7 @@ from twinfeed.loaders.index.paths import PLACING
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.packing import _compressed, _inputs, _shard_writer
+from twinfeed.loaders.packing._compressed import CompressedShards
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading._handles import Handles
 from twinfeed.loaders.reading.fetcher import Followed

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
-from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE
+from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE, is_compressed
 from twinfeed.loaders.remote.location import Location, is_url
 from twinfeed.loaders.remote.network import RefusedError
 from twinfeed.loaders.remote.opening import split, store_of
@@ -26,9 +26,6 @@ _UNLISTED = (
 )
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
-_COMPRESSED = re.compile(
-    r"\.(gz|gzip|tgz|bz2|tbz2?|xz|txz|zst|zstd|lz4|Z|zip|zlib)$", re.IGNORECASE
-)
 
 
 def expand(
@@ -131,11 +128,6 @@ def check_distinct(names: Iterable[str], /) -> None:
     twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
     if twice:
         raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
-
-
-def is_compressed(path: str, /) -> bool:
-    """Return whether this is the name of a compressed file."""
-    return _COMPRESSED.search(path) is not None
 
 
 def _is_there(name: str) -> bool:

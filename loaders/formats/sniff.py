@@ -6,6 +6,7 @@ its first bytes.
 
 from __future__ import annotations
 
+import os
 import re
 from codecs import getincrementaldecoder
 from contextlib import suppress
@@ -24,6 +25,16 @@ COMPRESSED_ADVICE = (
     "a compressed shard has no random access: convert it, as a stream, with twinfeed pack SHARD "
     "FOLDER (quote a pattern of several; --container tar makes tars of tars)"
 )
+COMPRESSED = {
+    "gzip": (rb"\x1f\x8b", ("gz", "gzip", "tgz")),
+    "bzip2": (rb"BZh", ("bz2", "tbz", "tbz2")),
+    "xz": (rb"\xfd7zXZ\x00", ("xz", "txz")),
+    "zlib": (rb"\x78[\x01\x5e\x9c\xda]", ("zlib",)),
+    "zstd": (rb"\x28\xb5\x2f\xfd", ("zst", "zstd")),
+    "lz4": (rb"\x04\x22\x4d\x18", ("lz4",)),
+}
+"""How the files of each kind of compression begin, and the extensions that they have."""
+
 HEAD = 512
 """The number of a file's first bytes that are looked at."""
 
@@ -38,14 +49,6 @@ _IMAGES = {
 _BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
 _HTML = rb"(?i:<!doctype html|<html|<head|<body)"
 _KNOWN = {
-    COMPRESSED_ADVICE: [
-        ("gzip-compressed", rb"\x1f\x8b"),
-        ("bzip2-compressed", rb"BZh"),
-        ("xz-compressed", rb"\xfd7zXZ\x00"),
-        ("zstd-compressed", rb"\x28\xb5\x2f\xfd"),
-        ("lz4-compressed", rb"\x04\x22\x4d\x18"),
-        ("zlib-compressed", rb"\x78[\x01\x5e\x9c\xda]"),
-    ],
     "fetch the data with: git lfs pull": [
         ("a Git LFS pointer, not the data", rb"version https://git-lfs"),
     ],
@@ -75,6 +78,20 @@ def image_extension(head: bytes, /) -> str | None:
     return next(found, None)
 
 
+def is_compressed(path: str, /) -> bool:
+    """Tell whether this is the name of a compressed file."""
+    extension = os.path.splitext(path)[1][1:].lower()
+    return any(extension in extensions for _, extensions in COMPRESSED.values())
+
+
+def compression(head: bytes, /) -> str | None:
+    """Return the kind of a compressed file by its first bytes; None for another file."""
+    # A TFRecord may begin with any length, and so with the two bytes of zlib.
+    if is_tar(head) or _is_tfrecord(head):
+        return None
+    return next((kind for kind, (magic, _) in COMPRESSED.items() if re.match(magic, head)), None)
+
+
 def is_index(path: Path, /) -> bool:
     """Tell whether a folder holds an index."""
     manifest = path / MANIFEST
@@ -97,13 +114,20 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
     """Return (what the file is, what to do) by its first bytes; None for an unknown kind."""
     if is_tar(head):
         return "a tar archive", "index it with container='tar'"
-    if len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little"):
+    if _is_tfrecord(head):
         return "a TFRecord file", "index it with container='tfrecord'"
+    if kind := compression(head):
+        return f"{kind}-compressed", COMPRESSED_ADVICE
     for advice, kinds in _KNOWN.items():
         for what, magic in kinds:
             if re.match(magic, head, re.DOTALL):
                 return what, advice
     return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
+
+
+def _is_tfrecord(head: bytes) -> bool:
+    """Tell whether the first bytes are a length and its checksum."""
+    return len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little")
 
 
 def _is_text(head: bytes) -> bool:

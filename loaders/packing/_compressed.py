@@ -7,58 +7,35 @@ disk holds one shard more, and every check of a scan is made.
 from __future__ import annotations
 
 import bz2
-import gzip
 import lzma
 import os
-import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from twinfeed.loaders.building.shards import is_compressed
 from twinfeed.loaders.building.sources import local
-from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
+from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import HEAD, disguise, is_tar
+from twinfeed.loaders.formats.sniff import HEAD, compression, is_compressed, is_tar
 from twinfeed.loaders.remote.location import Location, is_url, place_of
 from twinfeed.loaders.remote.opening import split
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 
-
-def _inflated(file: BinaryIO) -> Iterator[bytes]:
-    """Yield what a zlib stream holds; TensorFlow writes one where it is asked for ZLIB."""
-    inflate = zlib.decompressobj()
-    while data := file.read(BUFFER):
-        while data:
-            yield inflate.decompress(data, BUFFER)
-            data = inflate.unconsumed_tail
-    if not inflate.eof:
-        raise EOFError("the stream ends too early")
-
-
-def _read(opener: Callable[[BinaryIO], Any]) -> Callable[[BinaryIO], Iterator[bytes]]:
-    """Return what yields the pieces of a file that `opener` decompresses."""
-
-    def pieces(file: BinaryIO) -> Iterator[bytes]:
-        with opener(file) as plain:
-            yield from iter(lambda: plain.read(BUFFER), b"")
-
-    return pieces
-
-
-_KINDS = {
-    rb"\x1f\x8b": _read(gzip.open),
-    rb"BZh": _read(bz2.open),
-    rb"\xfd7zXZ\x00": _read(lzma.open),
-    rb"\x78[\x01\x5e\x9c\xda]": _inflated,
+_STREAMS: dict[str, Callable[[], Any]] = {
+    "gzip": partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=LIMITS.record_bytes),
+    "zlib": zlib.decompressobj,
 }
-"""How the files of each kind begin, and what decompresses them."""
+"""What decompresses one stream of each kind. TensorFlow writes zlib where it is asked for ZLIB."""
 
-_BROKEN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+_PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied for each stream
 
 
 class CompressedShards:
@@ -69,17 +46,24 @@ class CompressedShards:
 
     def samples(self, work: Path, /) -> Iterator[dict[str, Any]]:
         """Yield a dict of fields for each record, in stored order."""
+        work = work / "decompressed"
+        work.mkdir()
         for path in self.paths:
+            out = work / os.path.basename(path)  # the name that warnings show
+            empty = True
             with local(place_of(path)) as here:
-                plain = _decompressed(here.path, path, work / "decompressed")
+                plain = _decompressed(here.path, path, out)
                 try:
                     for record in _scan(plain):
                         yield _sample(record)
+                        empty = False
                 except DataCorruptionError as error:  # offsets are those of the decompressed shard
-                    error.path = f"{path}, decompressed"
+                    error.path = f"{path}, decompressed" if plain == str(out) else path
                     raise
                 finally:
-                    (work / "decompressed").unlink(missing_ok=True)
+                    out.unlink(missing_ok=True)
+            if empty:
+                warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
 
 
 def some_compressed(paths: Sequence[str], /) -> bool:
@@ -88,7 +72,7 @@ def some_compressed(paths: Sequence[str], /) -> bool:
     Of shards at URLs, the bytes of the first alone are looked at.
     """
     seen = [path for n, path in enumerate(paths) if n == 0 or not is_url(path)]
-    return any(map(is_compressed, paths)) or any(_kind(head_of(path)) for path in seen)
+    return any(map(is_compressed, paths)) or any(compression(head_of(path)) for path in seen)
 
 
 def head_of(path: str, /) -> bytes:
@@ -101,50 +85,63 @@ def head_of(path: str, /) -> bytes:
         return file.read(HEAD)
 
 
-def _kind(head: bytes) -> Callable[[BinaryIO], Iterator[bytes]] | None:
-    """Return what decompresses a file that begins so, None for a file that is not compressed."""
-    # A TFRecord may begin with any length, and so with the two bytes of zlib.
-    if is_tar(head) or (found := disguise(head)) is None or "compressed" not in found[0]:
-        return None
-    return next((pieces for magic, pieces in _KINDS.items() if re.match(magic, head)), None)
-
-
 def _decompressed(path: str, name: str, out: Path) -> str:
     """Return the path of the plain shard: `out`, or the shard itself if it is not compressed."""
-    head = head_of(path)
-    pieces = _kind(head)
-    if pieces is None:
-        found = disguise(head)
-        if found is not None and "compressed" in found[0]:
-            raise DataCorruptionError(
-                "pack decompresses gzip, bzip2, xz and zlib alone",
-                path=name,
-                found=found[0],
-                advice="decompress the shard, and index the result",
-            )
+    kind = compression(head_of(path))
+    if kind is None:
         return path
+    if kind not in _STREAMS:
+        raise DataCorruptionError(
+            "pack decompresses gzip, bzip2, xz and zlib alone",
+            path=name,
+            found=kind,
+            advice="decompress the shard, and index the result",
+        )
     most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as plain:
-        try:
-            for piece in pieces(file):
-                plain.write(piece)
-                if plain.tell() > most:
-                    raise DataCorruptionError(
-                        "a compressed shard that becomes too large",
-                        path=name,
-                        expected=f"at most {most} bytes",
-                        found=f"{plain.tell()} bytes so far",
-                        advice="decompress the shard if it is meant to be this large, and index it",
-                    )
-        except _BROKEN as error:
-            kind = TruncatedShardError if isinstance(error, EOFError) else DataCorruptionError
-            raise kind(
-                f"cannot be decompressed: {error}",
-                path=name,
-                offset=file.tell(),
-                advice="copy the shard again, or write it again",
-            ) from error
+        for piece in _pieces(file, kind, name):
+            plain.write(piece)
+            if plain.tell() > most:
+                raise DataCorruptionError(
+                    "a compressed shard that becomes too large",
+                    path=name,
+                    expected=f"at most {most} bytes",
+                    found=f"{plain.tell()} bytes so far",
+                    advice="decompress the shard if it is meant to be this large, and index it",
+                )
     return str(out)
+
+
+def _pieces(file: BinaryIO, kind: str, name: str) -> Iterator[bytes]:
+    """Yield what a file holds. Streams follow each other up to the end, and nothing else does."""
+    data = file.read(_PIECE)
+    while data:
+        start, stream = file.tell() - len(data), _STREAMS[kind]()
+        while not stream.eof:
+            # zlib hands back what it has not read, the others keep it.
+            if not data and getattr(stream, "needs_input", True):
+                data = file.read(_PIECE)
+                if not data:
+                    raise _broken(TruncatedShardError, "the file ends too early", name, start)
+            try:
+                piece = stream.decompress(data, BUFFER)
+            except (OSError, lzma.LZMAError, zlib.error) as error:  # OSError is that of bz2
+                raise _broken(DataCorruptionError, error, name, start) from error
+            yield piece
+            data = getattr(stream, "unconsumed_tail", b"")
+        data = stream.unused_data or file.read(_PIECE)
+
+
+def _broken(
+    error: type[DataCorruptionError], why: object, name: str, start: int
+) -> DataCorruptionError:
+    """Return the error of a stream that is cut, damaged, or none."""
+    return error(
+        f"what begins at offset {start} cannot be decompressed: {why}",
+        path=name,
+        offset=start,
+        advice="copy the shard again, or write it again",
+    )
 
 
 def _scan(path: str) -> Iterator[Record]:

@@ -17,10 +17,10 @@ import numpy as np
 
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromJson, LabelSource
-from twinfeed.loaders.building.shards import expand, is_compressed
+from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import refuse_part
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.sniff import image_extension, is_index
+from twinfeed.loaders.formats.sniff import image_extension, is_compressed, is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import to_write
