@@ -15,7 +15,7 @@ from keras_help import Interrupt
 
 from twinfeed.loaders import Selector
 from twinfeed.loaders.keras import ResumeCallback
-from twinfeed.loaders.tensorflow import choose, original_errors
+from twinfeed.loaders.tensorflow import choose, original_errors, selector_dataset
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -327,14 +327,15 @@ def test_the_selector_is_a_dataset_too() -> None:
     """Its numbers drive `choose_from_datasets` by hand, and its passes are those of a loader."""
     sampler = of_classes(k={0: 2, 2: 3}, batches_per_epoch=5)
     selector = Selector(sampler, CLASSES)
-    assert len(selector.dataset) == 5
-    assert selector.dataset.element_spec == tf.TensorSpec([None], tf.int64)
+    dataset = selector_dataset(selector)
+    assert len(dataset) == 5
+    assert dataset.element_spec == tf.TensorSpec([None], tf.int64)
     for epoch in range(2):
-        chosen = tf.data.Dataset.choose_from_datasets(datasets(), selector.dataset.unbatch())
+        chosen = tf.data.Dataset.choose_from_datasets(datasets(), dataset.unbatch())
         flat = [number for batch in expected(sampler, epoch=epoch) for number in batch]
         assert [number.numpy() for number in chosen] == flat
     selector.load_state_dict(sampler.state_at(1, 3))
-    assert lists(selector.dataset) == [ids.tolist() for ids in sampler.batches(1, 3, 5)]
+    assert lists(dataset) == [ids.tolist() for ids in sampler.batches(1, 3, 5)]
     assert selector.epoch == 2
 
 

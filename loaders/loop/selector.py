@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from functools import cached_property
-from importlib import import_module
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.reading.schedule import growing
+from twinfeed.loaders.reading.schedule import Schedule, growing
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.samplers import BatchStream
@@ -23,16 +21,17 @@ _IDS = 1 << 15  # ids that are drawn in one call
 
 
 class Choices:
-    """Turn the batches of a sampler into numbers of sources; immutable but for a memo."""
+    """Turn the batches of a sampler into numbers of sources."""
 
     def __init__(self, sampler: BatchStream, sources: int, source: Source | None) -> None:
         self.sampler, self.sources = sampler, sources
+        self._schedule = Schedule(sampler)
         self._source = _function(sampler, sources, source)
         self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
         """Return the numbers of the sources of each batch, from step `start` to before `stop`."""
-        drawn = self.sampler.batches(epoch, start, stop)
+        drawn = self._schedule.batches(epoch, start, stop)
         return np.split(self._numbers(drawn), np.cumsum([len(ids) for ids in drawn])[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
@@ -82,6 +81,7 @@ class Selector(Loader[Int64s]):
 
     Position, state and passes are those of every `Loader`. The state holds no place in the sources.
     `drawn` says how many records of each source came before the position.
+    `twinfeed.loaders.tensorflow.selector_dataset` gives the same numbers as a `tf.data.Dataset`.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`).
@@ -107,8 +107,6 @@ class Selector(Loader[Int64s]):
     (1, array([2, 2, 2]))
     """
 
-    _unshared = ("_running", "dataset")
-
     def __init__(
         self,
         sampler: BatchStream,
@@ -118,7 +116,7 @@ class Selector(Loader[Int64s]):
         source: Source | None = None,
     ) -> None:
         number = checks.count("sources", sources)
-        self._choices = Choices(sampler, number, source)
+        self.choices = Choices(sampler, number, source)
         super().__init__(sampler)
 
     def drawn(self) -> Int64s:
@@ -127,20 +125,10 @@ class Selector(Loader[Int64s]):
         All epochs before are counted. The stream is drawn again for it, some millions of ids a
         second.
         """
-        return self._choices.drawn(self.epoch, self.step)
-
-    @cached_property
-    def dataset(self) -> Any:
-        """The same numbers as a `tf.data.Dataset` of int64[batch]; needs TensorFlow.
-
-        `dataset.unbatch()` is what `tf.data.Dataset.choose_from_datasets` takes. The passes are
-        those of `TensorFlowLoader.dataset`.
-        """
-        backend = import_module("twinfeed.loaders.tensorflow.choosing")
-        return backend.numbers_of(self._choices, self._uncounted, self._meter)
+        return self.choices.drawn(self.epoch, self.step)
 
     def _begin(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
-        for chunk in self._choices.chunks(epoch, start, len(self)):
+        for chunk in self.choices.chunks(epoch, start, len(self)):
             yield from chunk
 
 

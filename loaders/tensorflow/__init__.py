@@ -5,7 +5,8 @@
 what is made of the dataset. `original_errors` (original.py) raises what was raised within a
 pipeline. `twinfeed.loaders.keras` resumes `fit` at any step.
 
-`choose` (choosing.py) lets a sampler choose from datasets of the user's own.
+`choose` (choosing.py) lets a sampler choose from datasets of the user's own, and
+`selector_dataset` gives the choice alone.
 
 How a dataset is made:
 
@@ -22,9 +23,15 @@ from twinfeed.loaders.support.extras import needing
 
 with needing("twinfeed.loaders.tensorflow", "tensorflow"):
     from twinfeed.loaders.tensorflow import _processes as _processes
-    from twinfeed.loaders.tensorflow.choosing import choose
+    from twinfeed.loaders.tensorflow.choosing import choose, selector_dataset
     from twinfeed.loaders.tensorflow.device import prefetch_to_device
     from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
     from twinfeed.loaders.tensorflow.original import original_errors
 
-__all__ = ["TensorFlowLoader", "choose", "original_errors", "prefetch_to_device"]
+__all__ = [
+    "TensorFlowLoader",
+    "choose",
+    "original_errors",
+    "prefetch_to_device",
+    "selector_dataset",
+]

@@ -102,7 +102,7 @@ class ParsedFields:
         """Give the arrays of some steps, each [steps, width, …], and the lengths of the fields."""
         sampler, epoch = self.server.sampler, int(begun[1])
         last = min(int(first) + _STEPS, self.server.steps)
-        drawn = sampler.batches(epoch, int(first), last)
+        drawn = self.server.schedules[0].batches(epoch, int(first), last)
         ids = np.concatenate(drawn)
         records = sampler.records(ids)
         batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), None))

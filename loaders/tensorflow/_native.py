@@ -169,7 +169,7 @@ class ChooseFiles:
 
 def _drawn(server: Server, epoch: int, start: int) -> tuple[Int64s, Int64s]:
     """Draw the rest of an epoch: the sample ids end to end, and the sizes of the batches."""
-    drawn = server.sampler.batches(epoch, start, server.steps)
+    drawn = server.schedules[0].batches(epoch, start, server.steps)
     sizes = np.array([len(ids) for ids in drawn], np.int64)
     return np.concatenate([np.zeros(0, np.int64), *drawn]), sizes
 

@@ -59,7 +59,7 @@ class Server(PassServer):
         self.feeds = feeds
         self.feed = feeds[0]
         self.reader = reader
-        self._drawn = [plans.schedule(feed.sampler) for feed in feeds]
+        self.schedules = [plans.schedule(feed.sampler) for feed in feeds]
         sizes = {feed.sampler._constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
         self.threads = threads if threads is not None else most_threads()
@@ -128,7 +128,7 @@ class Server(PassServer):
     def request(self, begun: Int64s, place: int) -> Request:
         """Make the request of a place."""
         step, rank = divmod(place, self.ranks)
-        drawn, epoch = self._drawn[rank], int(begun[1])
+        drawn, epoch = self.schedules[rank], int(begun[1])
         (ids,) = drawn.batches(epoch, step, step + 1)
         return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed._seeded)
 
@@ -152,7 +152,7 @@ class Server(PassServer):
         start = int(begun[2])
         first = start + self._before(int(call))
         stop = min(start + self._before(int(call) + 1), self.places)
-        drawn = self._drawn[0].batches(int(begun[1]), first, stop)
+        drawn = self.schedules[0].batches(int(begun[1]), first, stop)
         places = np.arange(first, stop)
         try:
             arrays = self._rows(begun, first, drawn)

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.selector import Choices, Source
-from twinfeed.loaders.loop.uncounted import UncountedPasses
-from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.loop.selector import Choices, Selector, Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
@@ -194,11 +192,24 @@ class ChooseDatasets(Numbers):
         )
 
 
-def numbers_of(choices: Choices, uncounted: UncountedPasses, meter: Meter) -> tf.data.Dataset:
-    """Make the dataset of a `Selector`."""
+def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
+    """Make a dataset of the numbers that a `Selector` gives, int64[batch].
+
+    `tf.data.Dataset.choose_from_datasets` takes `selector_dataset(selector).unbatch()`. The passes
+    are those of `TensorFlowLoader.dataset`.
+
+    >>> from twinfeed.loaders import Selector
+    >>> from twinfeed.loaders.tensorflow import selector_dataset
+    >>> from twinfeed.samplers import PKBatchSampler
+    >>> selector = Selector(PKBatchSampler.of_classes(3, p=2, k=2, seed=0), 3)
+    >>> for numbers in selector_dataset(selector):
+    ...     print(numbers.numpy())
+    [1 1 0 0]
+    [2 2 1 1]
+    """
     check_process()
-    server = PassServer(choices.sampler, uncounted, meter)
-    return batches_of(Numbers(server, choices), prefetch=1)
+    server = PassServer(selector.choices.sampler, selector._uncounted, selector._meter)
+    return batches_of(Numbers(server, selector.choices), prefetch=1)
 
 
 def _check_datasets(datasets: Sequence[Any]) -> None:

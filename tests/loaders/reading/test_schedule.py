@@ -19,6 +19,7 @@ from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
+    PKBatchSampler,
     RandomSampler,
     ReuseSampler,
     ShardShuffleSampler,
@@ -168,6 +169,35 @@ def test_each_id_is_drawn_once_by_tensorflow(
     assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16
 
 
+@pytest.mark.frameworks
+def test_each_id_is_drawn_once_by_the_files_engine(index: Index, drawn: list[int]) -> None:
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+
+    order = ShardShuffleSampler(
+        index.shard_lengths, seed=0, block=50, window=5, order_within="stored"
+    )
+    feed = Feed(index, BatchSampler(order, batch_size=16))
+    with TensorFlowLoader(feed, engine="choose_from_datasets") as loader:
+        assert feed.spec
+        drawn.clear()
+        delivered = sum(passes(loader.dataset))
+    assert sum(drawn) <= 1.1 * delivered
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("replay", [False, True])
+def test_each_id_is_drawn_once_by_choose(drawn: list[int], replay: bool) -> None:
+    import tensorflow as tf
+
+    from twinfeed.loaders.tensorflow import choose
+
+    sampler = PKBatchSampler.of_classes(5, p=4, k=4, seed=0, batches_per_epoch=40)
+    datasets = [tf.data.Dataset.range(9).repeat() for _ in range(5)]
+    with choose(sampler, datasets, replay=replay) as loader:
+        delivered = sum(len(batch) for _ in range(EPOCHS) for batch in loader)
+    assert sum(drawn) <= 1.1 * delivered
+
+
 def test_a_look_at_one_batch_draws_few(index: Index, drawn: list[int]) -> None:
     feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=16))
     drawn.clear()
@@ -185,10 +215,7 @@ MAY = {
     "reading/schedule.py": "it is the one",
     "feed/definition.py": "the definition shares nothing",
     "feed/request.py": "one request by hand, and a check that draws nothing",
-    "loop/selector.py": "gives what is drawn, and no data",
     "pictures.py": "draws streams without data",
-    "tensorflow/_native.py": "this engine needs its epoch",
-    "tensorflow/_fields.py": "this engine needs its epoch",
 }
 
 
