@@ -98,7 +98,7 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
             Image.new("RGB", (8, 6), (n, 0, 0)).save(images / name / f"{n}.png")
     split = ["--split", "train=0.8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), *split]) == 2
-    assert "error: --split must be counts, or fractions that add up to 1" in capsys.readouterr().err
+    assert "error: split= must be counts, or fractions that add up to 1" in capsys.readouterr().err
     split = ["--split", "train=8", "--split", "eval=2", "--seed", "1"]
     assert main(["pack", str(images), str(data), "--container", "tar", *split, "-q"]) == 0
     assert "train.index: 8 records, 1 shard, 2 classes" in capsys.readouterr().out
@@ -251,11 +251,9 @@ def test_what_is_missing_ends_with_status_1(
     build_index(shards, index)
     shards[1].unlink()
     assert main(["cat", index, "0"]) == 1
-    advice = "give --root the folder that holds them (an index that was built with --root needs "
-    assert capsys.readouterr().err == (
-        f"twinfeed: error: {tmp_path}/here: 1 of 3 shards are missing here: d-000001.tar; "
-        f"restore them, or {advice}--root when it is opened)\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"twinfeed: error: {tmp_path}/here: 1 of 3 shards are missing here: d-")
+    assert "--root" in error
 
 
 def test_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
@@ -345,7 +343,7 @@ def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
     offset = [record.offset for record in tfrecord.scan(shards[1])][7]
     flip(Path(shards[1]), offset)
     assert main(["index", *shards, "--out", out, "-q"]) == 1
-    assert "twinfeed index --exclude FILE\n" in capsys.readouterr().err
+    assert "twinfeed index --exclude FILE" in capsys.readouterr().err
     verify = ["verify", *shards, "--root", str(tmp_path), "-q"]
     assert main(verify) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -648,7 +646,7 @@ def test_index_and_verify_take_lists_and_long_records(
     assert open_index(out).fields["words"].kind == "bytes_list"
     assert main(["index", shard, "--out", out, "--max-record-bytes", "1k", "-q"]) == 1
     error = capsys.readouterr().err
-    assert "at most --max-record-bytes 1000;" in error
+    assert "raise --max-record-bytes" in error
     verify = ["verify", shard, "--root", str(tmp_path), "-q", "--max-record-bytes"]
     assert main([*verify, "2k"]) == 0
     assert main([*verify, "1k"]) == 1
@@ -660,13 +658,13 @@ def test_index_and_verify_join_what_lies_apart(
     members = [member(b"a.jpg", b"1"), member(b"b.jpg", b"2"), member(b"a.cls", b"x")]
     shard, out = str(archive(tmp_path / "a.tar", *members)), str(tmp_path / "x.index")
     assert main(["index", shard, "--out", out, "-q"]) == 1
-    assert "put the members together with --join\n" in capsys.readouterr().err
+    assert "put the members together with --join (in Python join=True)\n" in capsys.readouterr().err
     listed = tmp_path / "bad.jsonl"
     verify = ["verify", shard, "--root", str(tmp_path), "-q"]
     assert main([*verify, "--bad-list", str(listed)]) == 1
     assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
         "a.tar: key 'a' is met again, first at offset 0; write the archive again, sorted by name, "
-        "or put the members together with --join",
+        "or put the members together with --join (in Python join=True)",
         "3 records in 1 shard: 1 bad",
     ]
     assert listed.read_text() == ""
@@ -685,7 +683,7 @@ def test_bytes_that_are_bad_lead_to_the_option_that_leaves_them_out(
     flip(shard, 20)
     assert main(["index", str(shard), "--out", f"{tmp_path}/x.index", "-q"]) == 1
     error = capsys.readouterr().err
-    assert error.endswith("leave the record out with twinfeed index --exclude FILE\n")
+    assert "leave the record out with twinfeed index --exclude FILE" in error
 
 
 def test_a_pack_that_fails_leaves_no_folder_behind(

@@ -286,56 +286,34 @@ def test_options_may_come_anywhere(tmp_path: Path, capsys: Capture) -> None:
     assert error.endswith("the following arguments are required: --out\n")
 
 
-def test_messages_name_options_that_can_be_pasted(
+def test_messages_name_the_options_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """What the library calls an argument is an option here, quoted as a shell wants it."""
+    """An error of the library names an argument, and the option too that is called otherwise."""
     monkeypatch.chdir(tmp_path)
-    some = {"cls": b"a", "json": b'{"label": "a b", "w": 1, "v": {"a": 1}}'}
+    some = {"cls": b"a", "json": b'{"label": "a b", "w": 1, "v": {"a b": 1}}'}
     write_tar(Path("a.tar"), [("a", some | {"txt": b"1"}), ("b", some)])
     out = ["a.tar", "--out", "x.index", "-q"]
-    for words, told in [
-        (["index", *out, "--label-json", "json:lable"], ["has what --label-json json:lable names"]),
-        (["index", *out, "--label-json", "json:lable"], ["from the keys 'label', 'w', 'v' of its"]),
-        (["index", *out, "--label", "json"], ["name one with --label-json json:label\n"]),
-        (["index", *out, "--label-json", "json:v"], [": --label-json json:v must lead to an int"]),
-        (["index", *out, "--label-json", "json:v"], ["name one with --label-json json:v.a\n"]),
-        (["index", *out, "--field", "txt"], ["--missing empty, or ", "with --missing skip; "]),
-        (["index", *out, "--field", "txt"], ["are put together with --join\n"]),
-        (["index", *out, "--key", "a"], ["--key, --list and --raw are for tfrecord, got tar"]),
-        (["index", *out, "--field", "label=cls", "--label-json", "json:w"],
-         ["--field text=label (and ", "with --label label\n"]),
-        (["index", *out, "--max-record-bytes", "9"], ["--max-record-bytes 9; ", "raise --max-rec"]),
-        (["pack", "x", "y", "--split", "a=0.1", "--split", "b=0.2", "--seed", "1"], []),
-        (["index", *out], []),
-        (["pack", "x.index", "y", "--split", "a=0.1", "--split", "b=0.2", "--seed", "1"],
-         ["--split must be", "got 0.3\n"]),
-        (["plan", "x.index", "--window", "0"], ["error: --window must be at least 1"]),
-        (["pack", "x.index", "y", "--shards", "0"], ["error: --shards must be at least 1"]),
-        (["index", "a.tar", "--out", "new/x.index"], ["error: shards must lie", "--root a fol"]),
-    ]:  # fmt: skip
-        main(words)
-        error = capsys.readouterr().err
-        assert all(one in error for one in told), error
-        assert "Python" not in error
-        assert "terminal" not in error
+    for words, option in [
+        (["index", *out, "--label-json", "json:lable"], "(--label-json json:lable)"),
+        (["index", *out, "--label", "json"], "(--label-json json:label)\n"),
+        (["index", *out, "--label-json", "json:v"], "(--label-json 'json:v.a b')\n"),
+        (["index", *out, "--field", "txt"], "--missing empty"),
+        (["index", *out, "--field", "txt"], "--missing skip"),
+        (["index", *out, "--field", "txt"], "--join"),
+        (["index", *out, "--key", "a"], "(--raw)"),
+        (["index", *out, "--field", "label=cls", "--label-json", "json:w"], "--field text=label"),
+        (["index", *out, "--max-record-bytes", "9"], "raise --max-record-bytes"),
+        (["index", "a.tar", "--out", "new/x.index"], "--root"),
+    ]:
+        assert main(words) in (1, 2)
+        assert option in capsys.readouterr().err, words
+    assert main(["index", *out]) == 0
     Path("my data").mkdir()
     Path("a.tar").rename("my data/a.tar")
     assert main(["info", "x.index"]) == 1
-    error = capsys.readouterr().err
-    advice = shlex.split(error.partition("or give ")[2].partition(" (")[0])
-    assert advice == ["--root", f"{tmp_path}/my data"]
-    assert error.endswith("that was built with --root needs --root when it is opened)\n")
-    assert main(["verify", "x.index", *advice, "-q"]) == 0
-
-
-def test_names_in_the_data_are_no_options(tmp_path: Path, capsys: Capture) -> None:
-    """A path of a table that is divided by key stays as it is."""
-    folder = tmp_path / "label=3" / "seed=1"
-    folder.mkdir(parents=True)
-    (folder / "a.tar").write_bytes(b"\x1f\x8b" + bytes(600))
-    assert main(["index", f"{folder}/a.tar", "--out", f"{tmp_path}/x.index", "-q"]) == 1
-    assert f"path: {folder}/a.tar; " in capsys.readouterr().err
+    assert f"root='{tmp_path}/my data'" in capsys.readouterr().err
+    assert main(["verify", "x.index", "--root", f"{tmp_path}/my data", "-q"]) == 0
 
 
 def test_a_field_that_a_record_lacks_is_told(tmp_path: Path, capsys: Capture) -> None:
@@ -372,6 +350,4 @@ def test_a_field_without_images_leads_to_one_with(
     assert main([*words, "--field", "cls"]) == 2
     assert "'cls' holds no images: name one of png with --field\n" in capsys.readouterr().err
     assert main([*words, "--field", "png"]) == 1
-    error = capsys.readouterr().err
-    assert "twinfeed cat" in error
-    assert "Sampler" not in error
+    assert "twinfeed cat shows a record" in capsys.readouterr().err

@@ -397,7 +397,7 @@ def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: 
         with pytest.raises((TypeError, ValueError)) as caught:
             pack(index, tmp_path / "b", container="tar")
         assert str(caught.value).startswith(f"record 1: {text}")
-        assert "pack to TFRecord, or index with fields= first" in str(caught.value)
+        assert "pack to TFRecord, or index with fields= (--field) first" in str(caught.value)
         assert len(str(caught.value)) < 300
         shards = [index.path.parent / name for name in index.shard_paths.tolist()]
         fields = {"other": "cls"} if "cls" in sample else {}

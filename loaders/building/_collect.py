@@ -19,6 +19,7 @@ from twinfeed.loaders.building.labels import (
     label_clash,
     label_of,
     refuse_mixed,
+    spelled,
 )
 from twinfeed.loaders.building.plan import Plan, add_header
 from twinfeed.loaders.building.sources import Job, Local, local
@@ -216,7 +217,7 @@ class _Collector:
                     self.memo[piece.data] = label
             elif self.options.background is None:
                 named = isinstance(source, str | FromJson)
-                what = f"what label={source!r} names" if named else _NO_LABEL
+                what = f"what {spelled(source)} names" if named else _NO_LABEL
                 known = what in self.part.lacked
                 way = "name another, " + ("" if known else json_keys(source, record))
                 if isinstance(source, FromFolder):
@@ -260,7 +261,7 @@ class _Collector:
                 if self.options.missing != "empty":
                     called = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
                     what = f"the field {name!r}{called}"
-                    way = "name another or let such fields be empty with missing='empty', "
+                    way = "name another, let such fields be empty with --missing empty, "
                     self.lacks(what, record, way)
                     return None
         return chosen
@@ -271,8 +272,7 @@ class _Collector:
             self.part.lacking += 1
             self.part.lacked.setdefault(what, way)
             return
-        advice = f"{way}or leave such records out with --missing skip "
-        advice += "(in Python missing='skip')"
+        advice = f"{way}or leave such records out with --missing skip (in Python missing=)"
         if self.options.container == "tar":
             advice += _DOTS
             if not self.options.join:
@@ -303,8 +303,8 @@ class _Collector:
             if len(self.columns) > LIMITS.fields:
                 raise ValueError(
                     f"{self.part.path} has more than {LIMITS.fields} different fields "
-                    f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields="
-                    f"{_DOTS if self.options.container == 'tar' else ''}"
+                    f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields= "
+                    f"(--field){_DOTS if self.options.container == 'tar' else ''}"
                 )
         elif column.kind != piece.kind:
             if {column.kind, piece.kind} != {"bytes", "bytes_list"}:

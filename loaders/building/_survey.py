@@ -161,7 +161,8 @@ class Survey:
         if len(self.fields) > LIMITS.fields:
             raise ValueError(
                 f"the shards have {len(self.fields)} different fields, more than {LIMITS.fields} "
-                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields="
+                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields= "
+                "(--field)"
             )
         if self.table is not None:
             if "keys" not in self.strings:

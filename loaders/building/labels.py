@@ -7,6 +7,7 @@ import io
 import json
 import os
 import reprlib
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,16 +132,16 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     """
     if isinstance(source, str):
         value = _of_field(source, record)
-        rule = f"label={source!r} must hold one integer or one name"
+        rule = "must hold one integer or one name"
     elif isinstance(source, FromJson):
         value = _of_json(source, record, shard)
-        rule = f"{source} must lead to an integer or a name"
+        rule = "must lead to an integer or a name"
     elif isinstance(source, FromFolder):
         value = record.label or PurePosixPath(record.key or shard).parent.name or None
-        rule = "the folder's name must be a label"
+        rule = "must be a label"
     else:
         value = _of_function(source, record, shard)
-        rule = "label= must return an int, a str or None"
+        rule = "must return an int, a str or None"
     if value is None:
         return None
     if not is_label(value):
@@ -153,13 +154,23 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         elif isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = _into(source, value)
         raise kind(
-            rule,
+            f"{spelled(source)} {rule}",
             **at(record, shard),
             expected="an int64, or UTF-8 text that is not empty",
             found=reprlib.repr(value),
             advice=advice,
         )
     return str(value) if isinstance(value, str) else int(value)
+
+
+def spelled(source: RecordLabel, /) -> str:
+    """Name where labels come from, a JSON key also by its option of the command."""
+    if isinstance(source, FromJson):
+        path = f"{source.field}:{source.key}" if source.key else source.field
+        return f"label={source!r} (--label-json {shlex.quote(path)})"
+    if isinstance(source, FromFolder):
+        return "the folder's name"
+    return f"label={source!r}" if isinstance(source, str) else "the function of label="
 
 
 def kind_of(label: Label, /) -> str:
@@ -180,8 +191,8 @@ def label_clash(where: str, /) -> ValueError:
     """Return the error of a field with the name of the labels' column."""
     return ValueError(
         f"a field of {where} is called 'label' like the column of the labels: rename the field "
-        "with fields={'text': 'label'} (and name there every other field that you want), or take "
-        "the labels from the field with label='label'"
+        "with fields={'text': 'label'} (--field text=label, and name there every other field that "
+        "you want), or take the labels from the field with label='label' (--label label)"
     )
 
 
@@ -214,11 +225,11 @@ def _into(source: str | FromJson, found: Mapping[str, Any]) -> str:
     whole = source if isinstance(source, FromJson) else FromJson(source)
     keys = ", ".join(map(reprlib.repr, list(found)[:8]))
     labels = [key for key, value in found.items() if is_label(value)]
-    way = f"label=FromJson({whole.field!r}, …)"
+    way = spelled(FromJson(whole.field, "KEY"))
     if labels:
         key = "label" if "label" in labels else labels[0]
         key = f"{whole.key}.{key}" if whole.key else key
-        way = f"label={FromJson(whole.field, key)!r}"
+        way = spelled(FromJson(whole.field, key))
     return f"it is a JSON object with the keys {keys}: name one with {way}"
 
 
@@ -243,7 +254,7 @@ def _json_key(name: str, record: Record) -> str:
             meant = FromJson(field, name.removeprefix(f"{field}."))
             with suppress(DataCorruptionError):  # it only looks like JSON
                 if is_label(_of_json(meant, record, "")):
-                    return f"such as label={meant!r}, "
+                    return f"such as {spelled(meant)}, "
     return ""
 
 

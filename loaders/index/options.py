@@ -91,7 +91,7 @@ class Reading:
         plain = self.example and self.key is None and not self.lists
         if self.container not in (None, "tfrecord") and not plain:
             raise ValueError(
-                f"key=, lists= and example=False are for tfrecord, got {self.container}"
+                f"key=, lists= and example=False (--raw) are for tfrecord, got {self.container}"
             )
         if self.join and self.container not in (None, "tar"):
             raise ValueError(f"join= is for tar, got {self.container}")

@@ -93,5 +93,5 @@ def _label(value: Any) -> Label:
                 return number
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
-        "give what is no class another field name (an index renames with fields=)"
+        "give what is no class another field name (an index renames with fields=, --field)"
     )

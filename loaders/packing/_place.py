@@ -38,7 +38,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
     if taken and not overwrite:
         raise FileExistsError(
             f"{folder} already holds files of these names ({len(taken)}: {', '.join(taken[:5])}): "
-            "pack elsewhere, or with overwrite=True"
+            "pack elsewhere, or with overwrite=True (--overwrite)"
         )
     if others:
         raise FileExistsError(

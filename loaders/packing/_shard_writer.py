@@ -26,7 +26,8 @@ Kinds = dict[str, tuple[str, int]]
 """The kind of values of each field, and the number of the first record with that field."""
 
 _OTHERWISE = (
-    "pack to TFRecord, or index with fields= first, which names a field otherwise or leaves it out"
+    "pack to TFRecord, or index with fields= (--field) first, which names a field otherwise or "
+    "leaves it out"
 )
 
 SHARD_BYTES = 200_000_000
