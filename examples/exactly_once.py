@@ -76,9 +76,7 @@ def evaluate(rank: int, meeting: str, folder: Path, model: torch.nn.Module) -> N
 
 def padded(model: torch.nn.Module, index: Index, ranks: int) -> torch.Tensor:
     """Evaluate what torch's own sampler gives to the ranks."""
-    everything = next(
-        Feed(index, ExactOnceBatchSampler(761, batch_size=761), decode=decode).batches()
-    )
+    everything = Feed(index, ExactOnceBatchSampler(761, batch_size=761), decode=decode)[0, 0]
     total = torch.zeros(3, dtype=torch.float64)
     for rank in range(ranks):
         ids = list(DistributedSampler(range(761), num_replicas=ranks, rank=rank, shuffle=False))

@@ -22,7 +22,7 @@ import tensorflow as tf
 import torch
 from digits import SEED, write_images
 
-from twinfeed.loaders import DecodeImage, Feed, FromFolder, Index, build_index
+from twinfeed.loaders import DecodeImage, Feed, FromFolder, Index, NumpyLoader, build_index
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler, split
@@ -126,7 +126,7 @@ def main() -> None:
     write_images(options.out / "images")
     index = build_index(options.out / "images", options.out / "images.index", label=FromFolder())
     training, held_out = feeds(index, options)
-    labels = index.labels[np.concatenate([batch["id"] for batch in held_out.batches()])]
+    labels = index.labels[np.concatenate([batch["id"] for batch in NumpyLoader(held_out)])]
 
     sums = []
     for name, train in (("PyTorch", with_torch), ("TensorFlow", with_tensorflow)):

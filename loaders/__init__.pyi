@@ -20,7 +20,6 @@ from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
 from twinfeed.loaders.feed.definition import Batch as Batch
 from twinfeed.loaders.feed.extensions import DecodeExtensions as DecodeExtensions
-from twinfeed.loaders.feed.feed import Feed as Feed
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index
@@ -28,6 +27,7 @@ from twinfeed.loaders.index import open_index as open_index
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
+from twinfeed.loaders.making.feed import Feed as Feed
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack

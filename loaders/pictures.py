@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.loaders.support.extras import needing
@@ -248,7 +248,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
         raise TypeError(
             f"show_batch draws a batch of the feed, got a {type(feed).__name__}: give loader.feed"
         )
-    batch = next(feed.batches(epoch, step))
+    batch = feed[epoch, step]
     images = next((name for name, value in batch.items() if _is_images(value)), None)
     if images is None:
         raise ValueError(

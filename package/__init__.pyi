@@ -1,10 +1,10 @@
 from twinfeed.loaders.building.build import build_index as build_index
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
-from twinfeed.loaders.feed.feed import Feed as Feed
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import open_index as open_index
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
+from twinfeed.loaders.making.feed import Feed as Feed
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.reader import Reader as Reader

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from inside import Batcher, Plans
+from plain import batches as plain
 
 from twinfeed.loaders import Feed, Index, Ragged
 from twinfeed.samplers import BatchStream
@@ -25,7 +26,7 @@ def expected(
 ) -> list[Noted]:
     """The batches of whole epochs by their plain definition."""
     feed = Feed(index, sampler, **options)
-    return [noted(batch) for epoch in epochs for batch in feed.batches(epoch)]
+    return [noted(batch) for epoch in epochs for batch in plain(feed, epoch)]
 
 
 def made(

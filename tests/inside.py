@@ -23,6 +23,7 @@ from twinfeed.loaders.command_line import main
 from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
+from twinfeed.loaders.feed.collate import collate
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
@@ -48,7 +49,7 @@ from twinfeed.loaders.reading.fetcher import Followed
 from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.ranges import EXTENT, near_rows
 from twinfeed.loaders.reading.schedule import Schedule
-from twinfeed.loaders.reading.source import OwnSource
+from twinfeed.loaders.reading.source import OwnSource, Reads, reader_of, values_of
 from twinfeed.loaders.remote import _web, chunks, disk, link, network, opening, wire
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted

@@ -39,18 +39,18 @@ def test_a_missing_field_is_refused_before_training_with_the_ways_out(index: Ind
 
 def test_each_way_out_trains(index: Index) -> None:
     whole = ExactOnceBatchSampler(10, batch_size=4)
-    for batch in Feed(index, whole, fields=["jpg"]).batches():
+    for batch in NumpyLoader(Feed(index, whole, fields=["jpg"])):
         assert "txt" not in batch
     feed = pickle.loads(pickle.dumps(Feed(index, whole, missing={"txt": "nothing"})))
     texts = [text for batch in NumpyLoader(feed) for text in batch["txt"]]
     assert texts == [b"nothing" if n == 7 else f"text {n}".encode() for n in range(10)]
     some = PKBatchSampler(index.labels, p=2, k=2, seed=0, records=[0, 1, 2, 3])
-    assert len(next(Feed(index, some, missing="late").batches())["txt"]) == 4
+    assert len(Feed(index, some, missing="late")[0, 0]["txt"]) == 4
 
 
 def test_late_names_the_record_and_an_argument_of_the_feed(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(10, batch_size=4), missing="late")
-    batches = feed.batches()
+    batches = iter(NumpyLoader(feed, prefetch=0))
     next(batches)
     with pytest.raises(LoaderError, match=r"record 7 .*lacks the field 'txt'") as caught:
         next(batches)
@@ -70,7 +70,7 @@ def test_the_values_of_lists_and_repeated_records(tmp_path: Path) -> None:
         collate="pad",
         missing={"x": [9]},
     )
-    (batch,) = feed.batches()
+    batch = feed[0, 0]
     assert batch["x"].tolist()[2] == [9, 0, 0]
     assert batch["x_length"].tolist() == [1, 2, 1, 1, 2, 3]
 
@@ -83,7 +83,7 @@ def test_an_index_of_empty_fields_is_taken(tmp_path: Path) -> None:
         fields=["txt", "jpg"],
         missing="empty",
     )
-    (batch,) = Feed(index, ExactOnceBatchSampler(2, batch_size=2)).batches()
+    batch = Feed(index, ExactOnceBatchSampler(2, batch_size=2))[0, 0]
     assert batch["jpg"] == [b"", b"..."]
 
 
@@ -130,7 +130,7 @@ def test_lists_of_byte_strings_are_refused_when_the_feed_is_made(tmp_path: Path)
     with pytest.raises(ValueError, match="field 'words' holds lists of byte strings"):
         Feed(index, sampler)
     decoded = Feed(index, sampler, decode=lambda sample: {"n": len(sample["words"])})
-    assert next(decoded.batches())["n"].tolist() == [2, 1]
+    assert decoded[0, 0]["n"].tolist() == [2, 1]
 
 
 def test_collate_and_spec_of_other_fields_are_refused_when_the_feed_is_made(index: Index) -> None:

@@ -21,6 +21,7 @@ import pytest
 from batches import made
 from inside import Disk, Followed, Schedule, TFRecordWriter, chunks, network
 from inside import disk as _disk
+from plain import batches
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -215,7 +216,7 @@ def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer
     for epoch in range(3):
         pairs = zip(
             made(Feed(index, sampler), epoch),
-            Feed(local, sampler).batches(epoch=epoch),
+            batches(Feed(local, sampler), epoch),
             strict=True,
         )
         for one, other in pairs:
@@ -325,7 +326,7 @@ def test_loose_files_are_cached_and_of_another_size_are_stale(
     sampler = BatchSampler(RandomSampler(7, seed=0), batch_size=2)
     for epoch in range(3):
         pairs = zip(
-            made(Feed(index, sampler), epoch), Feed(local, sampler).batches(epoch), strict=True
+            made(Feed(index, sampler), epoch), batches(Feed(local, sampler), epoch), strict=True
         )
         assert all(list(one["image"]) == list(other["image"]) for one, other in pairs)
         asked = sum(stop - start for _, start, stop in server.ranges)

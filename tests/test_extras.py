@@ -74,7 +74,7 @@ import twinfeed.loaders as tl, twinfeed.samplers as ts
 index = tl.pack([{"jpg": b"...", "txt": b"a"}], "data", overwrite=True)["data"]
 sampler = ts.ExactOnceBatchSampler(1, batch_size=1)
 for fields in (["txt"], ["jpg"]):
-    next(tl.Feed(index, sampler, fields=fields, decode=tl.DecodeExtensions()).batches())
+    tl.Feed(index, sampler, fields=fields, decode=tl.DecodeExtensions())[0, 0]
     assert fields == ["txt"]
 """
     assert run(bare, code) == wanted

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,35 +245,41 @@ def test_what_it_was_given_may_change_and_what_it_gives_may_not(
     spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
     given: dict[str, Any] = {"collate": {"x": "pad"}, "side": {"w": np.arange(6)}, "spec": spec}
     feed = Feed(index, sampler, decode=lambda sample: {"x": np.zeros(1, np.int64)}, **given)
-    before = next(feed.batches())
+    before = feed[0, 0]
     for name, own in given.items():
         own["other"] = own.pop(next(iter(own)))
         with pytest.raises(TypeError, match="does not support item assignment"):
             getattr(feed, name)["other"] = 0
-    assert before.keys() == next(feed.batches()).keys() == {"id", "label", "w", "x", "x_length"}
+    assert before.keys() == feed[0, 0].keys() == {"id", "label", "w", "x", "x_length"}
 
 
 def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
     feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=2))
-    whole = [batch["id"].tolist() for batch in feed.batches(3)]
-    assert whole == [ids.tolist() for ids in feed.sampler.batches(3, 0, 3)]
-    assert [batch["id"].tolist() for batch in feed.batches(3, start=2)] == whole[2:]
+    for step in (2, 0, 1):
+        assert feed[3, step]["id"].tolist() == feed.sampler.batch(3, step).tolist()
     assert (feed.sampler.epoch, feed.sampler.step) == (0, 0)
-    assert list(feed.batches(3, start=3)) == []
-    for epoch, start in ((-1, 0), (0, -1), (0, 4)):
+    for position in ((-1, 0), (0, -1), (0, 3)):
         with pytest.raises(IndexError, match="epoch"):
-            next(feed.batches(epoch, start))
+            feed[position]
     with pytest.raises(TypeError, match="step must be an integer, got '2'"):
-        next(feed.batches(0, "2"))  # type: ignore[arg-type]
+        feed[0, "2"]  # type: ignore[index]
+    with pytest.raises(TypeError, match=r"feed\[epoch, step\] is a batch, got feed\[0\]: iterate"):
+        next(iter(feed))  # type: ignore[call-overload]
+    with ThreadPoolExecutor(3) as pool:
+        sent = pickle.loads(pickle.dumps(feed))
+        found = pool.map(sent.__getitem__, [(3, step) for step in (2, 0, 1)])
+        assert [one["id"].tolist() for one in found] == [
+            feed[3, n]["id"].tolist() for n in (2, 0, 1)
+        ]
 
 
 def test_the_feed_of_a_rank_is_all_the_same_but_for_its_sampler(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(6, batch_size=4), decode=measure)
     ranks = [feed.shard(rank, 2) for rank in range(2)]
     assert [rank.sampler.rank for rank in ranks] == [0, 1]
-    slices = zip(*(rank.batches() for rank in ranks), strict=True)
-    whole = [batch["size"].tolist() for batch in feed.batches()]
-    assert [[*one["size"].tolist(), *other["size"].tolist()] for one, other in slices] == whole
+    for step in range(len(feed)):
+        slices = [rank[0, step]["size"] for rank in ranks]
+        assert np.concatenate(slices).tolist() == feed[0, step]["size"].tolist()
 
 
 def test_seeds_come_from_the_sampler(index: Index) -> None:
@@ -314,10 +321,10 @@ def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
     feed = Feed(index, sampler, decode=decode)
     assert feed.spec
     decoded.clear()
-    list(feed.batches())
+    list(made(feed))
     alone = len(decoded)
     decoded.clear()
-    for _ in zip(feed.batches(), feed.batches(), strict=True):
+    for _ in zip(made(feed), made(feed), strict=True):
         pass
     assert len(decoded) == 2 * alone
 
@@ -616,9 +623,9 @@ def test_a_record_that_cannot_be_decoded_names_the_way_out(tmp_path: Path) -> No
         DecodeError,
         match=r"(?s)record 1 .*mend decode or fields=; where few do, leave .* \(PK.*SubsetSampler",
     ):
-        next(feed.batches(epoch=0))
+        feed[0, 0]
     others = ExactOnceBatchSampler(2, batch_size=2, records=[0])
-    (batch,) = Feed(index, others, decode=decode).batches(epoch=0)
+    batch = Feed(index, others, decode=decode)[0, 0]
     assert batch["x"].tolist() == [1]
 
 
@@ -634,7 +641,7 @@ def test_a_record_that_the_stream_leaves_out_is_not_tried(index: Index, rank: in
     sampler = ExactOnceBatchSampler(len(index), batch_size=2, records=[1, 2, 3])
     feed = Feed(index, sampler.shard(rank, 2), decode=decode)
     assert feed.spec == {"x": ((), np.int64)}
-    assert tried == [b"be"]
+    assert set(tried) == {b"be"}
     seen = [one for batch in NumpyLoader(feed) for one in batch["x"].tolist()]
     assert seen == [[1, 3], [2]][rank]
     assert b"to" not in tried
@@ -658,10 +665,10 @@ def test_where_spec_is_given_record_0_need_not_be_there(tmp_path: Path, own: boo
     decode: Any = DecodeImage("x") if own else DecodeImage("x").__call__
     sampler = BatchSampler(SequentialSampler(2), batch_size=1)
     spec = {"x": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
-    batch = next(Feed(two, sampler, decode=decode, spec=spec).batches(0, 1))
+    batch = Feed(two, sampler, decode=decode, spec=spec)[0, 1]
     assert batch["x"].max() == 2
     with pytest.raises(FileNotFoundError):
-        next(Feed(two, sampler, decode=decode).batches(0, 1))
+        Feed(two, sampler, decode=decode)[0, 1]
 
 
 @pytest.mark.frameworks
@@ -806,7 +813,7 @@ def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
         return {"x": 1}
 
     feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=6), transform=note)
-    next(feed.batches())
+    feed[0, 0]
     assert all(seed % 2**32 == seed32 for seed, seed32 in told)
     assert any(seed >= 2**32 for seed, _ in told)
 

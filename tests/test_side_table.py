@@ -53,7 +53,7 @@ def test_a_feed_puts_the_rows_into_the_batch(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.arange(10.0).reshape(5, 2))
     sampler = ExactOnceBatchSampler(5, batch_size=2)
     feed = Feed(index, sampler, side={"features": SideTable(tmp_path / "t.npy")})
-    batch = next(feed.batches(epoch=0, start=1))
+    batch = feed[0, 1]
     assert batch["features"].tolist() == [[4, 5], [6, 7]]
 
 

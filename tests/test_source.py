@@ -8,6 +8,7 @@ import pytest
 from batches import noted
 from inside import Batcher, OwnSource, Request
 from own_source import LABELS, WORDS, Words, noisy, samplers, size
+from plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack, plan
 from twinfeed.samplers import StateMismatchError
@@ -33,8 +34,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 def test_a_source_gives_the_batches_of_an_index(index: Index, options: dict[str, Any]) -> None:
     for sampler in samplers():
         own, other = Feed(Words(), sampler, **options), Feed(index, sampler, **options)
-        expected = [noted(batch) for epoch in (0, 1) for batch in other.batches(epoch)]
-        assert [noted(batch) for epoch in (0, 1) for batch in own.batches(epoch)] == expected
+        expected = [noted(batch) for epoch in (0, 1) for batch in batches(other, epoch)]
+        assert [noted(batch) for epoch in (0, 1) for batch in batches(own, epoch)] == expected
         for threads in (0, 2):
             with NumpyLoader(own, threads=threads, readahead=1000) as loader:
                 assert of_epochs(loader) == expected
@@ -54,7 +55,7 @@ def test_a_dataset_in_a_dataloader_of_ones_own_has_its_batches() -> None:
             batch_sampler=requests,
             collate_fn=as_tensors,  # type: ignore[arg-type]
         )
-        assert [noted(batch) for batch in loader] == [noted(batch) for batch in feed.batches(0)]
+        assert [noted(batch) for batch in loader] == [noted(batch) for batch in batches(feed, 0)]
 
 
 def test_a_state_knows_the_source(index: Index) -> None:
@@ -138,7 +139,7 @@ def test_what_read_gives_is_checked(found: Any, told: str) -> None:
     Wrong.__name__ = "Words"
     feed = Feed(Wrong(), next(samplers()))
     with pytest.raises(LoaderError, match=told):
-        feed.batch(0, 0)
+        feed[0, 0]
     with NumpyLoader(feed) as loader, pytest.raises(LoaderError, match=told):
         next(iter(loader))
 

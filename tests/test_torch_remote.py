@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain import batches
 from range_server import RangeServer
 from running import started_threads
 from torch.utils.data import DataLoader
@@ -56,7 +57,7 @@ def test_workers_read_remotely(
     try:
         for epoch in range(2):
             server.clear()
-            pairs = zip(loader, Feed(local, sampler).batches(epoch=epoch), strict=True)
+            pairs = zip(loader, batches(Feed(local, sampler), epoch), strict=True)
             for one, other in pairs:
                 assert np.array_equal(one["id"], other["id"])
                 assert list(one["x"]) == list(other["x"])
@@ -107,7 +108,7 @@ def test_workers_cost_no_request_and_no_byte(
         options: Any = {"num_workers": workers, "multiprocessing_context": method}
         server.clear()
         with TorchLoader(feed, device="cpu", **(options if workers else {})) as loader:
-            pairs = zip(loader, Feed(local, sampler).batches(), strict=True)
+            pairs = zip(loader, batches(Feed(local, sampler)), strict=True)
             assert all(list(one["x"]) == list(other["x"]) for one, other in pairs)
         asked[workers] = server.asked["GET"], sum(stop - at for _, at, stop in server.ranges)
     with_workers, without = asked[2], asked[0]

@@ -13,6 +13,7 @@ import torch
 from batches import expected, received
 from inside import tried
 from own_source import LABELS, WORDS, Words
+from plain import batches
 from twin_help import both, brighter
 
 from twinfeed.loaders import (
@@ -85,7 +86,7 @@ def noted(batch: dict[str, Any]) -> dict[str, Any]:
 
 def plain(feed: Feed) -> Iterator[dict[str, Any]]:
     for epoch in range(2):
-        yield from map(noted, feed.batches(0 if feed.sampler.evaluation else epoch))
+        yield from map(noted, batches(feed, 0 if feed.sampler.evaluation else epoch))
 
 
 def carried(loader: Loader) -> Iterator[dict[str, Any]]:
@@ -112,6 +113,9 @@ def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name
 
     expected = list(plain(feed("tfrecord")))
     assert len(expected) == 2 * len(feed("tfrecord"))
+    single = feed(container)
+    epochs = (0, 0) if single.sampler.evaluation else (0, 1)
+    assert [noted(single[e, step]) for e in epochs for step in range(len(single))] == expected
     for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
         assert list(carried(loader(feed(container), readahead=1000))) == expected
 

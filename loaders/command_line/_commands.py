@@ -22,7 +22,6 @@ from twinfeed.loaders.command_line._preview import lacks, preview
 from twinfeed.loaders.command_line._shared_work import Warned, workers
 from twinfeed.loaders.command_line._wording import built_with, explain, one_line, say
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
@@ -30,6 +29,7 @@ from twinfeed.loaders.index.opened import load_index, open_unseen
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote.location import is_url

@@ -9,9 +9,9 @@ import numpy as np
 
 from twinfeed.loaders.command_line._preview import image_of
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
 from twinfeed.samplers.validate import counted

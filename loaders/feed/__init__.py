@@ -1,7 +1,6 @@
-"""What a training is fed, as values: nothing here has a thread, a cache or a position.
+"""What is said and done about one record or one batch: no thread, no cache, no position.
 
-feed.py has `Feed`, definition.py the plain definition of its batches. request.py names the samples
-of a batch, calling.py calls a user's function for one of them, _absent.py says what a field that a
-record lacks becomes, and collate.py makes arrays of their values. decode.py, extensions.py,
-seeded.py and shuffling.py are batteries for the arguments of a feed.
+definition.py says what a feed knows. request.py names the samples of a batch, calling.py calls a
+user's function for one of them, and collate.py makes arrays of their values. decode.py,
+extensions.py, seeded.py and shuffling.py are batteries for the arguments of a feed.
 """

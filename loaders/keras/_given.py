@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.keras import _known
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.making.feed import Feed
 
 _MADE = "inputs and targets are made of the loader's batches by arrange"
 _OPTIONS = {
@@ -119,7 +119,7 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
     if feed is None or feed.decode or feed.transform or not texts:
         return
-    for name, values in feed.batch(epoch=0, step=0).items():
+    for name, values in feed[0, 0].items():
         first = values[0] if isinstance(values, list) else None
         if isinstance(first, bytes) and image_extension(first[:64]):
             raise TypeError(

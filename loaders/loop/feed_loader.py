@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from twinfeed.loaders.feed.feed import Feed, check_feed
 from twinfeed.loaders.loop.loader import B, Loader
+from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
 from twinfeed.loaders.support import checks

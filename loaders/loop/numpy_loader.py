@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import batches_ahead, making
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.samplers.misnamed import counterparts

@@ -1,6 +1,6 @@
-"""Making batches fast: batcher.py turns a request into a batch, for one pass.
+"""Making batches: feed.py has `Feed`, and batcher.py turns its requests into batches for one pass.
 
-samples.py reads, decodes and transforms, with _calls.py, _decoded.py and _shared.py. trial.py tries
-the callables first. maker.py gives any batch, ahead.py makes batches ahead of the loop, prefetch.py
-has the thread, and meter.py adds up where the time went.
+_absent.py says what a field that a record lacks becomes. samples.py reads, decodes and transforms,
+with _calls.py, _decoded.py and _shared.py. trial.py tries the callables first. ahead.py makes
+batches ahead of the loop, prefetch.py has the thread, and meter.py adds up where the time went.
 """

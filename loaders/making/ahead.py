@@ -7,8 +7,7 @@ from contextlib import closing
 from typing import TypeVar
 
 from twinfeed.loaders.feed.collate import Empty, aligned
-from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.definition import Batch, Definition
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.meter import Meter
@@ -25,7 +24,7 @@ def most_threads() -> int:
     return min(8, system.processors())
 
 
-def batches_ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, int]:
+def batches_ahead(feed: Definition, prefetch: int, threads: int | None) -> tuple[int, int]:
     """Return how many batches are kept ready, and how many threads make them."""
     prefetch = checks.count("prefetch", prefetch, minimum=0)
     if threads is None:
@@ -37,7 +36,7 @@ def batches_ahead(feed: Feed, prefetch: int, threads: int | None) -> tuple[int, 
 
 
 def making(
-    feed: Feed,
+    feed: Definition,
     reader: Reads,
     epoch: int,
     start: int,

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
-from twinfeed.loaders.feed.definition import Batch, Sample
-from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.definition import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows
@@ -33,7 +32,7 @@ class Batcher(Closing):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Definition,
         /,
         *,
         reader: Reads | None = None,
@@ -122,7 +121,7 @@ class Batcher(Closing):
         return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
 
     def look_ahead(
-        self, feed: Feed, epoch: int, start: int, /, *, plans: Plans | None = None
+        self, feed: Definition, epoch: int, start: int, /, *, plans: Plans | None = None
     ) -> None:
         """Read ahead for the coming batches. Decode ahead too where images are cached.
 
@@ -144,7 +143,7 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def stored_fields(feed: Feed) -> list[str]:
+def stored_fields(feed: Definition) -> list[str]:
     """Return the fields that are read from the shards."""
     return [name for name in feed.fields if name not in feed.index.columns]
 

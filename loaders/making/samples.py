@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.calling import Made
+from twinfeed.loaders.feed.calling import Made, check_values
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.definition import TOLD, Sample
-from twinfeed.loaders.feed.feed import Feed
+from twinfeed.loaders.feed.definition import TOLD, Definition, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated
 from twinfeed.loaders.making._calls import Calls
@@ -37,7 +36,7 @@ class Samples:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Definition,
         reader: Reads,
         /,
         *,
@@ -75,7 +74,7 @@ class Samples:
             samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
 
-    def tried(self, request: Request, joined: Mapping[str, Array], /) -> None:
+    def tried(self, request: Request, joined: Mapping[str, Array], /) -> Made:
         """Make one sample by repeated calls that must agree."""
         self._unchecked = 1  # checking one call is enough, since all calls must agree
         records = request.records.tolist()
@@ -88,7 +87,8 @@ class Samples:
 
         if self.transform is not None:
             sample = repeated("transform", transformed, times=16)
-        self.calls.by_field(self.last, request.records, [sample])
+        check_values(self.index, self.last, records[0], sample)
+        return sample
 
     @property
     def last(self) -> str:
@@ -101,7 +101,9 @@ class Samples:
         if self.cache is not None:
             self.cache.close()
 
-    def _writable_fields(self, feed: Feed, spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+    def _writable_fields(
+        self, feed: Definition, spec: Mapping[str, FieldSpec]
+    ) -> dict[str, FieldSpec]:
         """Return the fields that decode can write into the batch: no later step changes them."""
         writes: Sequence[str] = getattr(self.decode, "_writes", ())
         if self.transform is not None or self.cache is not None:

@@ -1,34 +1,81 @@
-"""Try decode and transform on the first sample: their results must depend on the sample alone."""
+"""Try decode and transform on the first sample of the stream, which says what all samples hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
+from typing import Any
 
-from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.collate import FieldSpec
-from twinfeed.loaders.feed.feed import Feed
+import numpy as np
+
+from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.feed.collate import FieldSpec, MisfitError, is_string, mode_of, spec_of
+from twinfeed.loaders.feed.definition import Definition
+from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
+from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
 
-def tried(feed: Feed, /) -> dict[str, FieldSpec]:
-    """Return the spec of a feed whose decode and transform were tried, once for a feed.
+def tried(feed: Definition, /) -> dict[str, FieldSpec]:
+    """Return the spec of a feed, given or read from the first sample; a feed is tried once.
 
-    They are called repeatedly, under different global random states.
+    Decode and transform are called repeatedly, under different global random states.
 
     Raises:
         ValueError: two calls give two results. Errors of decode and transform are raised too.
     """
-    spec = dict(feed.spec)
-    if "_tried" in vars(feed) or (feed.transform is None and known_to_repeat(feed.decode)):
-        return spec
-    first = feed._first
+    known: dict[str, FieldSpec] | None = vars(feed).get("_spec")
+    if known is not None:
+        return known
+    given = feed._given_spec
+    if given is None:
+        spec = _checked(feed, _read(feed))
+    else:
+        spec = _checked(feed, given)
+        try:
+            if feed.transform is not None or not known_to_repeat(feed.decode):
+                _first_sample(feed, first_of(feed))
+        except (LoaderError, OSError):  # it may be damaged, and never drawn by a pass that resumes
+            return spec
+    vars(feed)["_spec"] = spec
+    return spec
+
+
+def first_of(feed: Definition) -> Request:
+    """Return the first sample of the stream, the same for every rank; record 0 of an empty one."""
+    whole = Schedule(feed.sampler).whole.sampler
+    if not len(whole):
+        return Request.plain(np.zeros(1, np.int64))
+    drawn = Request.of(whole, 0, 0)
+    return drawn.where(np.arange(len(drawn.ids)) == np.argmax(drawn.ids >= 0))
+
+
+def _first_sample(feed: Definition, first: Request) -> Mapping[str, Any]:
+    """Make the first sample by repeated calls that must agree."""
+    with closing(reader_of(feed.index)) as reader:
+        return Samples(feed, reader).tried(first, joined_rows(feed.index, feed.side, first))
+
+
+def _read(feed: Definition) -> dict[str, FieldSpec]:
+    first = first_of(feed)
     try:
-        with closing(reader_of(feed.index)) as reader:
-            Samples(feed, reader).tried(first, joined_rows(feed.index, feed.side, first))
-    except (LoaderError, OSError):
-        if feed._given_spec is None:
-            raise
-        return spec  # the sample may be damaged, and never drawn by a pass that resumes
-    vars(feed)["_tried"] = True
+        return spec_of(_first_sample(feed, first), feed.collate)
+    except MisfitError as error:
+        where = feed.index.describe(int(first.records[0]))
+        raise DecodeError(f"{where}: {error}") from error
+
+
+def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+    """Return a spec; raise TypeError or ValueError where its names or collation do not fit."""
+    for name in spec:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a field must be a str, got {name!r}")
+    last = "decode" if feed.transform is None else "transform"
+    beside = feed.side if feed.transform is None else ()  # a transform may replace side rows
+    feed._check_names("field", spec, f"give it another name in {last}", beside=beside)
+    feed._check_collated(spec)
+    for name, field in spec.items():
+        if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
+            raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
     return spec

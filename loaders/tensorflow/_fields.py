@@ -12,11 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
-from twinfeed.loaders.feed.feed import Feed, index_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called

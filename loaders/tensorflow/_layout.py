@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.source import Reads
 
 Array = npt.NDArray[Any]

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
-from twinfeed.loaders.feed.feed import Feed, index_of
 from twinfeed.loaders.formats.tfrecord import framed_length
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import join, stale_file
+from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.reading.local import open_shard
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support import system

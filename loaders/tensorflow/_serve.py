@@ -12,12 +12,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.feed.collate import mode_of
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.uncounted import UncountedPasses
 from twinfeed.loaders.making.ahead import most_threads
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads

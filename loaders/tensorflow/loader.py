@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import batches_ahead
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process

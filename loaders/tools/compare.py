@@ -21,7 +21,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c

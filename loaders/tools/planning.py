@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.feed.feed import Feed, index_of
 from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large, record_bytes
 from twinfeed.loaders.making.batcher import stored_fields
+from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.held import ROUNDS, ROWS
 from twinfeed.loaders.reading.planner import LIMIT, Planner

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, sendable
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.torch._sharing import FEWER, full

@@ -15,10 +15,10 @@ from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.feed.definition import Batch, Sample
-from twinfeed.loaders.feed.feed import Feed, check_feed
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Array

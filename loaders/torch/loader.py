@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.feed.feed import Feed
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B, fields_named
 from twinfeed.loaders.loop.uncounted import Announced, asker
 from twinfeed.loaders.making.ahead import batches_ahead, making
 from twinfeed.loaders.making.batcher import stored_fields
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.asking import Answering
 from twinfeed.loaders.reading.reader import Reader

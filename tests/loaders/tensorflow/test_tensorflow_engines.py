@@ -14,6 +14,7 @@ import tensorflow as tf
 from batches import expected, noted
 from hypothesis import given
 from hypothesis import strategies as st
+from plain import batches
 from sampler_cases import FED
 from tensorflow.python.data.ops import debug_mode
 from tensorflow_help import decode, engine_of, ids_of, loader, packed
@@ -378,7 +379,7 @@ def test_engines_give_a_field_that_a_record_lacks_its_value(tmp_path: Path, deco
     options = {"decode": decode, "fields": ["word"]}
     for engine in ENGINES:
         feed = Feed(index, once, missing={"word": b"none"}, **options)
-        want = [noted(batch) for batch in feed.batches()]
+        want = [noted(batch) for batch in batches(feed)]
         assert [noted(batch) for batch in TensorFlowLoader(feed, engine=engine)] == want, engine
         late = Feed(index, once, missing="late", **options)
         with pytest.raises(LoaderError, match=r"record 5 .*lacks the field 'word'"):

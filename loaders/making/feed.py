@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed._absent import Missing, check_missing
-from twinfeed.loaders.feed.collate import (
-    Collate,
-    FieldSpec,
-    MisfitError,
-    check_collate,
-    is_string,
-    mode_of,
-    spec_of,
-)
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
 from twinfeed.loaders.feed.decode import DecodeImage
-from twinfeed.loaders.feed.definition import TOLD, Decode, Definition, sample_of
+from twinfeed.loaders.feed.definition import Batch, Decode, Definition
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.feed.seeded import restored
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.making._absent import Missing, check_missing
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.schedule import Schedule
-from twinfeed.loaders.reading.source import Source, check_source, reader_of
+from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_A_FEED
 from twinfeed.samplers import BatchStream
@@ -40,9 +30,9 @@ from twinfeed.samplers.validate import counted
 class Feed(Definition):
     """Say what a training is fed, once, for every framework.
 
-    A feed is a value: a feed owns no thread, cache, open file or place, and never changes. A loader
-    carries the feed: `NumpyLoader(feed)`, `TorchLoader(feed)`, `TensorFlowLoader(feed)`. The method
-    `batch` is the plain definition of a batch. Every loader gives the same batches.
+    A feed is immutable. It holds no threads, caches, open files or position. `feed[epoch, step]` is
+    one batch. A loader iterates over the batches: `NumpyLoader(feed)`, `TorchLoader(feed)`,
+    `TensorFlowLoader(feed)`. All give the same batches.
 
     A batch is a dict of `id` (int64[batch], -1 for padding), every column of the index (`label`,
     …), the rows of every side table, the fields, and `mask` (bool[batch], False for padding)
@@ -95,7 +85,7 @@ class Feed(Definition):
     >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
     >>> sampler = ExactOnceBatchSampler(3, batch_size=2)
     >>> feed = Feed(index, sampler, decode=lambda sample: {"size": len(sample["word"])})
-    >>> feed.batch(epoch=0, step=0)
+    >>> feed[0, 0]
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
@@ -154,13 +144,30 @@ class Feed(Definition):
         """Return the number of batches of an epoch."""
         return len(self.sampler)
 
-    def __getitem__(self, key: object, /) -> NoReturn:
-        """Refuse to be a dataset or an iterable: say what gives batches."""
-        raise TypeError(
-            "a Feed gives no batches by itself: iterate over TorchLoader(feed), "
-            "TensorFlowLoader(feed) or NumpyLoader(feed), or over feed.batches(); "
-            "a DataLoader takes RecordDataset(feed)"
-        )
+    def __getitem__(self, position: tuple[int, int], /) -> Batch:
+        """Make one batch as numpy arrays, `feed[epoch, step]`, and keep nothing open.
+
+        For a look, a test, or a loop of your own in any order, from any thread or process. A loader
+        is faster, since it reads ahead and keeps files open.
+
+        Raises:
+            IndexError: outside the sampler's epochs and steps.
+            LoaderError: an error of reading, or DecodeError. Each names the record.
+        """
+        if not isinstance(position, tuple) or len(position) != 2:
+            raise TypeError(
+                f"feed[epoch, step] is a batch, got feed[{position!r}]: iterate over "
+                f"NumpyLoader(feed), TorchLoader(feed) or TensorFlowLoader(feed); a DataLoader "
+                f"takes RecordDataset(feed)"
+            )
+        request = Request.of(self.sampler, *position, seeds=self._seeded)
+        with Batcher(self) as batcher:
+            return batcher(request)
+
+    @property
+    def spec(self) -> Mapping[str, FieldSpec]:
+        """The shape and dtype of each field of a sample, given or read from the first sample."""
+        return MappingProxyType(tried(self))
 
     def __repr__(self) -> str:
         return f"Feed({self.index!r}, {self.sampler!r})"
@@ -174,60 +181,6 @@ class Feed(Definition):
         other = copy.copy(self)
         other.__dict__["sampler"] = self.sampler.shard(rank, world_size)
         return other
-
-    @property
-    def _shares(self) -> bool:
-        """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
-        views = self.sampler.num_ids != self.sampler.num_records
-        return self.sampler._live is not None or views or self.sampler._repeats
-
-    @property
-    def _seeded(self) -> bool:
-        """Whether the samples' seeds are needed: only a transform uses seeds."""
-        return self.transform is not None
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the transform must run alone, since it sets global states."""
-        return bool(getattr(self.transform, "alone", False))
-
-    @property
-    def collate(self) -> Collate:
-        """How samples become a batch: a mode, or the mode of each field by name."""
-        how = self._collate
-        return MappingProxyType(how) if isinstance(how, dict) else how
-
-    @property
-    def missing(self) -> Mapping[str, Any]:
-        """The values of fields for the records that lack them."""
-        return MappingProxyType(self._missing)
-
-    @property
-    def side(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The side tables by name."""
-        return MappingProxyType(self._side)
-
-    @property
-    def spec(self) -> Mapping[str, FieldSpec]:
-        """The shape and dtype of each field of a sample, given or read from the first sample."""
-        return MappingProxyType(self._spec)
-
-    @cached_property
-    def _spec(self) -> dict[str, FieldSpec]:
-        spec = self._given_spec
-        if spec is None:
-            spec = self._read_spec()
-        for name in spec:
-            if not isinstance(name, str):
-                raise TypeError(f"the name of a field must be a str, got {name!r}")
-        last = "decode" if self.transform is None else "transform"
-        beside = self._side if self.transform is None else ()  # a transform may replace side rows
-        self._check_names("field", spec, f"give it another name in {last}", beside=beside)
-        self._check_collated(spec)
-        for name, field in spec.items():
-            if field.shape and is_string(field.dtype) and mode_of(self._collate, name) != "ragged":
-                raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
-        return spec
 
     def _check_fields(self) -> None:
         """Raise KeyError for fields that the index has not, or decode is not given."""
@@ -260,31 +213,6 @@ class Feed(Definition):
         if self._given_spec is not None and self._given_spec.keys() != set(self.fields):
             raise ValueError(f"spec names {list(self._given_spec)}, fields {list(self.fields)}")
 
-    def _check_collated(self, names: Iterable[str]) -> None:
-        """Raise ValueError where `collate` names another field."""
-        unknown = set(self._collate).difference(names) if isinstance(self._collate, dict) else ()
-        if unknown:
-            raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
-
-    def _read_spec(self) -> dict[str, FieldSpec]:
-        with closing(reader_of(self.index)) as reader, restored():
-            first = self._first
-            number, record, view = map(int, (first.ids[0], first.records[0], first.views[0]))
-            sample = sample_of(self, reader, number, record, view, 0)
-        try:
-            return spec_of(sample, self._collate)
-        except MisfitError as error:
-            raise DecodeError(f"{self.index.describe(record)}: {error}") from error
-
-    @cached_property
-    def _first(self) -> Request:
-        """The first sample of the stream, the same for every rank; record 0 of an empty stream."""
-        whole = Schedule(self.sampler).whole.sampler
-        if not len(whole):
-            return Request.plain(np.zeros(1, np.int64))
-        drawn = Request.of(whole, 0, 0)
-        return drawn.where(np.arange(len(drawn.ids)) == np.argmax(drawn.ids >= 0))
-
     def _check_side(self, name: str, rows: Any) -> None:
         """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
         if name in self.index.columns:
@@ -299,22 +227,6 @@ class Feed(Definition):
                 f"side table {name!r} has {counted(len(rows), 'row')} for "
                 f"{counted(self.sampler.num_ids, 'sample id')}: "
                 f"give it a row for each id of the sampler, in their order"
-            )
-
-    def _check_names(
-        self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
-    ) -> None:
-        """Raise ValueError for a name that the batch, or the transform, has for something else."""
-        names = set(names)
-        both = names.intersection(beside)
-        if both:
-            raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
-        taken, whose = (TOLD, "sample") if self.transform is not None else (("id",), "batch")
-        both = names.intersection(("mask", *taken) if self.sampler._padded else taken)
-        if both:
-            raise ValueError(
-                f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
-                f"{advice}"
             )
 
 
