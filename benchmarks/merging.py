@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders import merge_parts, open_index
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart, new_part
+from twinfeed.loaders import open_index
+from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
+from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
 
@@ -31,7 +33,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
     file = folder / f"{shard:032x}.part"
-    part = ShardPart("plan", options, name, 0, records=records, labels={"names": name}, file=file)
+    part = ShardPart(options, name, 0, records=records, labels={"names": name}, file=file)
     part.names = [f"class {n}" for n in range(CLASSES)]
     part.fields = {"image": FieldFacts("bytes", BLOCK, 100)}
     part.strings = {"keys": (records, 8 * records)}
@@ -56,9 +58,10 @@ def merged(folder: Path, limit: int) -> None:
     data = next(int(words[1]) * 1024 for words in held if words[0] == "VmData:")
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     start = time.perf_counter()
-    index = merge_parts(sorted(folder.glob("*.part")), folder / "x.index", root=folder)
+    survey = Survey(map(load_part, sorted(folder.glob("*.part"))), None)
+    write_index(folder / "x.index", survey, classes=None)
     seconds = time.perf_counter() - start
-    print(f"merged {len(index):,} records with {limit:,} bytes at most, in {seconds:.0f} s")
+    print(f"merged {survey.records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
 
 
 def opening(path: Path) -> None:

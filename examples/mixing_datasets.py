@@ -1,7 +1,6 @@
-"""Mix two data sets in exact proportion, by one index of both that reads neither again.
+"""Mix two data sets in exact proportion, by one index of both.
 
-Each data set was indexed by itself. The parts that the builds left are merged once more, into one
-index of both. In every four samples three are of the small data set and one of the large one, which
+In every four samples three are of the small data set and one of the large one, which
 `sample_from_datasets` gives on average only:
 
     python mixing_datasets.py
@@ -15,28 +14,22 @@ from pathlib import Path
 import numpy as np
 from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed, NumpyLoader, build_parts, merge_parts
+from twinfeed.loaders import Feed, NumpyLoader, build_index
 from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
 
 WEIGHTS = (1, 3)
 
 
 def main() -> None:
-    """Index two sets of shards, merge the parts, and count what comes."""
+    """Index two sets of shards together, and count what comes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("mixing-data"))
     folder: Path = parser.parse_args().out
     open_digits(folder)  # writes train-*.tfrecord and eval-*.tfrecord
 
-    names = ("train", "eval")
-    parts = {
-        name: build_parts(
-            str(folder / f"{name}-*.tfrecord"), folder / f"{name}-parts", root=folder, label="label"
-        )
-        for name in names
-    }
-    # Shards are sorted by path in an index: "eval" comes before "train".
-    index = merge_parts([*parts["eval"], *parts["train"]], folder / "both.index")
+    # Shards are numbered in the order in which they are named: "eval" comes before "train".
+    shards = [str(folder / f"{name}-*.tfrecord") for name in ("eval", "train")]
+    index = build_index(shards, folder / "both.index", label="label")
     stops = np.cumsum(index.shard_lengths)
     small = int(stops[sum("eval" in path for path in index.shard_paths.tolist()) - 1])
     sizes = (small, len(index) - small)

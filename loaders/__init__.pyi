@@ -1,6 +1,4 @@
 from twinfeed.loaders.building.build import build_index as build_index
-from twinfeed.loaders.building.build import build_parts as build_parts
-from twinfeed.loaders.building.build import merge_parts as merge_parts
 from twinfeed.loaders.building.labels import FromFolder as FromFolder
 from twinfeed.loaders.building.labels import FromJson as FromJson
 from twinfeed.loaders.building.labels import FromTable as FromTable

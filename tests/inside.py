@@ -13,7 +13,9 @@ from twinfeed.loaders.building import (
     sources,
     store,
 )
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart, new_part
+from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
+from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.building.plan import Plan
 from twinfeed.loaders.building.shards import expand

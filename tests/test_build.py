@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import threading
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -34,6 +32,7 @@ from inside import (
     tar,
     tfrecord,
 )
+from making_parts import made_parts, merged
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
@@ -47,8 +46,6 @@ from twinfeed.loaders import (
     Reader,
     ShardWarning,
     build_index,
-    build_parts,
-    merge_parts,
     open_index,
     pack,
     verify,
@@ -120,7 +117,6 @@ def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_pat
 def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
     for read in (
         lambda: build_index("*.tar", tmp_path / "x.index", reading=3),  # type: ignore[call-arg]
-        lambda: build_parts("*.tar", tmp_path / "parts", root=tmp_path, reading=3),  # type: ignore[call-arg]
         lambda: verify("*.tar", reading=3),  # type: ignore[call-arg]
     ):
         with pytest.raises(TypeError, match="takes no reading=: its options are "):
@@ -236,8 +232,7 @@ def test_a_record_that_a_label_table_lacks_is_an_error_or_left_out_or_background
     with Reader(index) as reader:
         assert reader.read([2, 1], ["png"])["png"] == [b"000004" * 4, b"000003" * 3]
     assert verify(index).ok
-    parts = build_parts(shards, tmp_path / "p", root=tmp_path, background="none", missing="skip")
-    index = merge_parts(parts, out, label=table)
+    index = build_index(shards, out, label=table, background="none", missing="skip")
     assert index.classes == ("a", "b", "none")
     assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
     ways: list[ReadingOptions] = [{"missing": "skip"}, {"background": "none"}]
@@ -487,29 +482,6 @@ def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: 
     assert tree(tmp_path / "one" / "x.index") == tree(tmp_path / "two" / "x.index")
 
 
-def test_parts_built_elsewhere_merge_to_the_same_index(tmp_path: Path) -> None:
-    shards = tars(tmp_path)
-    whole = build_index(shards, tmp_path / "whole.index", label="cls")
-    files = build_parts(shards[1:], tmp_path / "p1", root=tmp_path, label="cls")
-    files += build_parts(shards[:1], tmp_path / "p2", root=tmp_path, label="cls")
-    merged = merge_parts(files, tmp_path / "merged.index")
-    assert merged.fingerprint == whole.fingerprint
-    assert tree(merged.path) == tree(whole.path)
-
-
-def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    shards = tars(tmp_path)
-    one = build_parts(shards[:1], tmp_path / "p", root=tmp_path, label="cls")
-    other = build_parts(shards[1:], tmp_path / "p", root=tmp_path)
-    with pytest.raises(IndexFormatError, match="2 different sets of arguments"):
-        merge_parts(one + other, tmp_path / "x.index")
-    with pytest.raises(ValueError, match=r"shards have two parts \(1: d-000000\.tar"):
-        merge_parts(one + one, tmp_path / "x.index")
-    one[0].write_bytes(one[0].read_bytes()[:-10])
-    with pytest.raises(IndexFormatError, match="missing or damaged"):
-        merge_parts(one, tmp_path / "x.index")
-
-
 def test_what_a_function_gave_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,29 +497,10 @@ def test_what_a_function_gave_is_not_used_again(
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)
     flip(shards[1], 0)
-    files = build_parts(shards, tmp_path / "p", root=tmp_path, label=label)
+    assert list((tmp_path / "x.index" / "parts").glob("*.part"))
     now["label"] = 2
     index = build_index(shards, tmp_path / "x.index", label=label)
     assert index.columns["label"].tolist() == [2] * 20
-    now["label"] = 3
-    assert build_parts(shards, tmp_path / "p", root=tmp_path, label=label) == files
-    merged = merge_parts(files, tmp_path / "y.index")
-    assert merged.columns["label"].tolist() == [3] * 20
-
-
-def test_parts_of_an_object_that_labels_fit_together(tmp_path: Path) -> None:
-    """A partial function has no code of its own to compare."""
-    shards = tars(tmp_path, shards=2)
-    files = [
-        *build_parts(shards[:1], tmp_path / "p", root=tmp_path, label=partial(_first_byte, "png")),
-        *build_parts(shards[1:], tmp_path / "q", root=tmp_path, label=partial(_first_byte, "png")),
-    ]
-    assert set(merge_parts(files, tmp_path / "x.index").columns["label"].tolist()) == {ord("0")}
-
-
-def _first_byte(name: str, sample: dict[str, Any]) -> int:
-    value: bytes = sample[name]
-    return value[0]
 
 
 def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
@@ -756,12 +709,6 @@ def test_lists_of_numbers_have_no_digest(tmp_path: Path) -> None:
     assert set(index.digests) == {"y", "z"}
 
 
-def test_merging_takes_no_label_but_a_table(tmp_path: Path) -> None:
-    files = build_parts(tars(tmp_path), tmp_path / "p", root=tmp_path)
-    with pytest.raises(TypeError, match="label must be a FromTable, got 'cls'"):
-        merge_parts(files, tmp_path / "x.index", label="cls")  # type: ignore[arg-type]
-
-
 def test_a_feature_of_two_kinds_is_told_of_with_both_records(tmp_path: Path) -> None:
     samples = [{"x": 1, "y": b"a"}, {"x": 2, "y": b"b"}, {"x": b"text", "y": b"c"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
@@ -780,30 +727,29 @@ def test_the_fields_of_all_shards_together_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("entry", "old", "new"),
     [
-        (b", [10]]", b", [9999999999]]"),
-        (b'"records": 10', b'"records": 11'),
-        (b'"keys-text"', b'"keys-next"'),
-        (b'"<u4"', b'"|O"'),
-        (b'"<i4"', b'"<i8"'),
-        (b'"options": {', b'"options": {"nobody": 1, '),
+        ("0/rows-0.npy", b"(10,)", b"(99,)"),
+        ("0/rows-0.npy", b"'<u4'", b"'|O' "),
+        ("facts.json", b'"records": 10', b'"records": 11'),
+        ("facts.json", b'"keys-text"', b'"keys-next"'),
+        ("facts.json", b'"options": {', b'"options": {"nobody": 1, '),
     ],
 )
 def test_a_part_that_tells_what_cannot_be_is_refused(
-    tmp_path: Path, old: bytes, new: bytes
+    tmp_path: Path, entry: str, old: bytes, new: bytes
 ) -> None:
-    """Its digest is right, as an attacker would have it."""
-    (file,) = build_parts(tars(tmp_path, shards=1), tmp_path / "p", root=tmp_path)
-    data = file.read_bytes()[:-32]
-    assert old in data
-    length = int.from_bytes(data[-8:], "little")
-    blocks, facts = data[: -8 - length], data[-8 - length : -8]
-    blocks, facts = blocks.replace(old, new), facts.replace(old, new)
-    data = blocks + facts + len(facts).to_bytes(8, "little")
-    file.write_bytes(data + hashlib.sha256(data).digest())
+    """Its checksums are right, as an attacker would have it."""
+    (file,) = made_parts(tars(tmp_path, shards=1), tmp_path / "p")
+    with ZipFile(file) as part:
+        entries = {name: part.read(name) for name in part.namelist()}
+    assert old in entries[entry]
+    entries[entry] = entries[entry].replace(old, new)
+    with ZipFile(file, "w") as part:
+        for name, data in entries.items():
+            part.writestr(name, data)
     with pytest.raises(IndexFormatError, match="missing or damaged"):
-        merge_parts([file], tmp_path / "x.index")
+        merged([file], tmp_path / "x.index")
 
 
 @pytest.mark.parametrize("text", ["a," + "x" * 200_000, "a,caf\xe9\n"], ids=["long", "latin"])
@@ -864,8 +810,6 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             build_index(shards, path, **options)
     with pytest.raises(ValueError, match="shards are named twice"):
         build_index(shards * 2, path)
-    with pytest.raises(TypeError, match=r"parts must be a list of files, got '.*/p'"):
-        merge_parts(tmp_path / "p", path)
     (examples,) = tfrecords(tmp_path, shards=1)
     with pytest.raises(
         ValueError, match=r"lists= names \['nope'\], which no record has: .*'image'"
@@ -1024,13 +968,13 @@ def cls_tar(path: Path, *texts: str | None) -> Path:
         ([None, None, None], "none", [0, 0, 0], ("none",)),
     ],
 )
-@pytest.mark.parametrize("way", ["member", "two shards", "table", "merge", "function"])
+@pytest.mark.parametrize("way", ["member", "two shards", "table", "function"])
 def test_the_background_is_of_the_labels_kind(
     tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
 ) -> None:
     shards = [cls_tar(tmp_path / "a.tar", *texts)]
     options: dict[str, Any] = {"label": "cls", "background": background}
-    if way in ("two shards", "merge"):
+    if way == "two shards":
         shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
     if way == "table":
         rows = [f"a{n},{text}\n" for n, text in enumerate(texts) if text is not None]
@@ -1038,15 +982,11 @@ def test_the_background_is_of_the_labels_kind(
         options["label"] = FromTable(tmp_path / "t.csv")
     if way == "function":
         options["label"] = lambda sample: sample["cls"].decode() if "cls" in sample else None
-    if way == "merge":
-        parts = build_parts(shards, tmp_path / "p", root=tmp_path, **options)
-        index = merge_parts(parts, tmp_path / "x.index")
-    elif way == "function" and isinstance(background, int) and any(texts):
+    if way == "function" and isinstance(background, int) and any(texts):
         with pytest.raises(ValueError, match=r"background=-1 is an integer, and labels are names"):
             build_index(shards, tmp_path / "x.index", **options)
         return
-    else:
-        index = build_index(shards, tmp_path / "x.index", **options)
+    index = build_index(shards, tmp_path / "x.index", **options)
     if way == "function" and background == "-1":
         assert index.classes == ("-1", "3", "5")
         return
@@ -1130,8 +1070,6 @@ def test_classes_are_different_names(tmp_path: Path, classes: Any, kind: Any, me
     shard = cls_tar(tmp_path / "a.tar", "a")
     with pytest.raises(kind, match=f"classes must be .*{message}"):
         build_index(shard, tmp_path / "x.index", label="cls", classes=classes)
-    with pytest.raises(kind, match=f"classes must be .*{message}"):
-        merge_parts([], tmp_path / "x.index", classes=classes)
 
 
 def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
@@ -1146,17 +1084,9 @@ def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
         FromTable(file)
 
 
-def test_parts_whose_features_differ_in_kind_say_how_to_build_them(tmp_path: Path) -> None:
+def test_features_that_differ_in_kind_over_shards_are_named(tmp_path: Path) -> None:
     one = write_tfrecord(tmp_path / "0.tfrecord", [{"caption": [b"a"]}])
-    two = write_tfrecord(tmp_path / "1.tfrecord", [{"caption": [b"b", b"c"]}])
-    files = build_parts([one], tmp_path / "p", root=tmp_path)
-    files += build_parts([two], tmp_path / "p", root=tmp_path)
-    with pytest.raises(ValueError, match=r"build all parts with lists=\['caption'\]"):
-        merge_parts(files, tmp_path / "x.index")
-    files = build_parts([one, two], tmp_path / "p", root=tmp_path, lists=["caption"])
-    with Reader(merge_parts(files, tmp_path / "x.index")) as reader:
-        assert reader.read([0, 1]) == {"caption": [[b"a"], [b"b", b"c"]]}
-    write_tfrecord(two, [{"caption": [7]}])
+    two = write_tfrecord(tmp_path / "1.tfrecord", [{"caption": [7]}])
     with pytest.raises(ValueError, match="'caption' is bytes in some shards and int64_list in"):
         build_index([one, two], tmp_path / "x.index")
 
@@ -1184,10 +1114,6 @@ def test_an_index_is_never_written_among_other_files(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"such as .*/data/train\.index"):
         build_index(shards, tmp_path / "data")
     (tmp_path / "data" / MANIFEST).unlink()
-    parts_of_all = build_parts(shards, tmp_path / "p", root=tmp_path)
-    with pytest.raises(FileExistsError, match="other files"):
-        merge_parts(parts_of_all, tmp_path / "data")
-    shutil.rmtree(tmp_path / "p")
     assert tree(tmp_path) == before
 
 
@@ -1254,8 +1180,6 @@ def test_nothing_is_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for url in ("s3://bucket/x", "memory://x", Path("s3://bucket/x")):
         for write in (
             lambda url=url: pack([{"a": 1}], url),
-            lambda url=url: build_parts(shards, url, root=tmp_path),
-            lambda url=url: merge_parts([], url),
             lambda url=url: verify(shards, bad_list=url, root=tmp_path),
         ):
             with pytest.raises(ValueError, match="is a URL: write to a local folder, and upload"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -21,6 +20,7 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -35,7 +35,9 @@ from inside import (
     build,
     digest_of,
     file_digest,
+    load_part,
 )
+from making_parts import made_parts, merged
 from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
@@ -50,8 +52,6 @@ from twinfeed.loaders import (
     TruncatedShardError,
     UnsafeContentError,
     build_index,
-    build_parts,
-    merge_parts,
     open_index,
     pack,
     verify,
@@ -584,7 +584,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) ->
     shards = tfrecords(tmp_path, shards=20, each=1 if full == "manifest" else 200)
     index = build_index(shards, tmp_path / "x.index", label="label")
     before = tree(index.path)
-    (part, *_) = build_parts(shards, tmp_path / "parts", root=tmp_path, label="label")
+    (part, *_) = made_parts(shards, tmp_path / "parts", label="label")
     sizes = {"part": part.stat().st_size, "manifest": len(before[MANIFEST])}
     sizes["array"] = max(len(data) for data in before.values())
     if full != "part":  # or it would end there
@@ -669,16 +669,16 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
     rewrite_manifest(index, describe)
     with pytest.raises(IndexFormatError, match="cannot be read"):
         open_index(index.path)
-    (part,) = build_parts(
-        [tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path
-    )
-    np.savez(tmp_path / "bomb.npz", facts=bomb)
-    data = (tmp_path / "bomb.npz").read_bytes()
-    part.write_bytes(hashlib.sha256(data).digest() + data)
+    (part,) = made_parts(tfrecords(tmp_path, shards=1), tmp_path / "parts")
+    with ZipFile(part) as whole:
+        facts = whole.read("facts.json")
+    with ZipFile(part, "w") as changed:
+        changed.writestr("facts.json", facts)
+        for name in json.loads(facts)["held"][0][1]:
+            with changed.open(f"0/{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, bomb)
     with pytest.raises(ValueError, match="missing or damaged"):
-        merge_parts([part], tmp_path / "y.index")
-    part.write_bytes(data)
-    build_parts([tmp_path / "d-00000-of-00003.tfrecord"], tmp_path / "parts", root=tmp_path)
+        merged([part], tmp_path / "y.index")
     assert not marker.exists()
 
 
@@ -819,18 +819,20 @@ def test_a_part_with_any_byte_changed_or_cut_is_built_again(
 ) -> None:
     monkeypatch.setattr(build, "KEEP_FROM", 0)
     shards = tfrecords(tmp_path, shards=1, each=2)
-    (part,) = build_parts(shards, tmp_path / "parts", root=tmp_path)
-    whole = part.read_bytes()
+    (part,) = made_parts(shards, tmp_path / "parts")
+    whole, known = part.read_bytes(), load_part(part)
+    expected = known, [*map(str, known.blocks())]
     for place in range(len(whole)):
         part.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        assert ShardPart.load(part) is None
+        found = ShardPart.load(part)
+        assert found is None or (found, [*map(str, found.blocks())]) == expected
         part.write_bytes(whole[:place])
         assert ShardPart.load(part) is None
     with pytest.raises(IndexFormatError, match="a part is missing or damaged"):
-        merge_parts([part], tmp_path / "x.index")
-    assert build_parts(shards, tmp_path / "parts", root=tmp_path) == [part]
+        merged([part], tmp_path / "x.index")
+    assert made_parts(shards, tmp_path / "parts") == [part]
     assert part.read_bytes() == whole
-    assert len(merge_parts([part], tmp_path / "x.index")) == 2
+    assert len(merged([part], tmp_path / "x.index")) == 2
 
 
 def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:

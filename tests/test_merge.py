@@ -20,21 +20,19 @@ from inside import (
     TFRecordWriter,
     _classes,
     _collect,
-    _parts,
     mark,
     new_part,
     row_type,
     sources,
 )
 from inside import store as _store
+from making_parts import made_parts, merged
 from making_shards import tars
 
 from twinfeed.loaders import (
     IndexFormatError,
     Reader,
     build_index,
-    build_parts,
-    merge_parts,
     open_index,
 )
 from twinfeed.samplers import ClassOrder
@@ -55,7 +53,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     (folder / "a.tar").touch()
     options = IndexOptions(container="tar", label_from="field", label="cls")
     file = folder / f"{records:032x}.part"
-    part = ShardPart("plan", options, "a.tar", 0, file=file)
+    part = ShardPart(options, "a.tar", 0, file=file)
     part.labels, part.names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
     part.strings = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldFacts("bytes", offset, length)}
@@ -80,11 +78,10 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
 ) -> None:
     for name in ("SORTED", "READ"):
         monkeypatch.setattr(_classes, name, 5000)
-    monkeypatch.setattr(_parts, "CHUNK", 1 << 16)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 400_000))
 
     def merge(part: Path) -> None:
-        merge_parts([part], tmp_path / "x.index")
+        merged([part], tmp_path / "x.index")
 
     merge(few)  # what the first use alone needs
     least = peak(lambda: merge(few))
@@ -107,9 +104,9 @@ def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
         with TFRecordWriter(shard) as writer:
             for _ in range(records):
                 writer.write(b"some bytes")
-        build = partial(build_parts, [shard], root=tmp_path, example=False)
+        build = partial(made_parts, [shard], example=False)
         peaks.append(peak(partial(build, tmp_path / "once")))
-        assert len(merge_parts(build(tmp_path / "again"), tmp_path / "x.index")) == records
+        assert len(merged(build(tmp_path / "again"), tmp_path / "x.index")) == records
     assert peaks[2] < 1.2 * peaks[1] + 100_000
 
 
@@ -125,7 +122,7 @@ def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
 def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
     tmp_path: Path, offset: int, length: int, types: tuple[str, str]
 ) -> None:
-    index = merge_parts([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
+    index = merged([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
     table = index._table("x")
     assert (table.dtype["offset"].str, table.dtype["length"].str) == types
     (row,) = index._rows(["x"], np.array([7])).tolist()
@@ -170,13 +167,13 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
 
 def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path) -> None:
     options = IndexOptions(container="tar")
-    part = ShardPart("plan", options, "a.tar", 0, records=3, file=tmp_path / "0.part")
+    part = ShardPart(options, "a.tar", 0, records=3, file=tmp_path / "0.part")
     part.fields = {"x": FieldFacts("bytes")}
     with new_part(tmp_path / "0.part") as out:
         out.add(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})
         out.finish(part)
     with pytest.raises(IndexFormatError, match="its shard has other records than it tells"):
-        merge_parts([tmp_path / "0.part"], tmp_path / "x.index")
+        merged([tmp_path / "0.part"], tmp_path / "x.index")
     assert not list((tmp_path / "x.index").glob("*"))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from format_help import no_hang
 from inside import Entry, digest_of, main, read_bad_records
+from making_parts import made_parts, merged
 from making_shards import tfrecords
 
 from twinfeed.loaders import (
@@ -24,8 +25,6 @@ from twinfeed.loaders import (
     LooseFiles,
     SideTable,
     build_index,
-    build_parts,
-    merge_parts,
     open_index,
     pack,
 )
@@ -104,8 +103,8 @@ def side_table(folder: Path) -> Case:
 
 def part(folder: Path) -> Case:
     shards = tfrecords(folder, shards=1)
-    (path,) = build_parts(shards, folder / "parts", root=folder)
-    return path, lambda: merge_parts([path], folder / "x.index")
+    (path,) = made_parts(shards, folder / "parts")
+    return path, lambda: merged([path], folder / "x.index")
 
 
 def earlier_array(folder: Path) -> Case:

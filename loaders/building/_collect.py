@@ -65,9 +65,9 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
 
 def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
     """Write the part. Write it again if a feature turns out to be a list."""
-    digest, size = plan.digest(), 0 if job.entries else os.stat(here.path).st_size
+    size = 0 if job.entries else os.stat(here.path).st_size
     while True:
-        part = ShardPart(digest, plan.options, job.shard, size, here.tag, file=file)
+        part = ShardPart(plan.options, job.shard, size, here.tag, file=file)
         with new_part(file) as out:
             collector = _Collector(plan, part, here.path, out)
             _scan(plan, job, here.path, collector)

@@ -1,38 +1,33 @@
 """Parts: what one shard adds to an index, in a file of its own.
 
-A part is written and read block by block, so that no more than a block is held in memory.
-
-- Each block is a line of JSON that names the arrays of the block, and then the bytes of the arrays.
-- After the blocks come the facts of the shard as JSON, and the length of the facts in eight bytes.
-- Last comes a SHA-256 of all bytes before.
+A part is a zip. Each array of each block of records is an entry, `NUMBER/NAME.npy`. The last entry
+is the facts of the shard as JSON. No more than a block is held in memory. The zip has a CRC of each
+entry, and its directory comes last, so damage and cuts are found.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
-import math
 import os
+import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.building.store import HashedFile
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.manifest import CHUNK
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.atomic import beside, room_for
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.regular import open_file
 
-_LINE = 1 << 17
+_FACTS = "facts.json"
 _SHOWN = 8
-_TRAILER = 8 + hashlib.sha256().digest_size
 
 
 class Block(NamedTuple):
@@ -76,6 +71,7 @@ class ShardPart:
     """Hold the facts of one shard; the arrays stay in the file.
 
     - `tag` is the tag that the store gave the shard.
+    - `held` has the number of records of each block, and the names of the block's arrays.
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
     - `labels` says where the first label of each kind ("integers", "names") is.
     - `names` are the names that the blocks refer to by number; None stands for no label.
@@ -83,7 +79,6 @@ class ShardPart:
       each with the advice.
     """
 
-    plan: str
     options: IndexOptions
     path: str
     bytes: int
@@ -94,6 +89,7 @@ class ShardPart:
     excluded: int = 0
     broken: bool = False
     lacking: int = 0
+    held: list[tuple[int, list[str]]] = field(default_factory=list)
     strings: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
@@ -111,25 +107,23 @@ class ShardPart:
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
         """Return a part; None if the file is missing, cut short or damaged."""
         try:
-            with open_file(file, buffering=CHUNK) as data:
-                if check and not _is_whole(data):
+            with open_file(file) as data, zipfile.ZipFile(data) as held:
+                if check and held.testzip() is not None:
                     return None
-                facts = json.loads(_facts(data))
+                facts = json.loads(held.read(_FACTS))
             options = IndexOptions(**facts["options"])
             fields = {name: FieldFacts(*found) for name, found in facts["fields"].items()}
             return cls(**facts | {"options": options, "fields": fields, "file": file})
-        except (AttributeError, OSError, RecursionError, TypeError, ValueError):
+        except Exception:  # whatever the damage leads to
             return None
 
     def blocks(self) -> Iterator[Block]:
         """Yield the arrays of the records, block by block."""
         try:
-            with open_file(self.file, buffering=CHUNK) as data:
-                end = os.fstat(data.fileno()).st_size - _TRAILER - len(_facts(data))
-                data.seek(0)
-                while data.tell() < end:
-                    yield _block(data, end)
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            with open_file(self.file) as data, zipfile.ZipFile(data) as held:
+                for number, (records, names) in enumerate(self.held):
+                    yield Block(records, {name: _array(held, number, name) for name in names})
+        except Exception as error:
             raise damaged_part(self.file) from error
 
 
@@ -154,26 +148,34 @@ def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
 def damaged_part(file: Path, /) -> IndexFormatError:
     """Return the error of a missing or damaged part."""
     return IndexFormatError(
-        "a part is missing or damaged", path=file, advice="build it again with build_parts"
+        "a part is missing or damaged",
+        path=file,
+        advice="build the index again; with executor= every worker must see this folder",
     )
 
 
-class PartFile(HashedFile):
+class PartFile:
     """Write a part. The file gets its name when the part is finished."""
+
+    def __init__(self, file: Path, /) -> None:
+        self.file = file
+        self.zip = zipfile.ZipFile(file, "x")
+        self.held: list[tuple[int, list[str]]] = []
 
     def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
         """Add the arrays of some records."""
-        entries = [(n, np.lib.format.dtype_to_descr(a.dtype), a.shape) for n, a in arrays.items()]
-        self.write(json.dumps({"records": records, "arrays": entries}).encode() + b"\n")
-        for array in arrays.values():
-            self.write_array(array)
+        for name, array in arrays.items():
+            with self.zip.open(f"{len(self.held)}/{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+        self.held.append((records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
         """Add the facts, and give the file its name."""
-        text = json.dumps(vars(part) | {"options": vars(part.options), "file": ""}).encode()
-        self.write(text + len(text).to_bytes(8, "little"))
-        self.write(self.digest.digest())
-        self.close()
+        part.held = self.held
+        facts = vars(part) | {"options": vars(part.options), "file": ""}
+        with self.zip.open(_FACTS, "w") as entry:
+            entry.write(json.dumps(facts).encode())
+        self.zip.close()
         os.replace(self.file, part.file)
 
 
@@ -186,36 +188,11 @@ def new_part(file: Path, /) -> Iterator[PartFile]:
             yield out
         finally:
             with suppress(OSError):  # a full disk was reported already
-                out.close()
+                out.zip.close()
             out.file.unlink(missing_ok=True)
 
 
-def _is_whole(data: BinaryIO) -> bool:
-    """Compare the bytes of a part with their digest."""
-    digest = hashlib.sha256()
-    end = os.fstat(data.fileno()).st_size - digest.digest_size
-    while chunk := data.read(min(CHUNK, max(end - data.tell(), 0))):
-        digest.update(chunk)
-    return data.read() == digest.digest()
-
-
-def _facts(data: BinaryIO) -> bytes:
-    """Return the facts of a part as they were written."""
-    end = os.fstat(data.fileno()).st_size - _TRAILER
-    data.seek(end)
-    length = int.from_bytes(data.read(8), "little")
-    data.seek(end - length)
-    return data.read(length)
-
-
-def _block(data: BinaryIO, end: int) -> Block:
-    """Return the block that begins here."""
-    line = json.loads(data.readline(_LINE))
-    arrays = {}
-    for name, descr, shape in line["arrays"]:
-        dtype = np.lib.format.descr_to_dtype(descr)
-        size = dtype.itemsize * math.prod(shape)
-        if not 0 <= size <= end - data.tell():
-            raise ValueError("a block is longer than its part")
-        arrays[name] = np.frombuffer(data.read(size), dtype).reshape(shape)
-    return Block(line["records"], arrays)
+def _array(held: zipfile.ZipFile, block: int, name: str) -> Array:
+    """Return an array of a block."""
+    data = held.read(f"{block}/{name}.npy")  # checks the CRC
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from itertools import pairwise, starmap
+from itertools import starmap
 from pathlib import Path
 from typing import Unpack
 
@@ -22,7 +20,6 @@ from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import Fields, Plan
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.building.store import DAY, is_part, make_folder, own_folder
-from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.opened import Index, open_index
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import to_write
@@ -124,123 +121,6 @@ def build_index(
         if isinstance(out, Location):
             send_index(here, out)
     return open_index(path, root=str(source.root))
-
-
-def build_parts(
-    shards: Shards,
-    folder: PathLike,
-    /,
-    *,
-    root: PathLike,
-    label: LabelSource | None = None,
-    fields: Fields | None = None,
-    exclude: Exclude = (),
-    executor: Executor | None = None,
-    progress: bool = False,
-    **options: Unpack[ReadingOptions],
-) -> list[Path]:
-    """Build the parts of some shards in `folder`, and return the files of the parts.
-
-    `merge_parts` joins these parts with parts that were built elsewhere.
-
-    Args:
-        shards: as for `build_index`.
-        folder: the folder of the parts. Parts that lie there already are taken as they are, except
-            where labels come from a function.
-        root: the folder or URL that all shards lie below, also those of other machines.
-        label: as for `build_index`, and the same on every machine. Of a label function only its own
-            code is compared. What the function uses must be the same too.
-        fields: as for `build_index`, and the same on every machine.
-        exclude: as for `build_index`.
-        executor: as for `build_index`.
-        progress: as for `build_index`.
-        **options: as for `build_index`, and the same on every machine.
-
-    >>> import tempfile
-    >>> from twinfeed.loaders.formats.tar import TarWriter
-    >>> data = tempfile.mkdtemp()
-    >>> for name in ("a", "b"):
-    ...     with TarWriter(f"{data}/{name}.tar") as writer:
-    ...         writer.write(name, {"txt": b"..."})
-    >>> files = build_parts([f"{data}/b.tar"], f"{data}/there", root=data)
-    >>> files += build_parts([f"{data}/a.tar"], f"{data}/here", root=data)
-    >>> merge_parts(files, f"{data}/all.index").keys([0, 1])
-    ['a', 'b']
-    """
-    reading = reading_of(build_parts, options)
-    where = make_folder(to_write(folder))
-    source = find_source(
-        shards, where / "index", container=reading.container, root=root, complete=False
-    )
-    plan = Plan.of(source, label, fields, reading)
-    jobs = without(source, exclude)
-    return [part.file for part in _parts(plan, jobs, where, executor, progress)]
-
-
-def merge_parts(
-    parts: Iterable[PathLike],
-    path: PathLike,
-    /,
-    *,
-    label: FromTable | None = None,
-    classes: Sequence[str] | None = None,
-    root: PathLike | None = None,
-) -> Index:
-    """Merge the files of `build_parts` into the index at `path`, sorted by shard path.
-
-    The parts may be built anywhere.
-
-    Args:
-        parts: the files.
-        path: as for `build_index`.
-        label: a table, which is joined by key. Labels of any other kind are in the parts.
-        classes: as for `build_index`.
-        root: as for `build_index`.
-
-    Raises:
-        IndexFormatError: a part is damaged or built with other arguments.
-        ValueError: a shard is there twice.
-        TypeError: `label` is no table.
-
-    >>> merge_parts([], "all.index")
-    Traceback (most recent call last):
-    ...
-    ValueError: no parts to merge
-    """
-    path = to_write(path)
-    check_classes(classes)
-    if not isinstance(label, FromTable | None):
-        raise TypeError(f"label must be a FromTable, got {label!r}: build_parts takes the others")
-    if isinstance(parts, (str, os.PathLike)):
-        raise TypeError(f"parts must be a list of files, got {os.fspath(parts)!r}")
-    found, plans = [], set()
-    for part in map(load_part, map(Path, parts)):
-        found.append((part.path, part.file))
-        plans.add(part.plan)
-    if not found:
-        raise ValueError("no parts to merge")
-    found.sort()
-    if len(plans) > 1:
-        raise IndexFormatError(
-            f"parts were built with {len(plans)} different sets of arguments",
-            path=found[0][1].parent,
-            advice="build all parts with the same arguments",
-        )
-    twice = [name for (name, _), (other, _) in pairwise(found) if name == other]
-    if twice:
-        raise ValueError(f"shards have two parts ({len(twice)}: {', '.join(twice[:5])})")
-    survey = Survey((load_part(file, check=False) for _, file in found), label)
-    mixed = survey.mixed()
-    if mixed:
-        raise ValueError(
-            f"the features {mixed} have one value a record in some shards and several in "
-            f"others: build all parts with lists={mixed}"
-        )
-    where = None if root is None else place_of(root)
-    if isinstance(where, Location):
-        survey.options = replace(survey.options, root=str(where))
-    write_index(path, survey, classes=classes)
-    return open_index(path, root=root)
 
 
 @contextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import marshal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from twinfeed.loaders.building.labels import (
     FromFolder,
@@ -58,15 +56,8 @@ class Plan:
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all that a part depends on.
-
-        Of a label function, only its own code counts. A change in what it uses goes unnoticed.
-        """
-        label: Any = self.label
-        if callable(label):
-            code = getattr(label, "__code__", None)
-            # From marshal's version 3 on, the bytes depend on reference counts.
-            label = type(label) if code is None else marshal.dumps(code, 2)
+        """Return a digest of all that a part depends on besides its job and a label function."""
+        label = None if callable(self.label) else self.label
         text = repr([VERSION, replace(self.options, root=None), label])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 

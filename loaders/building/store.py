@@ -45,8 +45,8 @@ from twinfeed.loaders.support.owned import (
 from twinfeed.loaders.support.regular import open_file
 
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
-PART_BEGINS = b'{"records": '
-"""The first bytes of every part."""
+PART_BEGINS = b"PK\x03\x04"
+"""The first bytes of every part, which is a zip."""
 _HIDDEN = re.compile(r"\..*-[0-9a-f]{16}|\.twinfeed-lock")
 """A file that was to get a name when its process was killed, and the lock."""
 _BUFFER = 1 << 17
@@ -58,14 +58,22 @@ _ELSEWHERE = (
 )
 
 
-class HashedFile:
-    """Write a new file, and take the SHA-256 of its bytes as they pass."""
+class ArrayFile:
+    """Write one array of an index piece by piece, and take the SHA-256 of the file.
 
-    def __init__(self, file: Path, /) -> None:
+    `size` is the size of the finished file.
+    """
+
+    def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
         self._out = file.open("xb", buffering=_BUFFER)
         self.file = file
         self.digest = hashlib.sha256()
         self.bytes = 0
+        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
+        self._descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": self._descr, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self, header)
+        self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
 
     def write(self, data: bytes | memoryview, /) -> None:
         """Write bytes."""
@@ -73,43 +81,27 @@ class HashedFile:
         self.digest.update(data)
         self.bytes += len(data)
 
-    def write_array(self, array: Array, /) -> None:
-        """Write the bytes of an array; numpy's own writing hides a full disk."""
-        self.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-    def close(self, *, durable: bool = False) -> None:
-        """Write what is left, with `durable` to the disk. A second call is harmless."""
-        if durable:
-            self._out.flush()
-            os.fsync(self._out.fileno())
-        self._out.close()
-
-
-class ArrayFile(HashedFile):
-    """Write one array of an index piece by piece; `size` is the size of the finished file."""
-
-    def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
-        super().__init__(file)
-        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
-        self._descr = np.lib.format.dtype_to_descr(self.dtype)
-        header = {"descr": self._descr, "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(self, header)
-        self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
-
     def add(self, piece: Array, /) -> None:
         """Write the next rows, as the type of the array."""
-        self.write_array(piece.astype(self.dtype, copy=False))
+        piece = np.ascontiguousarray(piece, self.dtype)  # numpy's own writing hides a full disk
+        self.write(piece.reshape(-1).view(np.uint8).data)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._out.close()
 
     def entry(self) -> dict[str, Any]:
         """End the array, and return what the manifest tells of it."""
-        self.close(durable=True)
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self.close()
         if self.bytes != self.size:
             raise IndexFormatError(
                 "a part is missing or damaged: its shard has other records than it tells",
                 path=self.file,
                 expected=f"{self.size} bytes",
                 found=f"{self.bytes} bytes",
-                advice="build the parts again with build_parts",
+                advice="build the index again",
             )
         told = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
         return told | {"sha256": self.digest.hexdigest()}

@@ -19,7 +19,7 @@ LabelFrom = Literal["field", "folder", "function", "json", "table"]
 
 
 class ReadingOptions(TypedDict, total=False):
-    """The options of `build_index`, `build_parts` and `verify` that say how records are read.
+    """The options of `build_index` and `verify` that say how records are read.
 
     Attributes:
         container: the format of the shards. Default: found from the first shard's name or bytes.
@@ -33,8 +33,8 @@ class ReadingOptions(TypedDict, total=False):
             leaves them out and counts them, "empty" reads the field as b"" or as no numbers.
         background: the label of records without a label, and of records that a table lacks.
         max_record_bytes: longer records are refused before they are read.
-        complete: whether a numbered set (`-00003-of-00010`) must have every number. `build_parts`
-            and `verify` take sets with gaps too.
+        complete: whether a numbered set (`-00003-of-00010`) must have every number. `verify`
+            takes sets with gaps too.
         digest: whether the index holds a SHA-256 of each shard. `verify` compares the digests.
 
     Raises:
