@@ -35,4 +35,5 @@ from twinfeed.loaders.remote.cache import DiskCache as DiskCache
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.report import write_report as write_report
+from twinfeed.loaders.tools.results import Collect as Collect
 from twinfeed.loaders.tools.verify import verify as verify
