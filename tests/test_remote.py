@@ -6,12 +6,10 @@ import http.server
 import multiprocessing
 import os
 import pickle
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import numpy as np
 import pytest
 from batches import expected, made
 from inside import EXTENT, opening, wire
-from inside import link as _link
 from inside import network as _network
 from making_shards import tfrecords
 from range_server import RangeServer
@@ -534,16 +531,6 @@ def test_a_child_process_reads_with_connections_of_its_own(
         process.join(60)
     assert process.exitcode == 0
     assert (pid, found) == (process.pid, want)
-
-
-def test_who_asks_a_killed_parent_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a child has inherited the other end, the connection does not close."""
-    here, there = socket.socketpair()
-    monkeypatch.setattr(_link, "_LOOK", 0.01)
-    link = _link.Link(Connection(here.detach()))
-    monkeypatch.setattr(_link.os, "getppid", lambda: 1)
-    with there, pytest.raises(EOFError):
-        link.ask("anything")
 
 
 def test_errors_of_the_network_pickle(tmp_path: Path, server: RangeServer) -> None:

@@ -337,7 +337,22 @@ def test_a_misspelt_index_is_named_by_what_lists_folders(tmp_path: Path, s3: str
                 open_index(f"{place}/y.index")
 
     misspelt()
-    child = multiprocessing.get_context("fork").Process(target=misspelt)
+
+
+def test_a_forked_child_is_refused_a_bucket_that_its_parent_has_read(
+    tmp_path: Path, s3: str
+) -> None:
+    """The threads of obstore are not there, and it would wait for ever."""
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
+    upload(f"{s3}/named/x.index", [index.path / "manifest.json"])
+
+    def refused() -> None:
+        with pytest.raises(LoaderError, match='multiprocessing_context="forkserver"'):
+            open_index(f"{s3}/named/y.index")
+
+    with pytest.raises(FileNotFoundError):
+        open_index(f"{s3}/named/y.index")
+    child = multiprocessing.get_context("fork").Process(target=refused)
     child.start()
     child.join()
     assert child.exitcode == 0

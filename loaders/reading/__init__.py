@@ -4,7 +4,6 @@
 - _remote.py fetches from shards at a URL. held.py holds what was fetched before it is needed.
 - schedule.py has what a stream draws, planner.py reads ahead of it, and ranges.py says what is read
   in one piece.
-- asking.py serves workers for which another process reads.
 - source.py is what a feed asks of whatever holds its records.
 - side_table.py joins memory-mapped arrays by sample id.
 """

@@ -33,8 +33,12 @@ def split(place: Location, /) -> tuple[Store, str]:
     return store_of(place.parent), place.name
 
 
-def direct_store(root: Location, /) -> Store:
-    """Return a store for a process that was not forked."""
+def _open(root: Location) -> Store:
+    """Return a store.
+
+    A process that was forked from a process that used obstore has the locks of obstore's threads,
+    but not the threads. obstore would wait for ever.
+    """
     if root.scheme in WEB:
         from twinfeed.loaders.remote._web import Web
 
@@ -44,20 +48,13 @@ def direct_store(root: Location, /) -> Store:
             from twinfeed.loaders.remote._objects import Objects
         except ImportError as error:
             raise not_installed(root, error) from None
+        if _obstore_users - {os.getpid()}:
+            raise LoaderError(
+                "a store cannot be read in a process that was forked from a process that read one",
+                path=root,
+                advice='start processes by "forkserver" or "spawn", as in '
+                'DataLoader(multiprocessing_context="forkserver")',
+            )
         _obstore_users.add(os.getpid())
         return Objects(root)
-
     return Files(root)
-
-
-def _open(root: Location) -> Store:
-    """Return a store.
-
-    A process that was forked from a process that used obstore has the locks of obstore's threads,
-    but not the threads. obstore would wait for ever, so a helper process makes the requests.
-    """
-    if root.scheme in OBJECTS and _obstore_users - {os.getpid()}:
-        from twinfeed.loaders.remote._helper import Helped
-
-        return Helped(root)
-    return direct_store(root)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
@@ -18,6 +19,7 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.torch._sharing import FEWER, full
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
@@ -43,6 +45,54 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
     """Show, as the cause of an error, where in the worker it was raised."""
 
 
+class _Arrived(NamedTuple):
+    """What a worker gets where the main process reads: a request, and its values or their error."""
+
+    request: Request
+    values: Mapping[str, Sequence[Any]] | Exception
+
+
+class Sending:
+    """A request whose values are read by `read` (of distinct records) while it is sent.
+
+    The thread of the queue of a worker pickles the request. So the loop does not wait, and as many
+    requests are read at once as there are workers. An error that is raised there would be lost.
+    """
+
+    def __init__(
+        self, request: Request, read: Callable[[Int64s], Mapping[str, Sequence[Any]]], /
+    ) -> None:
+        self._request, self._read = request, read
+
+    def __reduce__(self) -> tuple[type[_Arrived], tuple[Request, Any]]:
+        try:
+            return _Arrived, (self._request, self._read(_distinct(self._request)))
+        except Exception as error:
+            return _Arrived, (self._request, sendable(error))
+
+
+class ArrivedReader:
+    """Read, in a worker, the values that came with the request."""
+
+    arrived: _Arrived
+
+    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id."""
+        request, values = self.arrived
+        if isinstance(values, Exception):
+            raise values
+        places = np.searchsorted(_distinct(request), ids).tolist()
+        return {name: [values[name][place] for place in places] for name in fields}
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+def _distinct(request: Request) -> Int64s:
+    """Return the records of a request, sorted, without padding."""
+    return np.unique(request.records[request.ids >= 0])
+
+
 class CatchingDataset(RecordDataset):
     """Serve batches of tensors, jagged tensors in their parts, and errors as values.
 
@@ -52,11 +102,15 @@ class CatchingDataset(RecordDataset):
 
     def __init__(self, feed: Feed, reader: Reads, /, *, threads: int) -> None:
         self._records = len(feed.index)
+        self._reader = reader
         self._batcher = Batcher(feed, reader=reader, threads=threads)
 
-    def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
+    def __getitems__(self, wanted: Any, /) -> Any:
         """Read the batch of one request."""
         try:
+            if isinstance(wanted, _Arrived):
+                assert isinstance(self._reader, ArrivedReader)
+                self._reader.arrived, wanted = wanted, wanted.request
             batch = as_parts(super().__getitems__(wanted))
             return _Made(batch, self._batcher.meter.take())
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from functools import cached_property
 from itertools import count
@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -21,14 +22,22 @@ from twinfeed.loaders.making.ahead import batches_ahead, making
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
-from twinfeed.loaders.reading.asking import Answering
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.source import values_of
 from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, chosen_device, copier_for
 from twinfeed.loaders.torch._processes import refuse_workers
-from twinfeed.loaders.torch._workers import CatchingDataset, WorkerBatches, as_served, disown
+from twinfeed.loaders.torch._workers import (
+    ArrivedReader,
+    CatchingDataset,
+    Sending,
+    WorkerBatches,
+    as_served,
+    disown,
+)
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.samplers import ExactOnceBatchSampler
 from twinfeed.samplers.misnamed import counterparts
@@ -139,20 +148,17 @@ class TorchLoader(FeedLoader[B]):
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches."""
         socket_folder()
-        reader = self._reader if self._answering is None else self._answering.reader()
+        reader = ArrivedReader() if self._reads_for_workers else self._reader
         dataset = CatchingDataset(self.feed, reader, threads=self.threads)
         serve: dict[str, Any] = {"batch_sampler": self._place, "collate_fn": as_served}
         # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
         serve["generator"] = torch.Generator()
         return DataLoader(dataset, **serve, **self._worker_options)
 
-    @cached_property
-    def _answering(self) -> Answering | None:
-        """What reads remote shards for the workers: this process, since it plans what is read."""
-        reader = self._reader
-        if isinstance(reader, Reader) and reader.index.remote:
-            return Answering(self, reader, self.threads)
-        return None
+    @property
+    def _reads_for_workers(self) -> bool:
+        """Whether this process reads for its workers: remote shards, which it reads ahead."""
+        return isinstance(self._reader, Reader) and self._reader.index.remote
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         refuse_workers()
@@ -229,9 +235,6 @@ class TorchLoader(FeedLoader[B]):
         """Stop the running pass and the workers, and close the files; a later pass starts anew."""
         super().close()
         self.__dict__.pop("_workers", None)
-        answering = self.__dict__.pop("_answering", None)
-        if answering is not None:
-            answering.close()
 
 
 class _Uncounted(DataLoader[Any]):
@@ -312,17 +315,26 @@ class _Place:
     def __init__(self, loader: TorchLoader[Any]) -> None:
         self._loader = loader
         self.begins = (0, 0)
+        self.given_up = False
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Request | Sending]:
         # The workers share the page cache, and this process reads remote shards for them. So this
         # process tells, once, what they will read.
-        feed, reader, plans = self._loader.feed, self._loader._reader, self._loader._plans
+        loader = self._loader
+        feed, reader, plans = loader.feed, loader._reader, loader._plans
         stored = stored_fields(feed)
         reached = plans.begin(reader, stored, feed.sampler, *self.begins)
+
+        def read(records: Int64s) -> Mapping[str, Sequence[Any]]:
+            if self.given_up:
+                raise LoaderError("the pass is given up")  # nobody sees this error
+            given = reader, records, feed.fields, feed.missing
+            return loader._meter.timed("reading", values_of, *given)
+
         schedule = plans.schedule(feed.sampler)
         for request in requests(schedule, *self.begins, seeds=feed._seeded):
             reached(request.epoch, request.step)
-            yield request
+            yield Sending(request, read) if loader._reads_for_workers else request
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -337,7 +349,7 @@ class _Pass(Iterator[Batch]):
         self._copier = copier_for(loader.device)
         self._sent: Generator[Sent, None, None] | Prefetcher[Sent]
         if loader.num_workers:
-            loader._place.begins = epoch, start
+            loader._place.begins, loader._place.given_up = (epoch, start), False
             workers = WorkerBatches(loader._workers, loader._meter, start)
             self._workers = workers
             sent = _sent(in_order(self._copier.prepare, workers, threads=0), self._copier)
@@ -368,6 +380,7 @@ class _Pass(Iterator[Batch]):
 
     def close(self) -> None:
         """Stop what runs ahead. A later pass cannot use workers that have ended."""
+        self._loader._place.given_up = True
         self._sent.close()
         ended = isinstance(self._sent, Prefetcher) and self._sent.busy
         if self._workers is not None:
