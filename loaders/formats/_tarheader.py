@@ -42,10 +42,7 @@ _ADVICE = f"restore the shard, since nothing after this header can be trusted; {
 
 
 class Member(NamedTuple):
-    """One member: name, type flag, data range, link target, and header blocks from `start` on.
-
-    `target` is where the data of a hard link lie, once they are found.
-    """
+    """One member: name, type flag, data range, link target, and header blocks from `start` on."""
 
     name: bytes
     kind: bytes
@@ -54,12 +51,6 @@ class Member(NamedTuple):
     size: int
     link: bytes
     header: bytes
-    target: tuple[int, int] | None = None
-
-    @property
-    def data(self) -> tuple[int, int]:
-        """Return (offset, size) of the data; for a hard link, of the target's data."""
-        return self.target or (self.offset, self.size)
 
     @property
     def end(self) -> int:
@@ -110,11 +101,8 @@ class _Walk:
             self._extend(told, kind, data[:size])
         if told:
             raise self._truncated("an extended header, and no member after it", BLOCK)
-        following = self._check_end()
-        if following is None:
-            return None
-        self.at, self.shared, self.shared_bytes = following, {}, 0
-        return self.member()
+        self._check_end()
+        return None
 
     def _header(self) -> bytes | None:
         """Return the header block at hand, its checksum checked; None at the end of the archive."""
@@ -223,8 +211,8 @@ class _Walk:
             raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
         return pax or gnu or short
 
-    def _check_end(self) -> int | None:
-        """Return where another archive follows (`cat a.tar b.tar`); warn of all odd ends."""
+    def _check_end(self) -> None:
+        """Refuse another archive after the end (`cat a.tar b.tar`); warn of all odd ends."""
         if not self.size:
             self._warn("the file is empty, without even the end of an archive")
         elif self.size < self.at + 2 * BLOCK:
@@ -235,18 +223,17 @@ class _Walk:
             if data.strip(b"\x00"):
                 at += len(data) - len(data.lstrip(b"\x00"))
                 self.file.seek(at)
-                if at % BLOCK == 0 and is_tar(self.file.read(BLOCK)):
-                    self._warn(
-                        f"an archive ends at offset {self.at}, and another begins at {at}: either "
-                        f"two were joined, or members between the two were overwritten by zeros"
+                if is_tar(self.file.read(BLOCK)):
+                    raise self._error(
+                        f"an archive ends at offset {self.at}, and another begins at {at}",
+                        at=at,
+                        advice="restore the shard, or join archives with tar --concatenate",
                     )
-                    return at
                 self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
-                return None
+                return
             at += len(data)
         if self.at == 0 and self.size > _EMPTY:
             self._warn("the file holds nothing but zeros")
-        return None
 
     def _warn(self, problem: str) -> None:
         """Warn of an archive that did not end as it should."""

@@ -14,18 +14,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, REGULAR, Member, members
-from twinfeed.loaders.formats._tarkeys import META, KnownKeys, again, field_of, repeated, split_name
+from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member, members
+from twinfeed.loaders.formats._tarkeys import META, KnownKeys, field_of, split_name, stretches_of
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_shard
 
-LINKED = 16
-"""Most bytes that an archive's hard links may stand for, in multiples of the archive's own size."""
-
-_LINK = "write the archive again with the file itself (tar --dereference)"
+_LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
 APART = (
     "write the archive again, sorted by name, or put the members together with --join (in Python "
@@ -50,9 +47,9 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and a summary of the keys so far (see `KnownKeys`). With
-    `join`, members of one key that lie apart make one sample, at the place of the last member. The
-    headers are then read up to three times, and memory holds the incomplete samples too.
+    Memory holds the longest sample, and the keys of an archive that is not sorted (see
+    `KnownKeys`). With `join`, members of one key that lie apart make one sample, at the place of
+    the last member. The headers are then read twice, and memory holds the incomplete samples too.
 
     `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
     raises an error, with the number of the first lost sample.
@@ -69,15 +66,14 @@ def scan(
     sample: _Sample | None = None
     waiting: dict[str, _Sample] = {}
     with open_shard(path) as file:
-        known, links = KnownKeys(file, path), _HardLinks(file, path)
+        known = KnownKeys(file, path)
         try:
-            apart = repeated(file, path) if join else {}
+            stretches = stretches_of(file, path) if join else {}
             for member in members(file, path):
                 split = field_of(member)
                 if split is None:
                     continue
                 key, extension = split
-                member = links.resolve(member)
                 if sample is None or key != sample.key:
                     if sample is not None and not sample.stretches:
                         yield from sample.finish(on_bad)
@@ -85,7 +81,7 @@ def scan(
                     sample = waiting.pop(key, None)
                     if sample is None:
                         sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
-                        _, sample.stretches = apart.get(key, (0, 1))
+                        sample.stretches = stretches.get(key, 1)
                     if first is not None:
                         problem = f"key {key!r} is met again, first at offset {first}"
                         sample.fail(member, problem, APART)
@@ -99,42 +95,6 @@ def scan(
             raise
         if sample is not None:
             yield from sample.finish(on_bad)
-
-
-class _HardLinks:
-    """Find the members that hard links name. Nothing is kept of an archive without links."""
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self.file, self.path = file, path
-        self.places: dict[bytes, tuple[int, int]] | None = None
-        self.left = LINKED * os.fstat(file.fileno()).st_size
-
-    def resolve(self, member: Member) -> Member:
-        """Return a hard link as the member that the link names, if that member comes before."""
-        if member.kind == b"1":
-            if self.places is None:
-                self.places = self._find()
-            offset, size = self.places.get(_plain(member.link), (member.offset, 0))
-            self.left -= size
-            if offset < member.start and self.left >= 0:
-                return member._replace(kind=b"0", target=(offset, size))
-        return member
-
-    def _find(self) -> dict[bytes, tuple[int, int]]:
-        """Return where the data of each member lie; the first member of a name counts."""
-        places: dict[bytes, tuple[int, int]] = {}
-        with again():
-            for member in members(self.file, self.path):
-                if member.kind in REGULAR:
-                    places.setdefault(_plain(member.name), (member.offset, member.size))
-                elif member.kind == b"1" and _plain(member.link) in places:
-                    places.setdefault(_plain(member.name), places[_plain(member.link)])
-        return places
-
-
-def _plain(name: bytes) -> bytes:
-    """Return a member's name without the "./" that some programs put before it."""
-    return name.removeprefix(b"./")
 
 
 class _Sample:
@@ -152,7 +112,7 @@ class _Sample:
         """Add one member, with the data read from the file."""
         self.headers.append(member.header)
         self.end = member.end
-        offset, size = member.data
+        offset, size = member.offset, member.size
         self.bytes += size
         if _FORBIDDEN.search(self.key) or _FORBIDDEN.search(extension):
             self.fail(member, f"name {member.name!r} not allowed: NUL, newline or no UTF-8", _NAMES)

@@ -19,7 +19,6 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
 )
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.tar import LINKED
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.reading._handles import default_limit
 from twinfeed.loaders.reading._remote import RemoteShards
@@ -252,8 +251,8 @@ class Reader(Closing):
         """Most bytes that the records of a batch can have together."""
         if self.index.container == "files":  # their lengths are compared with the files
             return LIMITS.batch_bytes
-        # Records of one index do not overlap, except for hard links in a tar.
-        return min(LIMITS.batch_bytes, LINKED * int(self.index.shards["bytes"].sum()))
+        # Records of one index do not overlap, and a batch may hold one of them several times.
+        return min(LIMITS.batch_bytes, 16 * int(self.index.shards["bytes"].sum()))
 
     def _held(
         self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]

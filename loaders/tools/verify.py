@@ -306,7 +306,6 @@ def _offsets(index: Index, start: int, stop: int) -> Int64s:
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index._table(field)[start:stop]
-        # The data of a hard link lie before the record, all other data within the record.
         np.maximum(
             offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
         )
