@@ -32,7 +32,7 @@ from twinfeed.loaders.formats._protobuf import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
 from twinfeed.loaders.formats.files import Entry, folder
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import MANIFEST
+from twinfeed.loaders.formats.sniff import COMPRESSED, MANIFEST
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
 from twinfeed.loaders.index import arrays, manifest, paths, remote_index

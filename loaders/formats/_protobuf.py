@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
-_MAX_GROUP_DEPTH = 100
+VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
 _WORD = (1 << 64) - 1
 _CHUNK = 1 << 16
 _SHIFTS = tuple(range(0, 70, 7))
@@ -112,52 +111,23 @@ def fields(data: bytes, at: int, end: int, /) -> Iterator[tuple[int, int, int, i
     """Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
 
     `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
-    Groups are deprecated, and are skipped.
+    Groups, which are deprecated, are an error.
     """
     while at < end:
-        number, wire, start, stop = _field(data, at, end)
-        if wire == START_GROUP:
-            at = _skip_group(data, number, start, end)
-            continue
-        if wire == END_GROUP:
-            raise WireError("a group ends that did not start", at)
+        tag, start = read_short(data, at, end)
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise WireError("field number 0", at)
+        if wire == LEN:
+            length, start = read_short(data, start, end)
+            stop = start + length
+        elif wire == VARINT:
+            stop = read_varint(data, start, end)[1]
+        elif wire in (FIXED64, FIXED32):
+            stop = start + (8 if wire == FIXED64 else 4)
+        else:
+            raise WireError(f"wire type {wire} is not supported", at)
+        if stop > end:
+            raise WireError(f"field {number} ends {stop - end} bytes after its message", at)
         yield number, wire, start, stop
         at = stop
-
-
-def _field(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
-    """Return (field number, wire type, start, stop) of the field whose tag is at `at`."""
-    tag, start = read_short(data, at, end)
-    number, wire = tag >> 3, tag & 7
-    if not number:
-        raise WireError("field number 0", at)
-    if wire == LEN:
-        length, start = read_short(data, start, end)
-        stop = start + length
-    elif wire == VARINT:
-        stop = read_varint(data, start, end)[1]
-    elif wire in (START_GROUP, END_GROUP):
-        stop = start
-    elif wire in (FIXED64, FIXED32):
-        stop = start + (8 if wire == FIXED64 else 4)
-    else:
-        raise WireError(f"wire type {wire} does not exist", at)
-    if stop > end:
-        raise WireError(f"field {number} ends {stop - end} bytes after its message", at)
-    return number, wire, start, stop
-
-
-def _skip_group(data: bytes, number: int, at: int, end: int) -> int:
-    """Return the place after the group of this field number whose contents start at `at`."""
-    open_groups = [number]
-    while open_groups:
-        if at >= end:
-            raise WireError("a group does not end", at)
-        number, wire, _, at = _field(data, at, end)
-        if wire == START_GROUP:
-            open_groups.append(number)
-        elif wire == END_GROUP and open_groups.pop() != number:
-            raise WireError(f"a group ends as field {number} that did not start so", at)
-        if len(open_groups) > _MAX_GROUP_DEPTH:
-            raise WireError(f"groups nest deeper than {_MAX_GROUP_DEPTH}", at)
-    return at

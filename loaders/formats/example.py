@@ -4,7 +4,7 @@ The parser is bounded and does not recurse. The parser accepts what proto3 accep
 
 - fields in any order, and unknown fields, which are passed over;
 - packed and unpacked lists;
-- messages in pieces, which are merged;
+- messages in pieces, which are merged, but for the pieces of one list, which are an error;
 - two features of one name, of which the last counts.
 
 The values are those of `tensorflow.train.Example`.
@@ -12,7 +12,7 @@ The values are those of `tensorflow.train.Example`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,17 +56,10 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     TensorFlow's parsers count such a feature as missing.
 
     Raises:
-        DataCorruptionError: a malformed message, and a list that is stored in several pieces.
+        DataCorruptionError: a malformed message.
     """
     try:
-        found = usual(data)
-        if found is None:
-            pieces = {name: spans for name, spans in unusual(data).items() if spans}
-            for name, (_, *more) in pieces.items():
-                if more:
-                    problem = f"feature {name[:40]!r} is stored in {1 + len(more)} pieces"
-                    raise WireError(problem, more[0][1])
-            found = {name: span for name, (span,) in pieces.items()}
+        found = _spans(data)
         if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
         return {name: _range(data, base, *span) for name, span in found.items()}
@@ -83,10 +76,7 @@ def parse(data: bytes, /) -> dict[str, Values]:
         DataCorruptionError: a malformed message.
     """
     try:
-        found = usual(data)
-        if found is not None:
-            return {name: _values(kind, data[at:end]) for name, (kind, at, end) in found.items()}
-        return {name: _joined(data, spans) for name, spans in unusual(data).items() if spans}
+        return {name: _at(data, span) for name, span in _spans(data).items()}
     except WireError as error:
         raise _corrupt(error, 0) from None
 
@@ -103,8 +93,8 @@ def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Va
         context = unusual(data, sequence=True)
         lists = feature_lists(data)
         return (
-            {name: _joined(data, spans) for name, spans in context.items() if spans},
-            {name: [_joined(data, spans) for spans in steps] for name, steps in lists.items()},
+            {name: _at(data, span) for name, span in context.items()},
+            {name: [_at(data, span) for span in steps] for name, steps in lists.items()},
         )
     except WireError as error:
         raise _corrupt(error, 0) from None
@@ -166,10 +156,15 @@ def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
-def _joined(data: bytes, spans: Sequence[Span]) -> Values:
-    """Decode the pieces of one list; a feature without a list has no values."""
-    pieces = b"".join(data[start:stop] for _, start, stop in spans)
-    return _values(spans[0][0], pieces) if spans else []
+def _spans(data: bytes) -> dict[str, Span]:
+    """Return the (kind, start, stop) of each feature's list."""
+    found = usual(data)
+    return unusual(data) if found is None else found
+
+
+def _at(data: bytes, span: Span | None) -> Values:
+    """Decode one list of a message; a feature without a list has no values."""
+    return [] if span is None else _values(span[0], data[span[1] : span[2]])
 
 
 def _values(kind: str, data: bytes) -> Values:

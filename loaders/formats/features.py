@@ -85,12 +85,12 @@ def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
             raise WireError("a varint does not end", at)
 
 
-def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, list[Span]]:
-    """Return the (kind, start, stop) of each piece of each feature's list, by proto3's rules.
+def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, Span]:
+    """Return the (kind, start, stop) of each feature's list, by proto3's rules.
 
     With `sequence` these are the features of a SequenceExample's context.
     """
-    found = {}
+    found: dict[str, Span] = {}
     for number, wire, start, stop in fields(data, 0, len(data)):
         if number == 2 and wire == LEN and not sequence:
             raise WireError(
@@ -99,26 +99,28 @@ def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, list[Span]]:
         if number == 1 and wire == LEN:
             for inner, inner_wire, at, end in fields(data, start, stop):
                 if inner == 1 and inner_wire == LEN:
-                    name, lists = _map_entry(data, at, end)
-                    found[name] = lists
+                    name, span = _map_entry(data, at, end)
+                    found.pop(name, None)  # the last feature of a name counts
+                    if span is not None:
+                        found[name] = span
                     if len(found) > LIMITS.features:
                         raise WireError(f"more than {LIMITS.features} features", at)
     return found
 
 
-def feature_lists(data: bytes, /) -> dict[str, list[list[Span]]]:
-    """Return the pieces of each step of each feature list of a `tf.train.SequenceExample`.
+def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
+    """Return each step of each feature list of a `tf.train.SequenceExample`; None without a list.
 
     The message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
     Feature}>}}`.
     """
-    found: dict[str, list[list[Span]]] = {}
+    found: dict[str, list[Span | None]] = {}
     for number, wire, start, stop in fields(data, 0, len(data)):
         if number != 2 or wire != LEN:
             continue
         for inner, inner_wire, at, end in fields(data, start, stop):
             if inner == 1 and inner_wire == LEN:
-                name, steps = "", list[list[Span]]()
+                name, steps = "", list[Span | None]()
                 for part, part_wire, begin, close in fields(data, at, end):
                     if part == 1 and part_wire == LEN:
                         name = _name(data, begin, close)
@@ -130,11 +132,11 @@ def feature_lists(data: bytes, /) -> dict[str, list[list[Span]]]:
     return found
 
 
-def _steps(data: bytes, at: int, end: int) -> Iterator[list[Span]]:
-    """Yield the list pieces of each Feature of a FeatureList."""
+def _steps(data: bytes, at: int, end: int) -> Iterator[Span | None]:
+    """Yield the list of each Feature of a FeatureList."""
     for number, wire, start, stop in fields(data, at, end):
         if number == 1 and wire == LEN:
-            yield _lists(data, start, stop, [])
+            yield _list(data, start, stop, None)
 
 
 def _name(data: bytes, at: int, end: int) -> str:
@@ -145,27 +147,24 @@ def _name(data: bytes, at: int, end: int) -> str:
         raise WireError("a feature's name is not UTF-8", at) from None
 
 
-def _map_entry(data: bytes, at: int, end: int) -> tuple[str, list[Span]]:
-    """Return the name and the list pieces of one entry of the feature map."""
-    name, found = "", list[Span]()
+def _map_entry(data: bytes, at: int, end: int) -> tuple[str, Span | None]:
+    """Return the name and the list of one entry of the feature map."""
+    name, found = "", None
     for number, wire, start, stop in fields(data, at, end):
         if number == 1 and wire == LEN:
             name = _name(data, start, stop)
         elif number == 2 and wire == LEN:
-            found = _lists(data, start, stop, found)
+            found = _list(data, start, stop, found)
     return name, found
 
 
-def _lists(data: bytes, at: int, end: int, found: list[Span]) -> list[Span]:
-    """Add the lists of one Feature. Lists of one kind merge; another kind replaces them."""
+def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:
+    """Return the list of one Feature, `found` if the Feature has none."""
     for number, wire, start, stop in fields(data, at, end):
         if number in KINDS and wire == LEN:
-            kind = KINDS[number]
-            for _ in list_items(kind, data, start, stop):
-                pass  # checked also where another kind replaces them
-            if found and found[0][0] != kind:
-                found = []
-            found.append((kind, start, stop))
-            if len(found) > LIMITS.features:
-                raise WireError(f"a list in more than {LIMITS.features} pieces", start)
+            if found is not None:
+                raise WireError("a feature is stored in several pieces", start)
+            found = KINDS[number], start, stop
+            for _ in list_items(KINDS[number], data, start, stop):
+                pass  # checked also where a later feature of the same name counts
     return found

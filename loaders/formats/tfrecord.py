@@ -21,8 +21,7 @@ from twinfeed.loaders.formats.sniff import HEAD, disguise
 from twinfeed.loaders.support.checksum import masked
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_file, open_shard, read_at
-from twinfeed.loaders.support.system import advise
+from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_file, open_shard
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")
@@ -31,7 +30,6 @@ _RESTORE = (
     "restore the shard, or leave the record out with twinfeed index --exclude FILE (in Python "
     "exclude=)"
 )
-_UNSTEADY = "the file reads differently each time: check the disk, the network mount and the RAM"
 
 
 def scan(
@@ -62,7 +60,13 @@ def scan(
             start = offset + HEADER
             try:
                 if masked(data) != _CHECKSUM.unpack(footer)[0]:
-                    raise _data_error(path, offset, data, footer)
+                    raise DataCorruptionError(
+                        f"corrupted data at offset {offset}",
+                        offset=offset,
+                        expected=f"data CRC {_CHECKSUM.unpack(footer)[0]:#010x}",
+                        found=f"{masked(data):#010x}",
+                        advice=_RESTORE,
+                    )
                 if example:
                     fields = locate(data, base=start)
                 else:
@@ -146,21 +150,6 @@ def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
         expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
         found=f"{masked(header[:8]):#010x}",
         advice=f"restore the shard, since nothing after this offset can be read; {LEAVE_OUT}",
-    )
-
-
-def _data_error(path: str, offset: int, data: bytes, footer: bytes) -> DataCorruptionError:
-    """Return the error of data with a wrong checksum, after reading the data once more."""
-    with open_file(path) as file:
-        advise(file.fileno(), 0, 0, "DONTNEED")
-        again = read_at(file.fileno(), len(data) + FOOTER, offset + HEADER)
-    same = again == data + footer
-    return DataCorruptionError(
-        f"corrupted data at offset {offset}",
-        offset=offset,
-        expected=f"data CRC {_CHECKSUM.unpack(footer)[0]:#010x}",
-        found=f"{masked(data):#010x}; read once more: {'same' if same else 'different'}",
-        advice=_RESTORE if same else _UNSTEADY,
     )
 
 
