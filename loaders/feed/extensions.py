@@ -14,10 +14,10 @@ import numpy as np
 
 from twinfeed.loaders.errors import UnsafeContentError
 from twinfeed.loaders.feed.decode import DecodeImage, Fit, ImageMode
+from twinfeed.loaders.formats.files import IMAGES
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
 PICKLES = ("pyd", "pickle", "pkl")
 TORCHES = ("pt", "pth")
 PLAIN: Mapping[str, Callable[[bytes], Any]] = {

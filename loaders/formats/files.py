@@ -20,8 +20,8 @@ from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
-"""The extensions that `folder` takes for images."""
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
+"""The extensions of images."""
 
 
 class Entry(NamedTuple):
