@@ -71,7 +71,7 @@ def opening(path: Path) -> None:
         start = time.perf_counter()
         index = open_index(path)
         middle = time.perf_counter()
-        index._rows(["image"], np.linspace(0, len(index) - 1, 64).astype(np.int64))
+        index.rows(["image"], np.linspace(0, len(index) - 1, 64).astype(np.int64))
         times.append((middle - start, time.perf_counter() - middle))
     opened, found = (statistics.median(column) * 1000 for column in zip(*times, strict=True))
     print(

@@ -78,7 +78,7 @@ def build(folder: Path, paths: list[Path]) -> Index:
 def bare(index: Index, batches: Batches) -> Callable[[], None]:
     """Return the floor: a loop of preads over the same ranges, all looked up beforehand."""
     fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
-    rows = index._rows(["image"], np.concatenate(batches))
+    rows = index.rows(["image"], np.concatenate(batches))
     work = [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
 
     def run() -> None:
@@ -94,7 +94,7 @@ def keeping(index: Index, batches: Batches) -> Callable[[], None]:
     fds = [os.open(f"{index.root}/{path}", os.O_RDONLY) for path in index.shard_paths.tolist()]
     work = [
         [(fds[file], length, offset) for offset, length, file, _ in rows.tolist()]
-        for rows in (index._rows(["image"], batch) for batch in batches)
+        for rows in (index.rows(["image"], batch) for batch in batches)
     ]
 
     def run() -> None:

@@ -107,7 +107,7 @@ def floor_pread(folder: Path) -> Batches:
 
     index = open_index(folder / "bytes.index")
     Reader(index).read([0])
-    rows = index._rows(["data"], np.random.default_rng(0).permutation(RECORDS)).tolist()
+    rows = index.rows(["data"], np.random.default_rng(0).permutation(RECORDS)).tolist()
     files = [os.open(Path(index.root) / name, os.O_RDONLY) for name in index.files.tolist()]
     while True:
         for first in range(0, RECORDS, BATCH):

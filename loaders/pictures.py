@@ -131,14 +131,14 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
 
 def _costs(ids: Int64s, records: int, stream: BatchStream, epoch: int) -> list[str]:
     """Say how a stream reads its records, and what it keeps of them."""
-    if stream._in_blocks:
-        first, stop = stream._spans(ids, epoch)
+    if stream.in_blocks:
+        first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
         kept = counted(_most_open(first, stop), "record")
         return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
     row = round(_together(ids, records))
     reads = "single records" if row <= 2 else f"about {row:,} records in a row"  # 2 by chance
-    kept = "no record" if stream._live is None else counted(stream._live, "decoded image")
+    kept = "no record" if stream.live is None else counted(stream.live, "decoded image")
     return [f"reads {reads}", f"keeps {kept}"]
 
 

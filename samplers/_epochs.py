@@ -14,7 +14,7 @@ class Epochs(SampleSpace):
     """Count steps and epochs, and take and check states."""
 
     seed: int
-    _parameters: Mapping[str, Any]  # what the stream depends on beside the seed
+    parameters: Mapping[str, Any]  # what the stream depends on beside the seed
     #: Whether each pass is whole, and has no place to stand.
     evaluation: bool = False
 
@@ -78,6 +78,6 @@ class Epochs(SampleSpace):
                 "stream_version": self.stream_version,
                 "steps": self._steps,
                 "seed": self.seed,
-                **recorded(self._parameters),
+                **recorded(self.parameters),
             }
         return dict(self._known)

@@ -63,7 +63,7 @@ class BatchStream(Epochs, ABC):
     #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
     sharded: bool = False
     #: Whether batches may hold -1, for which loaders give a mask.
-    _padded: bool = False
+    padded: bool = False
     _even: bool  # whether every global batch of every epoch has the same number of ids
 
     def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
@@ -127,7 +127,7 @@ class BatchStream(Epochs, ABC):
             )
 
     @property
-    def _constant_size(self) -> int | None:
+    def constant_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None where sizes may differ."""
         each, over = divmod(self._largest, self.world_size)
         return each if self._even and self._steps and not over else None

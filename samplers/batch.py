@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.bits import Int64, ranges
-from twinfeed.samplers.drawing.space import Sources
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, check_order
 
@@ -70,28 +70,28 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._final = validate.choice("final", final, ("smaller", "pad", "drop"))
-        self._order = check_order(order)._for_batches(batch_size)
-        if order._live is not None and final == "drop":
+        order = self._order = check_order(order).for_batches(batch_size)
+        if order.live is not None and final == "drop":
             raise ValueError(
                 "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
         self.num_records, self._num_ids = order.num_records, order.num_ids
-        self._repeats, self._live, self._reuse = order._repeats, order._live, order._reuse
-        self._in_blocks, self._padded = order._in_blocks, final == "pad"
-        self._part = order._part
+        self.repeats, self.live, self.reuse = order.repeats, order.live, order.reuse
+        self.in_blocks, self.padded = order.in_blocks, final == "pad"
+        self.part = order.part
         more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
         self._size = len(order) + more[final]
         largest = min(batch_size, self._size) or batch_size
         steps, size = -(-self._size // largest), self._size
         self._round = steps
         self._even = self._size % largest == 0
-        self._parameters = {"batch_size": largest, "final": final, "order": order}
+        self.parameters = {"batch_size": largest, "final": final, "order": order}
         if batches_per_epoch is not None:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
             if not self._round:
                 raise ValueError(f"batches_per_epoch needs an order with a batch, got {order!r}")
-            self._parameters["batches_per_epoch"] = steps
+            self.parameters["batches_per_epoch"] = steps
             size = steps * largest
         super().__init__(steps=steps, size=size, batch_size=largest, seed=order.seed)
 
@@ -103,9 +103,9 @@ class BatchSampler(BatchStream):
     def _counts(self) -> str:
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
-    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         # An epoch that is no round of the order may have parts of several rounds.
-        return self._order._spans(records, epoch if self._round == self._steps else None)
+        return self._order.spans(records, epoch if self._round == self._steps else None)
 
     def records(self, ids: Int64) -> Int64:
         ids = np.asarray(ids, dtype=np.int64)
@@ -116,12 +116,12 @@ class BatchSampler(BatchStream):
         return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
 
     @property
-    def _by_record(self) -> str:
-        return "padding" if self._padded else super()._by_record
+    def by_record(self) -> str:
+        return "padding" if self.padded else super().by_record
 
     @property
-    def _sources(self) -> Sources | None:
-        return self._order._sources
+    def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
+        return self._order.sources
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round)
@@ -147,5 +147,5 @@ class BatchSampler(BatchStream):
         positions = ranges(begins + lows, begins + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = self._order._ids(lap, real)
+        ids[: len(real)] = self._order.draw(lap, real)
         return ids

@@ -13,7 +13,6 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
 from twinfeed.samplers.drawing.fair import Pattern
 from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.drawing.space import Sources
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, check_order
 
@@ -77,7 +76,7 @@ class MixtureSampler(Sampler):
         empty = [order for order in self._orders if not len(order)]
         if not self._orders or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        reusing = [order for order in self._orders if order._live is not None]
+        reusing = [order for order in self._orders if order.live is not None]
         if reusing:
             raise ValueError(
                 f"orders must not reuse records, as other samples come between the uses, "
@@ -90,7 +89,7 @@ class MixtureSampler(Sampler):
             )
         self._samples = validate.integer("num_samples", num_samples, minimum=1)
         self.seed = validate.seed(seed)
-        self._parameters = {
+        self.parameters = {
             "num_samples": self._samples,
             "weights": self._weights.tolist(),
             "orders": self._orders,
@@ -99,7 +98,7 @@ class MixtureSampler(Sampler):
         self._lengths = np.array([len(order) for order in self._orders])
         self._most = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
-        self._in_blocks = any(order._in_blocks for order in self._orders)
+        self.in_blocks = any(order.in_blocks for order in self._orders)
         self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._orders]  # a piece of each
         self._id_bounds = _bounds([order.num_ids for order in self._orders])
         self._record_bounds = _bounds([order.num_records for order in self._orders])
@@ -123,26 +122,26 @@ class MixtureSampler(Sampler):
         offsets = np.zeros_like(self._record_bounds)
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
 
-    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the range of records around each record, as its order says of all its epochs."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
         for number in np.unique(stream).tolist():
             mine, offset = stream == number, self._record_bounds[number]
-            begin, end = self._orders[number]._spans(records[mine] - offset)
+            begin, end = self._orders[number].spans(records[mine] - offset)
             first[mine], stop[mine] = begin + offset, end + offset
         return first, stop
 
     @property
-    def _sources(self) -> Sources:
-        return Sources(len(self._orders), self._order_of)
+    def sources(self) -> tuple[int, Callable[[Int64], Int64]]:
+        return len(self._orders), self._order_of
 
     def _order_of(self, ids: Int64) -> Int64:
         """Return the number of the order that each sample id is of."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
-    def _for_batches(self, batch_size: int) -> MixtureSampler:
+    def for_batches(self, batch_size: int) -> MixtureSampler:
         """Return this mixture without a record twice in a batch of this size, where it can be."""
         other = copy.copy(self)
         other._batch_size = batch_size
@@ -153,8 +152,12 @@ class MixtureSampler(Sampler):
             whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
-        level = [not order._repeats for order in self._orders]
+        # A mixture in a mixture begins again as a whole, like any other order.
+        mixed = [isinstance(order, MixtureSampler) for order in self._orders]
+        anew = np.array([order.repeats for order in self._orders])
+        level = ~anew | mixed
         other._most = np.where(level & (self._lengths >= 2 * most - 1), most, 0)
+        other.repeats = bool(anew.any() or not other._most.all())
         return other
 
     def _by_order(
@@ -170,7 +173,7 @@ class MixtureSampler(Sampler):
             out[mine] = offsets[number] + answer
         return out
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
         if not len(positions):
             return positions
         stream, count = self._pattern.turns(epoch * self._samples + positions)
@@ -211,8 +214,8 @@ class MixtureSampler(Sampler):
         taken, drawn = lap * length - before, after - before
         if not taken:
             return np.empty(0, np.int64)
-        last = order.records(order._ids(lap - 1, np.arange(length - taken, length)))
-        free = ~np.isin(order.records(order._ids(lap, np.arange(drawn))), last)
+        last = order.records(order.draw(lap - 1, np.arange(length - taken, length)))
+        free = ~np.isin(order.records(order.draw(lap, np.arange(drawn))), last)
         chosen = free & (np.cumsum(free) <= drawn - taken)
         return np.argsort(~chosen, kind="stable")
 
@@ -222,7 +225,7 @@ def _drawn(order: Sampler, piece: int) -> Int64:
     lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
     cuts = np.flatnonzero(np.diff(lap)) + 1
     runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
-    return np.concatenate([order._ids(int(laps[0]), places) for laps, places in runs])
+    return np.concatenate([order.draw(int(laps[0]), places) for laps, places in runs])
 
 
 def _reduced(weights: Int64) -> Int64:

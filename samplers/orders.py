@@ -31,7 +31,7 @@ class Sampler(SampleSpace, ABC):
     """
 
     seed: int = 0
-    _parameters: Mapping[str, Any]  # what the order depends on beside the seed
+    parameters: Mapping[str, Any]  # what the order depends on beside the seed
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch. By default each sample id comes once."""
@@ -64,10 +64,10 @@ class Sampler(SampleSpace, ABC):
         outside = places[(places < 0) | (places >= len(self))]
         if outside.size:
             raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
-        return self._ids(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
+        return self.draw(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
 
     @abstractmethod
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
         """Return the sample ids at positions within an epoch, int64[positions] both."""
 
     @property
@@ -77,10 +77,10 @@ class Sampler(SampleSpace, ABC):
             "name": type(self).__name__,
             "stream_version": self.stream_version,
             "seed": self.seed,
-            **recorded(self._parameters),
+            **recorded(self.parameters),
         }
 
-    def _for_batches(self, batch_size: int) -> Sampler:
+    def for_batches(self, batch_size: int) -> Sampler:
         """Return the order to use for batches of this size; ValueError where there is none."""
         return self
 
@@ -99,15 +99,15 @@ class InnerSampler(Sampler):
             )
         if order.num_records != places:
             raise ValueError(f"order must be over {what}, got {order!r}")
-        self._order, self._repeats, self._in_blocks = order, order._repeats, order._in_blocks
+        self._order, self.repeats, self.in_blocks = order, order.repeats, order.in_blocks
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def _for_batches(self: _Inner, batch_size: int) -> _Inner:
+    def for_batches(self: _Inner, batch_size: int) -> _Inner:
         """Return this order over what the inner order returns for such batches."""
         other = copy.copy(self)
-        other._order = self._order._for_batches(batch_size)
+        other._order = self._order.for_batches(batch_size)
         return other
 
 
@@ -131,12 +131,12 @@ class SequentialSampler(Sampler):
 
     def __init__(self, n: SupportsIndex, /) -> None:
         self.num_records = validate.size(n, ids="SubsetSampler(ids, of=len(index))")
-        self._parameters = {"n": self.num_records}
+        self.parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
         return f"SequentialSampler({validate.counted(len(self), 'record')})"
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
         return positions.copy()
 
 
@@ -162,7 +162,7 @@ class RandomSampler(Sampler):
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
         ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.size(n, ids=ids)
-        self._parameters = {"n": self.num_records}
+        self.parameters = {"n": self.num_records}
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._recent: Recent[Table] = Recent(2)
@@ -170,7 +170,7 @@ class RandomSampler(Sampler):
     def __repr__(self) -> str:
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
         n = self.num_records
         if n > SMALL:

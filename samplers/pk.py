@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -15,7 +15,6 @@ from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
-from twinfeed.samplers.drawing.space import Sources
 from twinfeed.samplers.misnamed import counterparts
 
 _NAMED = 1 << 20  # labels below are looked through for the error
@@ -104,16 +103,16 @@ class PKBatchSampler(BatchStream):
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
         seed = validate.seed(seed)
         schedule = self._schedule = Schedule(p, k, seed)
-        self._repeats, self._even, self._coverage = small == "repeat", schedule.fixed, coverage
+        self.repeats, self._even, self._coverage = small == "repeat", schedule.fixed, coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
         self.num_records = len(order.records)
         chosen = None if records is None else validate.records(records, self.num_records)
         order = order if chosen is None else order._some(chosen)
-        self._part, self._drawn = chosen, len(order.records)
+        self.part, self._drawn = chosen, len(order.records)
         self._classes = classes = order._first(self._kept(order))
         supers = order._by_super(super_labels, self.num_records, len(classes))
-        self._parameters = {
+        self.parameters = {
             "labels": order.digest,
             "super_labels": None if supers is None else supers.digest,
             "p": schedule.p_text,
@@ -198,7 +197,7 @@ class PKBatchSampler(BatchStream):
     def _check_enough(self, fewest: int, labels: ArrayLike | ClassOrder) -> None:
         p = self._schedule.largest_p
         if fewest < p:
-            where = "every super-class" if self._parameters["super_labels"] else "the data"
+            where = "every super-class" if self.parameters["super_labels"] else "the data"
             raise ValueError(
                 f"p must be at most the number of classes in {where}, {fewest} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
@@ -210,7 +209,7 @@ class PKBatchSampler(BatchStream):
         rules = {
             "p and k must be plain integers": self._schedule.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
-            "super_labels must not be given": self._parameters["super_labels"] is None,
+            "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
         }
         if coverage == "once":
@@ -232,7 +231,7 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self._parameters["records"] is None else f"{self._drawn:,} of "
+        some = "" if self.parameters["records"] is None else f"{self._drawn:,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
@@ -247,21 +246,21 @@ class PKBatchSampler(BatchStream):
         return len(self._classes)
 
     @property
-    def _by_record(self) -> str:
+    def by_record(self) -> str:
         options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
-            "records=": self._parameters["records"] is not None,
+            "records=": self.parameters["records"] is not None,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        return next((option for option, given in options.items() if given), super()._by_record)
+        return next((option for option, given in options.items() if given), super().by_record)
 
     @property
-    def _sources(self) -> Sources | None:
+    def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
         if self.num_classes < self.num_records:
             return None
-        return Sources(self.num_classes, np.asarray)  # each class is one id
+        return self.num_classes, np.asarray  # each class is one id
 
     def _check_world(self, world_size: int) -> None:
         for p in sorted({stretch.p for stretch in self._schedule.stretches}):

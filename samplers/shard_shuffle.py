@@ -95,7 +95,7 @@ class ShardShuffleSampler(Sampler):
                 f"sections={self._sections}"
             )
         self.num_records = int(self._lengths.sum())
-        self._in_blocks = self.block > 1
+        self.in_blocks = self.block > 1
         self._blocks = Blocks(self._lengths, self.block)
         self._count = len(self._blocks)
         if self._count < self._sections > 1:
@@ -103,7 +103,7 @@ class ShardShuffleSampler(Sampler):
                 f"sections must be at most the number of blocks, {self._count}, "
                 f"got {self._sections}: take smaller blocks"
             )
-        self._parameters = {
+        self.parameters = {
             "shard_lengths": self._lengths,
             "block": self.block,
             "window": self.window,
@@ -127,13 +127,13 @@ class ShardShuffleSampler(Sampler):
             f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
 
-    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the block of each record: where the block begins and stops.
 
         In an epoch, a block that a bound cuts is two ranges, read apart from each other.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
-        >>> order._spans(np.array([5, 9, 0]))
+        >>> order.spans(np.array([5, 9, 0]))
         (array([4, 6, 0]), array([ 6, 10,  4]))
         """
         first, stop = self._blocks.of_records(records)
@@ -144,7 +144,7 @@ class ShardShuffleSampler(Sampler):
             stop = np.minimum(stop, np.append(cuts, self.num_records)[piece])
         return first, stop
 
-    def _for_batches(self, batch_size: int) -> ShardShuffleSampler:
+    def for_batches(self, batch_size: int) -> ShardShuffleSampler:
         """Return this order with batches of this size divided into its sections."""
         if batch_size % self._sections:
             raise ValueError(
@@ -155,7 +155,7 @@ class ShardShuffleSampler(Sampler):
         other._batch_size = batch_size
         return other
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
         table = self._table(epoch)
         place = self._places(table.lanes, positions)
         begin, record, size = table.order.at(place)

@@ -61,33 +61,33 @@ class SubsetSampler(InnerSampler):
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._take(inner, size, f"len(records)={size} places")
-        self._part = self._table
+        self.part = self._table
         # The records of a block of places are a range where the table ascends.
-        self._in_blocks = inner._in_blocks and ascends(self._table)
+        self.in_blocks = inner.in_blocks and ascends(self._table)
         self.seed = inner.seed
-        self._parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
+        self.parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
         of = f"{len(self._table):,} of {validate.counted(self.num_records, 'record')}"
         return f"SubsetSampler({of}, {self._order!r})"
 
-    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the records from the first to the last of the inner order's range of places.
 
         Where less than half of these records are in the table, a range is the record alone.
         """
-        alone, after = super()._spans(records)
-        if not self._in_blocks:
+        alone, after = super().spans(records)
+        if not self.in_blocks:
             return alone, after
         # Keys of another type would have numpy copy the table.
         place = np.searchsorted(self._table, alone.astype(self._table.dtype))
-        begin, end = self._order._spans(place, epoch)
+        begin, end = self._order.spans(place, epoch)
         first, stop = self._at(begin), self._at(end - 1) + 1
         dense = stop - first <= 2 * (end - begin)
         return np.where(dense, first, alone), np.where(dense, stop, after)
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
-        return self._at(self._order._ids(epoch, positions))
+    def draw(self, epoch: int, positions: Int64) -> Int64:
+        return self._at(self._order.draw(epoch, positions))
 
     def _at(self, places: Int64) -> Int64:
         """Return the records at places of the table."""

@@ -67,10 +67,10 @@ class ViewSampler(InnerSampler):
         places = self.num_records if one else self._num_ids
         units = "records" if one else "(record, view) pairs"
         self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
-        self._part = order._part if one else None  # else of the pairs
-        self._repeats = order._repeats or (not one and int(self._counts.max(initial=0)) > 1)
+        self.part = order.part if one else None  # else of the pairs
+        self.repeats = order.repeats or (not one and int(self._counts.max(initial=0)) > 1)
         self.seed = validate.seed(seed)
-        self._parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}
+        self.parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}
         self._key = root_key(self.seed, "views")
 
     def __repr__(self) -> str:
@@ -80,15 +80,15 @@ class ViewSampler(InnerSampler):
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
 
-    def _spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the records in the range, of records or pairs, that the inner order returns."""
         if self._per_epoch == "one":
-            return self._order._spans(records, epoch)
-        begin, end = self._order._spans(self._sums.before(records), epoch)
+            return self._order.spans(records, epoch)
+        begin, end = self._order.spans(self._sums.before(records), epoch)
         return self.records(begin), self.records(end - 1) + 1
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
-        inner = self._order._ids(epoch, positions)
+    def draw(self, epoch: int, positions: Int64) -> Int64:
+        inner = self._order.draw(epoch, positions)
         if self._per_epoch == "all":
             return inner
         counts = np.asarray(self._counts)[inner].astype(np.int64)

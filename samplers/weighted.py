@@ -69,25 +69,25 @@ class WeightedSampler(Sampler):
         self._weights = whole = _quantised(weights)
         self.num_records = len(whole)
         self.seed = validate.seed(seed)
-        self._repeats = validate.flag("replacement", replacement)
+        self.repeats = validate.flag("replacement", replacement)
         drawable = sum(np.count_nonzero(whole[some]) for some in pieces(len(whole)))
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
-        most = len(whole) if self._repeats else drawable
+        most = len(whole) if self.repeats else drawable
         wanted = most if num_samples is None else num_samples
         self._samples = validate.integer("num_samples", wanted, minimum=0)
-        if self._samples > drawable and not self._repeats:
+        if self._samples > drawable and not self.repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
-        self._parameters = {
+        self.parameters = {
             "weights": whole,
             "num_samples": self._samples,
-            "replacement": self._repeats,
+            "replacement": self.repeats,
         }
         self._sums = RunningSums(whole)
-        self._total = self._sums.total if self._repeats else 0
+        self._total = self._sums.total if self.repeats else 0
         self._key = root_key(self.seed, "weighted")
         self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
 
@@ -98,11 +98,11 @@ class WeightedSampler(Sampler):
         of = validate.counted(self.num_records, "record")
         return (
             f"WeightedSampler({self._samples:,} of {of}, "
-            f"replacement={self._repeats}, seed={self.seed})"
+            f"replacement={self.repeats}, seed={self.seed})"
         )
 
-    def _ids(self, epoch: int, positions: Int64) -> Int64:
-        if not self._repeats:
+    def draw(self, epoch: int, positions: Int64) -> Int64:
+        if not self.repeats:
             drawn = self._waiting(epoch).records(positions)
             done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._waiting(epoch + 1).prepare(done)

@@ -506,7 +506,7 @@ def test_what_a_function_gave_is_not_used_again(
 def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     clean = build_index(shards, tmp_path / "clean.index")
-    where = int(clean._table("image")["offset"][13])
+    where = int(clean.table("image")["offset"][13])
     flip(shards[1], where)
     with pytest.raises(DataCorruptionError, match="corrupted data"):
         build_index(shards, tmp_path / "x.index")

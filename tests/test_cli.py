@@ -193,7 +193,7 @@ def test_bad_data_ends_with_status_1_and_one_line(
     shards = tfrecords(tmp_path)
     out = str(tmp_path / "x.index")
     index = build_index(shards, out)
-    flip(shards[1], int(index._table("image")["offset"][13]))
+    flip(shards[1], int(index.table("image")["offset"][13]))
     assert main(["verify", out, "-q"]) == 1
     assert f"{shards[1].name}, record 3: corrupted" in capsys.readouterr().out
     assert main(["cat", out, "13"]) == 1
@@ -320,7 +320,7 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     shards = [str(shard) for shard in tars(tmp_path)]
     one, two = f"{tmp_path}/1.index", f"{tmp_path}/2.index"
     build_index(shards[0], one)
-    offset = int(build_index(shards[1:], two)._table("png")["offset"][3])
+    offset = int(build_index(shards[1:], two).table("png")["offset"][3])
     flip(Path(shards[1]), offset)
     assert main(["verify", one, two, *shards, "--root", str(tmp_path), "-q"]) == 1
     out = capsys.readouterr().out.splitlines()

@@ -113,7 +113,7 @@ def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = Path(index.root, index.shard_paths[1])
-    offset = int(index._table("image")["offset"][13])
+    offset = int(index.table("image")["offset"][13])
     flip(shard, offset)
     with Reader(index) as reader:
         reader.read([12])
@@ -139,7 +139,7 @@ def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -
     shards = tfrecords(tmp_path, shards=1) if container == "tfrecord" else tars(tmp_path, shards=1)
     index = build_index(shards, tmp_path / "x.index")
     field = "image" if container == "tfrecord" else "png"
-    rows = index._table(field)
+    rows = index.table(field)
     with Reader(index) as reader:
         for record in range(10):
             place = int(rows["offset"][record]) + record
@@ -159,7 +159,7 @@ def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, conta
     index = build_index(shards, tmp_path / "x.index")
     whole = shards[0].read_bytes()
     last = max(
-        int((index._table(field)["offset"] + index._table(field)["length"]).max())
+        int((index.table(field)["offset"] + index.table(field)["length"]).max())
         for field in index.fields
     )
     boundaries = 0
@@ -253,7 +253,7 @@ def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
 ) -> None:
     shards = tfrecords(tmp_path, shards=4)
     index = build_index(shards, tmp_path / "x.index")
-    flip(shards[3], int(index._table("image")["offset"][35]))
+    flip(shards[3], int(index.table("image")["offset"][35]))
     size = shards[0].stat().st_size
     os.truncate(shards[0], size - 1)
     shards[1].unlink()
@@ -412,7 +412,7 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
         changed = f"the bytes of {file.name} have changed"
         if file.stem.startswith("shard"):
             with pytest.raises(IndexFormatError, match=changed):
-                _ = attrgetter("shard_paths", "_shard_stops", "shards", "shard_lengths")(
+                _ = attrgetter("shard_paths", "shard_stops", "shards", "shard_lengths")(
                     open_index(index.path)
                 )
             flip(file, at)
@@ -524,7 +524,7 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
         assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
     assert verify(index).ok
     assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
-    flip(tmp_path / "a.tar", int(index._table("jpg")["offset"][4]))
+    flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
     (bad,) = verify(index).bad
     assert bad.record == 4
     without = build_index(

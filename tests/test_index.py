@@ -77,7 +77,7 @@ def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> Non
 
         before, files = held(), len(os.listdir("/proc/self/fd"))
         index = open_index(sys.argv[1])
-        index.keys([9_999_999]), index.labels[[5, 6_000_000]], index._table("image")[4_000_000]
+        index.keys([9_999_999]), index.labels[[5, 6_000_000]], index.table("image")[4_000_000]
         print(held() - before, len(os.listdir("/proc/self/fd")) - files)
     """)
     command = [sys.executable, "-c", code, os.fspath(path)]
@@ -98,7 +98,7 @@ def test_opening_does_not_depend_on_the_number_of_classes_and_tags(tmp_path: Pat
         index = open_index(path)
         assert (index.classes[0], index.classes[-1]) == ("class 0000000", "class 0299999")
         again = pickle.loads(pickle.dumps(index))
-        assert (again._tag(999), len(again.classes)) == ('"tag 0000999"', 300_000)
+        assert (again.tag(999), len(again.classes)) == ('"tag 0000999"', 300_000)
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
@@ -217,7 +217,7 @@ def test_ids_are_checked(tmp_path: Path) -> None:
     assert index.keys([]) == []
     assert index.keys() == index.keys(range(30))
     with pytest.raises(KeyError, match="no field 'jpg': this index has the fields"):
-        index._table("jpg")
+        index.table("jpg")
 
 
 def test_nothing_in_the_files_tells_of_time_or_place(tmp_path: Path) -> None:

@@ -186,9 +186,7 @@ def test_a_constant_size_is_that_of_every_batch(sampler: BatchStream, world_size
     for rank in shards_of(sampler, world_size):
         epochs = range(max(4, world_size) + 1)
         sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
-        assert (
-            sizes == {rank._constant_size} if rank._constant_size is not None else len(sizes) != 1
-        )
+        assert sizes == {rank.constant_size} if rank.constant_size is not None else len(sizes) != 1
 
 
 @pytest.mark.parametrize("name", COVERING)
@@ -304,28 +302,35 @@ def test_batches_are_fresh_int64_arrays_in_range(sampler: BatchStream) -> None:
                 assert records.dtype == views.dtype == np.int64
                 assert records.shape == views.shape == batch.shape
                 assert np.array_equal(records < 0, batch < 0)
-                assert records.min(initial=0) >= (-1 if rank._padded else 0)
+                assert records.min(initial=0) >= (-1 if rank.padded else 0)
                 assert records.max(initial=-1) < rank.num_records
                 batch[:] = -7
             assert same(kept, rank.batches(0, 0, len(rank)))
             assert same(kept, list(rank))
 
 
+def test_repeats_are_what_a_sampler_declares(sampler: BatchStream) -> None:
+    """Law 15: a batch holds a record twice where `repeats` says so, and nowhere else."""
+    batches = [ids for epoch in range(8) for ids in sampler.batches(epoch, 0, len(sampler))]
+    records = [sampler.records(ids[ids >= 0]) for ids in batches]
+    assert sampler.repeats == any(len(np.unique(each)) < len(each) for each in records)
+
+
 def test_the_spans_of_records_hold_them(sampler: BatchStream) -> None:
     """The records read around the same time as one are a range of records around it, and theirs."""
     records = sampler.records(np.concatenate([[0], *sampler.batches(0, 0, len(sampler))])[1:])
     records = records[records >= 0]
-    whole = sampler._spans(records)
-    assert sampler._in_blocks == bool((whole[1] - whole[0] > 1).any())
+    whole = sampler.spans(records)
+    assert sampler.in_blocks == bool((whole[1] - whole[0] > 1).any())
     for epoch in (None, 0):  # of all epochs, and of the epoch in which these records come
-        first, stop = sampler._spans(records, epoch)
+        first, stop = sampler.spans(records, epoch)
         assert first.dtype == stop.dtype == np.int64
         assert first.shape == stop.shape == records.shape
         assert ((whole[0] <= first) & (first <= records)).all()
         assert ((records < stop) & (stop <= whole[1])).all()
         assert first.min(initial=0) >= 0
         assert stop.max(initial=0) <= sampler.num_records
-        again = sampler._spans(stop - 1, epoch)
+        again = sampler.spans(stop - 1, epoch)
         assert np.array_equal(again[0], first)
         assert np.array_equal(again[1], stop)
 
@@ -400,9 +405,9 @@ def test_repr_is_one_line_with_batches_and_explain_draws_ranks(sampler: BatchStr
 def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
     """``sampler.set_epoch`` reaches the stream; no constructor argument is named sampler."""
     assert sampler.sampler is sampler
-    assert (sampler._live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
+    assert (sampler.live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
     assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
-    if sampler.evaluation or (sampler._constant_size is None and len(sampler)):
+    if sampler.evaluation or (sampler.constant_size is None and len(sampler)):
         with pytest.raises(TypeError, match="would lose or repeat records"):
             _ = sampler.drop_last
     else:

@@ -123,9 +123,9 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
     tmp_path: Path, offset: int, length: int, types: tuple[str, str]
 ) -> None:
     index = merged([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
-    table = index._table("x")
+    table = index.table("x")
     assert (table.dtype["offset"].str, table.dtype["length"].str) == types
-    (row,) = index._rows(["x"], np.array([7])).tolist()
+    (row,) = index.rows(["x"], np.array([7])).tolist()
     assert row == (offset, length, 0, 0)
 
 
@@ -193,7 +193,7 @@ def test_loose_files_of_several_parts_are_read_as_indexed(
         read = reader.read(range(8))
     assert read["b"] == [b"%d.b" % n for n in range(8)]
     assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(8)]
-    assert index._table("a")[3].tolist() == (0, -1, 0)
+    assert index.table("a")[3].tolist() == (0, -1, 0)
 
 
 def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:

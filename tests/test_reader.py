@@ -326,7 +326,7 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
     upload(memory, shards)
     index = build_index(["memory://bucket/d-000000.tar"], tmp_path / "x.index")
     data = bytearray(shards[0].read_bytes())
-    offset = int(index._table("png")["offset"][4])
+    offset = int(index.table("png")["offset"][4])
     data[offset] ^= 1
     memory.pipe_file("/bucket/d-000000.tar", bytes(data))
     with Reader(index) as reader:

@@ -78,7 +78,7 @@ def at(server: RangeServer, index: Index) -> Index:
 
 def extents(index: Index, ids: Any) -> Any:
     """Return a range for each of these records, of one use."""
-    rows = index._rows(["x"], np.asarray(ids))
+    rows = index.rows(["x"], np.asarray(ids))
     told = np.zeros(len(rows), EXTENT)
     told["file"], told["start"], told["uses"] = rows["file"], rows["offset"], 1
     told["stop"] = rows["offset"] + rows["length"]
@@ -222,7 +222,7 @@ def test_what_does_not_pass_is_told_with_range_and_attempts(
     server.fail = lambda _path, _start: fate
     with Reader(at(server, index)) as reader, pytest.raises(LoaderError) as caught:
         reader.read([5])
-    row = index._rows(["x"], np.array([5]))[0]
+    row = index.rows(["x"], np.array([5]))[0]
     assert caught.value.path == f"{server.url}/{index.shard_paths[0]}"
     assert caught.value.expected == f"bytes {row['offset']} to {row['offset'] + row['length']}"
     assert "(3 attempts in" in str(caught.value.found)
@@ -477,7 +477,7 @@ def test_an_object_that_changed_is_told_with_both_tags(
     name = large(tmp_path, shards=1, records=8, size=1000).shard_paths[0]
     server.tags[name] = '"old"'
     index = build_index(f"{server.url}/{name}", tmp_path / "x.index")
-    assert index._tag(0) == '"old"'
+    assert index.tag(0) == '"old"'
     with Reader(index) as reader:
         if when == "meanwhile":
             reader.read([1])

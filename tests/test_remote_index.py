@@ -65,7 +65,7 @@ def test_a_url_is_all_that_a_user_gives(
     local = build_index(tmp_path / "*.tfrecord", tmp_path / "l.index")
     built = build_index(f"{s3}/plain/*.tfrecord", f"{s3}/plain/x.index")
     assert built.fingerprint == local.fingerprint
-    assert None not in map(built._tag, range(len(built.shard_lengths)))
+    assert None not in map(built.tag, range(len(built.shard_lengths)))
     opened = open_index(f"{s3}/plain/x.index")
     assert opened.root == f"{s3}/plain"
     same_batches(opened, local)

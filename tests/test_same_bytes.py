@@ -49,7 +49,7 @@ def index_values(index: Index, record: int) -> dict[str, list[Any]]:
     out = {name: np.atleast_1d(column[record]).tolist() for name, column in index.columns.items()}
     with Reader(index) as reader:
         for name in index.fields:
-            if index._table(name)["length"][record] >= 0:
+            if index.table(name)["length"][record] >= 0:
                 (value,) = reader.read([record], [name])[name]
                 out[name] = [value] if isinstance(value, bytes) else list(value)
     return {

@@ -122,7 +122,7 @@ def drawn(stream: BatchStream) -> list[Any]:
     """Return some batches, with their records, views and spans."""
     ids = [stream.batch(1, step) for step in (0, 1, 5, len(stream) - 1)]
     seen = [array for each in ids for array in (each, stream.records(each), stream.views(each))]
-    seen += [array for each in ids for array in stream._spans(stream.records(each))]
+    seen += [array for each in ids for array in stream.spans(stream.records(each))]
     assert {type(array) for array in seen} == {np.ndarray}
     return [array.tolist() for array in seen]
 

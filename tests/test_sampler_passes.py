@@ -404,7 +404,7 @@ def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
                 _ = stream.drop_last
         else:
             assert stream.drop_last is True
-        assert stream._padded is (final == "pad")
+        assert stream.padded is (final == "pad")
 
 
 def test_a_rank_cannot_be_sharded_again() -> None:
@@ -434,8 +434,8 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert (ids < 0).tolist() == [False, False, True, True]
     assert np.array_equal(stream.records(ids)[2:], [-1, -1])
     assert np.array_equal(stream.views(ids)[2:], [0, 0])
-    assert stream._padded
-    assert stream._constant_size == 4
+    assert stream.padded
+    assert stream.constant_size == 4
 
 
 def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:

@@ -120,7 +120,7 @@ def copied(folder: Path) -> Index:
 
 def damage(index: Index, record: int) -> None:
     """Write over the bytes of a record."""
-    row = index._table("word")[record]
+    row = index.table("word")[record]
     with open(Path(index.root) / index.place(record)[0], "r+b") as shard:
         shard.seek(int(row["offset"]))
         shard.write(b"\0\0")

@@ -35,7 +35,7 @@ def whole_of(make: Callable[[], BatchStream]) -> list[Noted]:
 
 def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
     """Another number of workers, and with it another depth, for each case in turn."""
-    workers = 0 if sampler._live is not None else WORKERS[number % len(WORKERS)]
+    workers = 0 if sampler.live is not None else WORKERS[number % len(WORKERS)]
     if len(sampler) > 100:
         workers = min(workers, 1)  # a long epoch
     return {"num_workers": workers, "prefetch": 1 + number % 3, "threads": number % 4}

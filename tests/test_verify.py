@@ -67,7 +67,7 @@ def test_the_report_is_the_same_with_an_executor(tmp_path: Path, workers: int | 
     shards = tars(tmp_path, shards=5)
     index = build_index(shards, tmp_path / "x.index", label="cls")
     for number in (1, 3):
-        flip(shards[number], int(index._table("png")["offset"][10 * number + 4]))
+        flip(shards[number], int(index.table("png")["offset"][10 * number + 4]))
     with ProcessPoolExecutor(workers) as pool:
         found = verify(index.path, executor=pool if workers else None)
     assert (found.shards, found.records) == (5, 50)
@@ -131,7 +131,7 @@ def forged(wanted: bytes, crc: int) -> bytes:
 
 def altered(index: Index) -> bytes:
     """Write other bytes of equal length and CRC to record 3 of a shard, and return them."""
-    row = index._rows(["text"], np.array([3]))[0]
+    row = index.rows(["text"], np.array([3]))[0]
     shard = Path(index.root, index.shard_paths[int(row["file"])])
     other = forged(b"sell everything!", int(row["crc"]))
     data = bytearray(shard.read_bytes())
@@ -163,10 +163,10 @@ def test_the_digest_of_an_index_leads_to_every_byte(tmp_path: Path) -> None:
     """To the manifest, from there to the digests of the shards, and from there to the shards."""
     shards = tars(tmp_path)
     index = build_index(shards, tmp_path / "x.index", digest=True)
-    sums = index._shard_sums
+    sums = index.shard_sums
     assert [one.tobytes().hex() for one in sums] == [file_digest(shard) for shard in shards]
     digest = index.digest
-    (row,) = index._rows(["png"], np.array([10]))
+    (row,) = index.rows(["png"], np.array([10]))
     flip(shards[1], int(row["offset"] + row["length"]))  # the padding, which no checksum covers
     (bad,) = verify(open_index(index.path, digest=digest)).bad
     assert "its SHA-256 is not that of the index" in bad.problem

@@ -77,7 +77,7 @@ def image_field(index: Index, given: str | None) -> str:
     """Return the field that holds images: the one that is given, or the only one that does."""
     names = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if given is not None:
-        index._table(given)  # raises for an unknown name
+        index.table(given)  # raises for an unknown name
     if not len(index):
         raise ValueError("the index holds no records")
     with Reader(index) as reader:
@@ -94,6 +94,6 @@ def image_field(index: Index, given: str | None) -> str:
 
 def _first(index: Index, reader: Reader, name: str) -> bytes:
     """Return a field of the first record that has the field."""
-    record = int(np.argmax(index._table(name)["length"] >= 0)) if index.fields[name].missing else 0
+    record = int(np.argmax(index.table(name)["length"] >= 0)) if index.fields[name].missing else 0
     (value,) = reader.read([record], [name])[name]
     return bytes(value)

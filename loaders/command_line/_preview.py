@@ -26,14 +26,14 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
         if lacks(index, name, record):
             yield f"{name}: missing" + ", read as empty" * (index.options.missing == "empty")
         else:
-            row = index._table(name)[record]
+            row = index.table(name)[record]
             at = "" if index.container == "files" else f" at byte {row['offset']}"
             yield f"{name}: {_described(reader.read([record], [name])[name][0], at)}"
 
 
 def lacks(index: Index, name: str, record: int, /) -> bool:
     """Whether a record lacks a field."""
-    return name in index.fields and bool(index._table(name)["length"][record] < 0)
+    return name in index.fields and bool(index.table(name)["length"][record] < 0)
 
 
 def _described(value: Any, at: str) -> str:

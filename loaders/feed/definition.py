@@ -59,7 +59,7 @@ class Definition:
     def _shares(self) -> bool:
         """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
         views = self.sampler.num_ids != self.sampler.num_records
-        return self.sampler._live is not None or views or self.sampler._repeats
+        return self.sampler.live is not None or views or self.sampler.repeats
 
     @property
     def _seeded(self) -> bool:
@@ -86,7 +86,7 @@ class Definition:
         if both:
             raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
         taken, whose = (TOLD, "sample") if self.transform is not None else (("id",), "batch")
-        both = names.intersection(("mask", *taken) if self.sampler._padded else taken)
+        both = names.intersection(("mask", *taken) if self.sampler.padded else taken)
         if both:
             raise ValueError(
                 f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "

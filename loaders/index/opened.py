@@ -189,12 +189,12 @@ class Index:
         return self._arrays.check("shards")
 
     @cached_property
-    def _shard_stops(self) -> Int64s:
+    def shard_stops(self) -> Int64s:
         """The id after the last record of each shard, int64[S]."""
         return self._arrays.check("shardstops")
 
     @property
-    def _shard_sums(self) -> npt.NDArray[np.uint8]:
+    def shard_sums(self) -> npt.NDArray[np.uint8]:
         """The SHA-256 of each shard, uint8[S, 32], or no rows if the index was built without."""
         held = "shardsums" in self._arrays
         return self._arrays.check("shardsums") if held else np.zeros((0, 32), np.uint8)
@@ -214,7 +214,7 @@ class Index:
         """The paths that the rows of tables refer to by number: of loose files, or of shards."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
-    def _tag(self, number: int, /) -> str | None:
+    def tag(self, number: int, /) -> str | None:
         """Return the tag that its store gave a shard when the shard was indexed, or None.
 
         There is no tag for shards that are now read from another place.
@@ -342,7 +342,7 @@ class Index:
         """The number of records of each shard, int64[S]."""
         return self._arrays.check("shardlengths")
 
-    def _table(self, field: str, /) -> npt.NDArray[Any]:
+    def table(self, field: str, /) -> npt.NDArray[Any]:
         """Return the table of a field as it is stored: N rows of (offset, length, crc). Loose files
         have the number of the file in place of the offset.
         """
@@ -354,13 +354,13 @@ class Index:
                 f"and the columns {list(self.columns)}"
             ) from None
 
-    def _rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
+    def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
         """Return a `ROW` for each field of each record, record by record."""
         rows = np.zeros((len(fields), len(ids)), ROW)
         if self.container != "files":
-            rows["file"] = self._shard_stops.searchsorted(ids, "right")
+            rows["file"] = self.shard_stops.searchsorted(ids, "right")
         for row, field in zip(rows, fields, strict=True):
-            dtype = self._table(field).dtype
+            dtype = self.table(field).dtype
             held = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
             for name in dtype.names or ():
                 row[name] = held[name]
@@ -371,7 +371,7 @@ class Index:
 
         Bad records are not counted.
         """
-        stops = self._shard_stops
+        stops = self.shard_stops
         shard = int(stops.searchsorted(record, "right"))
         return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
 

@@ -23,12 +23,12 @@ def large(index: Index, /) -> bool:
 
 def field_bytes(index: Index, /) -> int:
     """Return the bytes of all fields of all records."""
-    lengths = (index._table(field)["length"] for field in index.fields)
+    lengths = (index.table(field)["length"] for field in index.fields)
     return sum(int(np.maximum(length, 0).sum()) for length in lengths)
 
 
 def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
     """Return the mean bytes of a record's fields (default: all), over evenly spread records."""
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
-    lengths = index._rows(list(index.fields if fields is None else fields), ids)["length"]
+    lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
     return float(lengths.clip(0).sum() / max(1, len(ids)))

@@ -136,25 +136,26 @@ def _function(
     sampler: BatchStream, sources: int, source: Source | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
     """Return the function of ids that says which source each is of; `source` may be given."""
-    if sampler._by_record:
+    if sampler.by_record:
         raise ValueError(
-            f"sources give their next record only, and {sampler._by_record} of {sampler!r} needs "
+            f"sources give their next record only, and {sampler.by_record} of {sampler!r} needs "
             f"to know the records: read them by an index, as engine='gather' of a TensorFlowLoader "
             f"and the other loaders do"
         )
     if source is None:
-        known = sampler._sources
+        known = sampler.sources
         if known is None:
             raise ValueError(
                 f"source must be given, as ids of {sampler!r} do not say by themselves which "
                 f"source they are of: a function of ids, or an array by id"
             )
-        if known.number != sources:
+        number, of = known
+        if number != sources:
             raise ValueError(
-                f"there must be one source for each of {known.number} classes or sets, got "
+                f"there must be one source for each of {number} classes or sets, got "
                 f"{sources} sources"
             )
-        return known.of
+        return of
     if callable(source):
         return source
     numbers = np.asarray(source)

@@ -50,7 +50,7 @@ def making(
 ) -> Generator[T, None, None]:
     """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
     # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
-    shared, whole = (0, threads) if feed.sampler._live is None else (threads, 0)
+    shared, whole = (0, threads) if feed.sampler.live is None else (threads, 0)
     with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
         batcher.look_ahead(feed, epoch, start, plans=plans)
         coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed._seeded)

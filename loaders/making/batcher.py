@@ -51,7 +51,7 @@ class Batcher(Closing):
         self._side = dict(feed.side)
         self._collate = check_collate(feed.collate)
         self._empty = empty
-        self._masked = feed.sampler._padded
+        self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
         self._reached: Callable[[int, int], None] | None = (
             None  # what reads ahead, told of each batch

@@ -275,8 +275,8 @@ def _check_fit(index: Source, sampler: BatchStream) -> None:
     check_source(index)
     if not isinstance(sampler, BatchStream):
         raise TypeError(
-            f"sampler must be a batch sampler of twinfeed.samplers, got a "
-            f"{type(sampler).__name__}: BatchSampler(order, batch_size=…) makes one of an order"
+            f"sampler must give batches, got a {type(sampler).__name__}: "
+            f"BatchSampler(sampler, batch_size=…) cuts a sampler into batches"
         )
     if sampler.num_records != len(index):
         raise ValueError(

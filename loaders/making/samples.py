@@ -56,7 +56,7 @@ class Samples:
         self.transform = feed.transform
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
-        self.cache = None if sampler._live is None else DecodedCache(sampler._reuse, self._decode)
+        self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
         self._shares = feed._shares
         self._unchecked = -1 if feed.check_writes else _CHECKED  # uses that are to be checked
         self._slots = self._writable_fields(feed, spec or {})

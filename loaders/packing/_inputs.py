@@ -171,7 +171,7 @@ def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
         for sample, key in zip(samples, index.keys(ids), strict=True):
             sample["__key__"] = key
     names = list(index.fields)
-    held = (index._rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
+    held = (index.rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
     for pattern in np.unique(held, axis=0):  # fields of a record are read together
         places = np.flatnonzero((held == pattern).all(axis=1))
         there = [name for name, one in zip(names, pattern, strict=True) if one]

@@ -68,7 +68,7 @@ class RemoteShards(Fetcher):
         assert self.chunks is not None
         assert self._followed is not None
         fields = self._followed.fields
-        rows = self.index._rows(fields, records)
+        rows = self.index.rows(fields, records)
         held = rows["length"] > 0
         rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]
         size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
@@ -155,7 +155,7 @@ class RemoteShards(Fetcher):
 
     def _expected(self, number: int) -> Facts:
         """Return the indexed size and tag of a file. Loose files have no tags."""
-        tag = None if self.index.container == "files" else self.index._tag(number)
+        tag = None if self.index.container == "files" else self.index.tag(number)
         return Facts(int(self._sizes[number]), tag)
 
     @cached_property
@@ -206,7 +206,7 @@ def _chunks(index: Index) -> Chunks | None:
         depends = [f"{index.root} {index.fingerprint}"]
     else:
         depends = [
-            f"{join(index.root, path)} {shard} {index._tag(number)}"
+            f"{join(index.root, path)} {shard} {index.tag(number)}"
             for number, (path, shard) in enumerate(
                 zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
             )
@@ -220,7 +220,7 @@ def _sizes(index: Index) -> Int64s:
     if index.container != "files":
         return index.shards["bytes"].astype(np.int64)
     sizes = np.zeros(len(index.files), np.int64)
-    for rows in map(index._table, index.fields):
+    for rows in map(index.table, index.fields):
         # A damaged row is left out here. Reading the row raises the error.
         held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
         sizes[held["file"]] = held["length"]

@@ -69,7 +69,7 @@ class Planner:
         self._asleep = self._asks and not large(reader.index)
         self._nap = _NAP
         self._warm = 0  # looks in a row that found every page in memory
-        self._once = sampler._in_blocks or sampler._live is not None
+        self._once = sampler.in_blocks or sampler.live is not None
         self._recent: set[int] = set()  # the spans in use, by their first record
         self._older: set[int] = set()
         self._samples = self._fresh = 0  # samples and bytes since the last generation began
@@ -179,7 +179,7 @@ class Planner:
         """Return the records of all spans of an epoch that begin with these records."""
         if epoch != self._told_epoch:  # a span is read again in each epoch
             self._told_epoch, self._recent, self._older = epoch, set(), set()
-        firsts, stops = self._sampler._spans(records, epoch)
+        firsts, stops = self._sampler.spans(records, epoch)
         firsts, where = np.unique(firsts, return_index=True)
         spans = dict(zip(firsts.tolist(), stops[where].tolist(), strict=True))
         # No union of the two: of 10^5 shards, one for each span takes minutes.

@@ -131,7 +131,7 @@ class Reader(Closing):
         """
         names = [name for name in self._names(fields) if name not in self.index.columns]
         ids = checks.check_ids(ids, len(self.index))
-        rows = self.index._rows(names, ids)
+        rows = self.index.rows(names, ids)
         uses = np.repeat(np.ones_like(ids) if uses is None else uses, len(names))
         held = rows["length"] > 0
         held[self._outside(rows)] = False
@@ -196,7 +196,7 @@ class Reader(Closing):
         for place, name in enumerate(names):
             values = self._decode(name, data[place :: len(names)])
             if name in missing and name in self._lacking:
-                lacking = self.index._rows([name], unique)["length"] == -1
+                lacking = self.index.rows([name], unique)["length"] == -1
                 values = [
                     missing[name] if lacks else value
                     for value, lacks in zip(values, lacking.tolist(), strict=True)
@@ -208,7 +208,7 @@ class Reader(Closing):
         self, ids: Int64s, names: Sequence[str], missing: Container[str], neighbours: bool
     ) -> list[bytes]:
         """Return the bytes of each field, record by record; b"" where it may be `missing`."""
-        rows = self.index._rows(names, ids)
+        rows = self.index.rows(names, ids)
         where = None
         if not self._lacking.isdisjoint(names):
             where = self._held(rows, ids, names, missing)

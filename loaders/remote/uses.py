@@ -52,7 +52,7 @@ class NextUses:
     ) -> None:
         self._sampler, self._draw = sampler, draw
         self._chunks_of = chunks_of
-        self._once = planned and (sampler._in_blocks or sampler._live is not None)
+        self._once = planned and (sampler.in_blocks or sampler.live is not None)
         epoch = len(self._sampler) * self._sampler.batch_size
         self._samples = min(samples, max(_LEAST, _EPOCHS * epoch))
         self.next: npt.NDArray[np.int64] = np.full(chunks, NEVER)
@@ -109,7 +109,7 @@ class NextUses:
         first, stop = np.empty_like(records), np.empty_like(records)
         for number in np.unique(epoch).tolist():
             mine = epoch == number
-            first[mine], stop[mine] = self._sampler._spans(records[mine], number)
+            first[mine], stop[mine] = self._sampler.spans(records[mine], number)
         order = np.argsort(first, kind="stable")
         epoch = epoch[order]
         again = (np.diff(first[order]) == 0) & (np.diff(epoch) == 0)

@@ -116,7 +116,7 @@ class ParsedFields:
     def _lengths(self, name: str, records: Int64s) -> Int64s:
         """Return the bytes of a field in each record; 0 for padding."""
         stored = np.zeros(len(records), np.int64)
-        found = self.index._table(name)["length"][records[records >= 0]]
+        found = self.index.table(name)["length"][records[records >= 0]]
         value = self._missing.get(name)
         stored[records >= 0] = found if value is None else np.where(found == -1, len(value), found)
         return stored

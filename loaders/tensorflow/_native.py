@@ -133,8 +133,8 @@ class ChooseFiles:
         found = re.search(r"record at (\d+)", message)
         if found is None or not self._whole:
             return
-        tables = [self.index._table(name)["offset"] for name in self._whole]
-        stops = [0, *self.index._shard_stops.tolist()]
+        tables = [self.index.table(name)["offset"] for name in self._whole]
+        stops = [0, *self.index.shard_stops.tolist()]
         for file in sorted(self._opened):
             start, stop = stops[file], stops[file + 1]
             for table in tables:
@@ -177,7 +177,7 @@ def _drawn(server: Server, epoch: int, start: int) -> tuple[Int64s, Int64s]:
 def runs_of(server: Server, ids: Int64s) -> Runs:
     """Find the runs of a stream of sample ids."""
     records = server.sampler.records(ids)
-    return find_runs(records[records >= 0], index_of(server.feed, "this engine")._shard_stops)
+    return find_runs(records[records >= 0], index_of(server.feed, "this engine").shard_stops)
 
 
 def check_files(feed: Feed, /) -> None:
@@ -194,7 +194,7 @@ def check_files(feed: Feed, /) -> None:
             raise _unserved(f"reads features by their own names, and this index renames {names!r}")
     if index.options.left_out:
         raise _unserved("cannot leave out records, as this index does")
-    if sampler._live is not None:
+    if sampler.live is not None:
         raise _unserved("would read an image again for each use")
     if isinstance(sampler, PKBatchSampler) and sampler.world_size > 1:
         raise _unserved("cannot move the files of classes from rank to rank")
@@ -247,12 +247,12 @@ class Offsets:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self._firsts = index._shard_stops - index.shard_lengths
+        self._firsts = index.shard_stops - index.shard_lengths
         self._starts: dict[int, Int64s] = {}
 
     def of(self, records: Int64s, /) -> tuple[Int64s, Int64s]:
         """Return the file and the byte offset of each record."""
-        file = np.searchsorted(self.index._shard_stops, records, side="right")
+        file = np.searchsorted(self.index.shard_stops, records, side="right")
         number = records - self._firsts[file]
         offsets = np.zeros(len(records), np.int64)
         for one in np.unique(file[number > 0]).tolist():

@@ -60,11 +60,11 @@ class Server(PassServer):
         self.feed = feeds[0]
         self.reader = reader
         self.schedules = [plans.schedule(feed.sampler) for feed in feeds]
-        sizes = {feed.sampler._constant_size for feed in feeds}
+        sizes = {feed.sampler.constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
         self.threads = threads if threads is not None else most_threads()
         # A cache of decoded images takes batches in their order. So threads share each batch.
-        self._shared = 0 if self.feed.sampler._live is None else self.threads
+        self._shared = 0 if self.feed.sampler.live is None else self.threads
         alone = self._shared or (threads is None and not _worth_threads(self.feed))
         self.parallel = 1 if alone else max(1, self.threads)
         self.together = self._batches_a_call()

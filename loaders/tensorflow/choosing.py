@@ -130,7 +130,7 @@ class Numbers:
         return np.concatenate(self.choices.numbers(int(begun[1]), int(step), last))
 
     def _sizes(self, begun: tf.Tensor) -> Sizes:
-        return Sizes.called(self.sizes, begun, self.server.sampler._constant_size)
+        return Sizes.called(self.sizes, begun, self.server.sampler.constant_size)
 
     def _drawn(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""

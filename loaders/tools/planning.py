@@ -158,7 +158,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
         cache_bytes = cache_bytes or index.cache.bytes
     limit = LIMIT if readahead is None else checks.count("readahead", readahead, minimum=0)
     ledger, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
-    used = int(share * each * first.samples / sampler._reuse)
+    used = int(share * each * first.samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
     if index.remote:
         first = first.lingering()
@@ -238,15 +238,13 @@ class _Epoch(NamedTuple):
         sampler = schedule.sampler
         ids = np.concatenate([np.zeros(0, np.int64), *schedule.batches(epoch, 0, steps)])
         ids = ids[ids >= 0]
-        first, stop = sampler._spans(sampler.records(ids), epoch)
+        first, stop = sampler.spans(sampler.records(ids), epoch)
         order = np.lexsort((np.arange(len(ids)), first))
         same = first[order][1:] == first[order][:-1]
         pause = np.diff(order)
         usual = np.median(pause[same]) if same.any() else 0.0
         # Without blocks each use is a new read, except for images that are kept.
-        again = (
-            same & (pause <= _PAUSES * usual) & (sampler._in_blocks or sampler._live is not None)
-        )
+        again = same & (pause <= _PAUSES * usual) & (sampler.in_blocks or sampler.live is not None)
         begins = np.flatnonzero(np.concatenate([[True], ~again])[: len(ids)])
         ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
         opened, closed, where = order[begins], order[ends], order[begins]
@@ -383,10 +381,10 @@ def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
             f"twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
     elif facts.requests > 1 and size < small and (remote or large(index)):
-        little = sampler._in_blocks and total < _LITTLE
+        little = sampler.in_blocks and total < _LITTLE
         asked = min(facts.shard_bytes, int(block_of(index, len(index)) * record_bytes(index)))
         instead = f"take shuffled(index, seed=…), which asks for about {_bytes(asked)} at a time"
-        if sampler._in_blocks:
+        if sampler.in_blocks:
             instead = "take blocks of about 4 MB, and shards of many blocks"
         elif asked < 2 * size:
             little = not remote or _kept(facts)

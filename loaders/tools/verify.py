@@ -259,8 +259,8 @@ def _indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Checked]:
     """Verify shards against their index."""
     with Reader(index) as reader:
         for shard in shards:
-            stop = int(index._shard_stops[shard])
-            start = int(index._shard_stops[shard - 1]) if shard else 0
+            stop = int(index.shard_stops[shard])
+            start = int(index.shard_stops[shard - 1]) if shard else 0
             yield stop - start, _indexed_shard(reader, shard, start, stop)
 
 
@@ -290,7 +290,7 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
         bad.setdefault(entry.record, entry)
     if index.container == "tar":  # its checksum covers fields too
         explained = bool(bad)
-    sums = index._shard_sums
+    sums = index.shard_sums
     if changed and not explained:
         what = "the checksum over its records"
     elif not bad and len(sums) and scan.sha256 != sums[shard].tobytes().hex():
@@ -305,7 +305,7 @@ def _offsets(index: Index, start: int, stop: int) -> Int64s:
     """Return where some held field of each record lies, -1 for a record without any."""
     offsets = np.full(stop - start, -1)
     for field in index.fields:
-        rows = index._table(field)[start:stop]
+        rows = index.table(field)[start:stop]
         np.maximum(
             offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
         )
@@ -337,7 +337,7 @@ def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None
     """Read the fields that the records hold, and return the error if there is one."""
     try:
         for field in reader.index.fields:
-            held = reader.index._table(field)["length"][start:stop] >= 0
+            held = reader.index.table(field)["length"][start:stop] >= 0
             reader.read(np.flatnonzero(held) + start, [field])
     except (LoaderError, OSError) as error:
         return error

@@ -190,7 +190,7 @@ class RecordDataset(Dataset[Any]):
 
 def _drawn(feed: Feed) -> Array | None:
     """Return the records that the sampler may draw, ascending; None where all of them are."""
-    part = feed.sampler._part
+    part = feed.sampler.part
     return part if part is None or (part[1:] >= part[:-1]).all() else np.sort(part)
 
 

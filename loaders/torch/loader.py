@@ -118,7 +118,7 @@ class TorchLoader(FeedLoader[B]):
             self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
         if num_workers and not prefetch:
             raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
-        if num_workers and feed.sampler._live is not None:
+        if num_workers and feed.sampler.live is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,

@@ -90,7 +90,7 @@ def planner(index: Index, stream: BatchStream, **options: Any) -> tuple[Planner,
 
 def rows_of(index: Index, records: Any) -> list[tuple[int, int, int]]:
     """Where records lie: file, start, stop."""
-    rows = index._rows(list(index.fields), np.asarray(records))
+    rows = index.rows(list(index.fields), np.asarray(records))
     return [(file, start, start + length) for start, length, file, _ in rows.tolist()]
 
 
@@ -107,7 +107,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
         for file, start, stop in rows_of(long, records):
             assert any(f == file and a <= start and stop <= b for f, a, b, _ in reader.ranges)
             consumed.add((file, start))
-        if not stream._in_blocks:
+        if not stream.in_blocks:
             most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
             assert reader.bytes <= (len(consumed) + most) * RECORD + REMOTE_GAP * len(long)
     assert plan.told == len(stream)
@@ -293,10 +293,10 @@ def test_a_shard_that_is_gone_is_told_of_when_it_is_read(tmp_path: Path, readahe
 @pytest.mark.parametrize("readahead", [0, 1000])
 def test_a_sampler_that_fails_fails_when_it_is_asked(long: Index, readahead: int) -> None:
     class Failing(RandomSampler):
-        def _ids(self, epoch: int, positions: Any) -> Any:
+        def draw(self, epoch: int, positions: Any) -> Any:
             if (positions >= 100).any():
                 raise RuntimeError("no such position")
-            return super()._ids(epoch, positions)
+            return super().draw(epoch, positions)
 
     feed = Feed(long, BatchSampler(Failing(200, seed=0), batch_size=1))
     coming = iter(NumpyLoader(feed, prefetch=0, readahead=readahead))

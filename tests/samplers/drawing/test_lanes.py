@@ -186,7 +186,7 @@ def test_the_first_round_reads_half_a_window_and_no_record_twice(sections: int) 
     order = ShardShuffleSampler([10_000] * 8, seed=1, block=50, window=128, sections=sections)
     for epoch in (0, 3):
         ids = _whole(order, epoch)
-        first, stop = order._spans(ids, epoch)
+        first, stop = order.spans(ids, epoch)
         assert ((first <= ids) & (ids < stop)).all()
         _, opened = np.unique(first, return_index=True)
         assert (stop - first)[opened].sum() == len(order)
@@ -274,7 +274,7 @@ def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
     sampler = BatchSampler(ReuseSampler(20, reuse=1, live=8, seed=0), batch_size=4)
     ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
     assert np.array_equal(np.sort(ids), np.arange(20))
-    assert sampler._live == 8
+    assert sampler.live == 8
 
 
 def test_a_drawing_names_records_and_uses() -> None:
@@ -302,6 +302,6 @@ def test_very_many_blocks_are_found_by_arithmetic(
         for epoch in (0, 1):
             assert np.array_equal(_whole(order, epoch), ids[epoch])
             for mine, theirs in zip(
-                order._spans(ids[0], epoch), tabled._spans(ids[0], epoch), strict=True
+                order.spans(ids[0], epoch), tabled.spans(ids[0], epoch), strict=True
             ):
                 assert np.array_equal(mine, theirs)

@@ -65,7 +65,7 @@ def test_a_rank_draws_its_own_slice_alone(name: str, monkeypatch: pytest.MonkeyP
     """At a thousand ranks, a batch of 64,000: 64 positions are asked for."""
     order = ORDERS[name]()
     rank = BatchSampler(order, batch_size=64_000).shard(7, 1000)
-    drawn = counting(monkeypatch, type(order), "_ids", lambda self, epoch, places: places.size)
+    drawn = counting(monkeypatch, type(order), "draw", lambda self, epoch, places: places.size)
     for step in (0, 1, len(rank) - 2):
         rank.batch(0, step)
     rank.batches(0, 0, 2)
@@ -117,7 +117,7 @@ def test_a_mixture_of_many_orders_draws_them_in_pieces(monkeypatch: pytest.Monke
     """A call for each order and batch would be one for nearly each sample."""
     orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
     mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**6, seed=0)
-    calls = counting(monkeypatch, RandomSampler, "_ids", lambda self, epoch, positions: 1)
+    calls = counting(monkeypatch, RandomSampler, "draw", lambda self, epoch, positions: 1)
     stream = BatchSampler(mixture, batch_size=64)
     for step in range(1000):
         stream.batch(0, step)
