@@ -599,7 +599,7 @@ def test_a_break_leaves_no_thread(index: Index) -> None:
 
 def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
     order: Any = RandomSampler(RECORDS, seed=0)
-    with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(order"):
+    with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(sampler"):
         Feed(index, order)
     for carry in (TorchLoader, RecordDataset):
         with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
