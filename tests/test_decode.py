@@ -306,13 +306,42 @@ def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
     slots = []
 
     class Watched(DecodeImage):
-        def _into(self, sample: Any, given: Any, /) -> dict[str, Any]:
+        def into(self, sample: Any, given: Any, /) -> dict[str, Any]:
             slots.append(given["image"])
-            return super()._into(sample, given)
+            return super().into(sample, given)
 
     image = batch(index, Watched(), 4)["image"]
-    assert len(slots) == 4
-    assert all(np.shares_memory(slot, image) for slot in slots)
+    assert len(slots) >= 4
+    assert all(np.shares_memory(slot, image) for slot in slots[-4:])
+
+
+class Inverted:
+    """A decode of a user's own that writes into the batch."""
+
+    writes = ("image",)
+
+    def __init__(self, filled: int = 4) -> None:
+        self.filled = filled
+        self.slots: list[Any] = []
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"image": 255 - np.frombuffer(sample["image"], np.uint8)}
+
+    def into(self, sample: dict[str, Any], slots: dict[str, Any]) -> dict[str, Any]:
+        image = self(sample)["image"]
+        slots["image"][: self.filled] = image[: self.filled]
+        self.slots.append(slots["image"])
+        return {"image": slots["image"]}
+
+
+def test_a_decode_of_ones_own_writes_into_the_batch(tmp_path: Path) -> None:
+    index = pack([{"image": bytes([n] * 4)} for n in range(3)], tmp_path)["data"]
+    decode = Inverted()
+    image = batch(index, decode, 3)["image"]
+    assert image.tolist() == [[255 - n] * 4 for n in range(3)]
+    assert all(np.shares_memory(slot, image) for slot in decode.slots[-3:])
+    with pytest.raises(ValueError, match=r"into gave another sample .* of \['image'\]"):
+        batch(index, Inverted(filled=3), 3)  # type: ignore[arg-type]
 
 
 def test_decoding_writes_where_the_caller_says(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from own_source import LABELS, WORDS, Words, noisy, samplers, size
 from plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack, plan
-from twinfeed.samplers import StateMismatchError
+from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
 
 
 def of_epochs(loader: Any) -> list[Any]:
@@ -129,6 +129,14 @@ def test_columns_are_checked_once(column: Any, error: type[Exception], told: str
             lambda ids: {"word": [b""] * (len(ids) - 1)},
             r"number of values(.|\n)*found: . values?\n",
         ),
+        (
+            lambda ids: {"word": [None if n == ids[-1] else b"" for n in ids]},
+            r"word number \d+: read gave None for the field 'word'",
+        ),
+        (
+            lambda ids: {"word": [{}[n] if n == ids[-1] else b"" for n in ids]},
+            r"word number \d+: read of a Words failed: KeyError",
+        ),
     ],
 )
 def test_what_read_gives_is_checked(found: Any, told: str) -> None:
@@ -142,6 +150,89 @@ def test_what_read_gives_is_checked(found: Any, told: str) -> None:
         feed[0, 0]
     with NumpyLoader(feed) as loader, pytest.raises(LoaderError, match=told):
         next(iter(loader))
+
+
+def test_an_error_of_read_names_the_step() -> None:
+    class Broken(Words):
+        def read(self, ids: Any, fields: Any) -> Any:
+            raise OSError("gone")
+
+    with pytest.raises(LoaderError, match="gone") as caught:
+        Feed(Broken(), next(samplers()), spec={"word": ((), None)})[1, 2]
+    assert caught.value.__notes__ == ["in the batch of epoch 1, step 2"]
+
+
+class Rows(Words):
+    """Rows of an array, and what `read` makes of those that are asked for."""
+
+    fields = ("row",)
+
+    def __init__(self, give: Any) -> None:
+        super().__init__()
+        self.rows = np.arange(96.0, dtype=np.float32).reshape(24, 4)
+        self.buffer = np.zeros_like(self.rows)
+        self.give = give
+
+    def read(self, ids: Any, fields: Any) -> Any:
+        return {"row": self.give(self, ids)}
+
+
+def reused(source: Rows, ids: Any) -> Any:
+    return np.take(source.rows, ids, 0, source.buffer[: len(ids)], mode="clip")
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        reused,
+        lambda source, ids: list(reused(source, ids)),
+        lambda source, ids: source.rows[int(ids[0]) : int(ids[0]) + len(ids)],
+        lambda source, ids: [source.rows[n] for n in ids],
+    ],
+)
+def test_the_memory_of_a_batch_belongs_to_the_batch(give: Any) -> None:
+    """Whatever memory `read` uses again, and whatever the loop writes."""
+    source = Rows(give)
+    sampler = BatchSampler(SequentialSampler(24), batch_size=8)
+    whole = source.rows.copy()
+    with NumpyLoader(Feed(source, sampler)) as loader:
+        got = [batch["row"] for _ in range(2) for batch in loader]
+    assert np.concatenate(got).tolist() == [*whole.tolist(), *whole.tolist()]
+    for rows in got:
+        rows += 1
+    assert (source.rows == whole).all()
+
+
+def test_a_decode_cannot_write_to_what_the_source_keeps() -> None:
+    def halved(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["row"] /= 2
+        return {"row": sample["row"]}
+
+    source = Rows(lambda source, ids: [source.rows[n] for n in ids])
+    whole, sampler = source.rows.copy(), BatchSampler(SequentialSampler(24), batch_size=8)
+    with pytest.raises(DecodeError, match=r"word number 0.*copy the array before writing"):
+        Feed(source, sampler, decode=halved)[0, 0]
+    halves = Feed(source, sampler, transform=halved)[0, 0]["row"]  # which gets a copy
+    assert (halves == whole[:8] / 2).all()
+    assert (source.rows == whole).all()
+
+
+def test_rows_of_another_shape_are_refused() -> None:
+    source = Rows(lambda source, ids: source.rows[ids, : 4 if ids[0] == 0 else 3])
+    feed = Feed(source, BatchSampler(SequentialSampler(24), batch_size=8))
+    assert feed[0, 0]["row"].shape == (8, 4)
+    with pytest.raises(DecodeError, match=r"word number 8: .*shape \(3,\)"):
+        feed[0, 1]
+
+
+@pytest.mark.frameworks
+def test_a_list_of_tensors_is_one_array() -> None:
+    import torch
+
+    source = Rows(lambda source, ids: list(torch.from_numpy(source.rows)[torch.from_numpy(ids)]))
+    batch = Feed(source, BatchSampler(SequentialSampler(24), batch_size=8))[0, 1]["row"]
+    assert batch.dtype == np.float32
+    assert batch.tolist() == source.rows[8:16].tolist()
 
 
 def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:

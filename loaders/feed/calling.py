@@ -33,9 +33,7 @@ def call(
         failed = f"{index.describe(record)}: {name} failed: {error!r}"
         raise DecodeError(
             failed + _given(index, error, row[0]),
-            advice=f"where each record fails, mend {name} or fields=; where few do, leave them out "
-            "(PKBatchSampler and ExactOnceBatchSampler take records=, for other orders there is "
-            "SubsetSampler); twinfeed cat shows a record",
+            advice=f"mend {name}, or leave the record out: records= of the sampler, SubsetSampler",
         ) from error
 
 

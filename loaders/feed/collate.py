@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
@@ -212,13 +213,37 @@ def _text(name: str, value: Any, kind: type, place: int) -> Any:
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    if isinstance(values, np.ndarray) and values.dtype == field.dtype:
-        return values  # decoded in place
+    if isinstance(values, np.ndarray) and values.dtype == field.dtype and _fits(values, field):
+        if values.flags.writeable:
+            return values  # decoded in place; what a source gives is read-only
+        out = empty(values.shape, values.dtype)
+        out[...] = values
+        return out
+    values = _joined(values)
     arrays, shape = _arrays(name, values, field, 0)
     out = empty((len(arrays), *shape), dtype_of(field))
     for place, array in enumerate(arrays):
         out[place] = array
     return out
+
+
+def _fits(values: Array, field: FieldSpec) -> bool:
+    """Return whether the rows of an array have the shape of the field."""
+    rest = values.shape[1:]
+    return len(rest) == len(field.shape) and all(
+        known in (None, size) for size, known in zip(rest, field.shape, strict=True)
+    )
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Return tensors of torch as the rows of one array: to turn each into an array is slow."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(type(one) is torch.Tensor for one in values):
+        return values
+    try:
+        return checks.as_array(torch.stack(tuple(values)))
+    except (RuntimeError, TypeError):  # of several shapes, on a device, or with a gradient
+        return values
 
 
 def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:

@@ -114,11 +114,11 @@ class DecodeImage:
         return (self.field,)
 
     @property
-    def _writes(self) -> tuple[str, ...]:
+    def writes(self) -> tuple[str, ...]:
         """The fields that `into` can write."""
         return (self.field,)
 
-    def _into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
+    def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the sample decoded, into the field's slot of a batch where the image fits."""
         data, slot = sample[self.field], slots[self.field]
         if _is_jpeg(data) and self._fills(data, slot):

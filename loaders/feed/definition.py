@@ -33,7 +33,6 @@ class Definition:
     fields: tuple[str, ...]
     decode: Decode | None
     transform: Decode | None
-    check_writes: bool
     _collate: Collate
     _given_spec: dict[str, FieldSpec] | None
     _missing: dict[str, Any]

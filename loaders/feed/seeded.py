@@ -122,7 +122,7 @@ def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
         first = call()
         for turn in range(2, times + 1):
             seed_all(turn)
-            if not _same(first, call()):
+            if not same(first, call()):
                 raise ValueError(
                     f"{name} returned different things for one sample and one seed: runs would "
                     f"differ from each other, and frameworks too. It draws from a state of its own "
@@ -131,14 +131,14 @@ def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
     return first
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether two values are equal to the last bit; NaN is equal to itself."""
     if isinstance(one, Mapping):
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
-        return alike and all(_same(value, other[name]) for name, value in one.items())
+        return alike and all(same(value, other[name]) for name, value in one.items())
     if isinstance(one, (list, tuple)):
         alike = isinstance(other, type(one)) and len(one) == len(other)
-        return alike and all(map(_same, one, other))
+        return alike and all(map(same, one, other))
     first, second = checks.as_array(one), checks.as_array(other)
     if first.dtype != second.dtype or first.shape != second.shape:
         return False

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.reading.source import read_only as as_read_only
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c
 
@@ -20,10 +21,10 @@ _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 def read_only(sample: Mapping[str, Any], /) -> Mapping[str, Any]:
     """Return the sample with read-only views of its arrays."""
-    views = {name: value.view() for name, value in sample.items() if isinstance(value, np.ndarray)}
-    for view in views.values():
-        view.flags.writeable = False
-    return {**sample, **views}
+    return {
+        name: as_read_only(value) if isinstance(value, np.ndarray) else value
+        for name, value in sample.items()
+    }
 
 
 def lent(sample: Mapping[str, Any], /) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.samples import Samples, joined_rows
+from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads, reader_of
@@ -68,7 +68,11 @@ class Batcher(Closing):
         held = request.ids >= 0 if self._masked else None
         kept = request if held is None else request.where(held)
         joined = joined_rows(self._index, self._side, kept)
-        values = self.samples.values(kept, joined)
+        try:
+            values = self.samples.values(kept, joined)
+        except LoaderError as error:
+            error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
+            raise
         if len(kept.ids) and values.keys() != self.spec.keys():
             raise DecodeError(
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
@@ -118,7 +122,9 @@ class Batcher(Closing):
         joined = joined_rows(self._index, self._side, request)
         values = self.samples.values(request, joined, cached=False)
         held = {"id": records.tolist(), **joined, **values}
-        return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
+        return [
+            writable(dict(zip(held, row, strict=True))) for row in zip(*held.values(), strict=True)
+        ]
 
     def look_ahead(
         self, feed: Definition, epoch: int, start: int, /, *, plans: Plans | None = None

@@ -52,8 +52,10 @@ class Feed(Definition):
         sampler: which records make the next batch; a batch sampler of `twinfeed.samplers`.
         fields: the names of the fields to read. Default: all fields.
         decode: a function from a dict of one record's fields to a dict of decoded values. The
-            result must depend on the record alone. A decode with `into` and `writes`, such as
-            `DecodeImage`, writes into the batch itself where possible.
+            result must depend on the record alone. A decode may save the copy into the batch, as
+            `DecodeImage` does: `decode.writes` names fields, and `decode.into(sample, slots)` is
+            called in place of `decode(sample)` where a field's shape is known. It writes each of
+            these fields into `slots[field]`, an array, and returns the sample with this array.
         transform: a function of one sample. The sample has what decode returned, its columns and
             side rows, and `id`, `record`, `view`, `seed`, `seed32`. The function returns what the
             batch will hold, without these five. The seed (64 bits, and the low 32 bits) is the same
@@ -67,8 +69,6 @@ class Feed(Definition):
         missing: "error" refuses fields that a record of the index lacks. A dict gives such fields a
             value, and may name fields that are not read. "late" raises an error when such a record
             is read, for a sampler that draws none.
-        check_writes: whether every use of an array that samples share is checked for a transform
-            that writes to the array. Default: the first few uses of a pass are.
 
     Raises:
         ValueError: a sampler of another number of records, and fields that some record lacks.
@@ -103,7 +103,6 @@ class Feed(Definition):
         side: Mapping[str, npt.NDArray[Any]] | None = None,
         spec: Mapping[str, FieldSpec] | None = None,
         missing: Missing = "error",
-        check_writes: bool = False,
     ) -> None:
         _check_fit(index, sampler)
         for name, function in (("decode", decode), ("transform", transform)):
@@ -116,7 +115,6 @@ class Feed(Definition):
         self.transform = transform
         self._collate = check_collate(collate)
         self._side = checks.mapping("side", side)
-        self.check_writes = checks.flag("check_writes", check_writes)
         given = {name: _field(name, one) for name, one in checks.mapping("spec", spec).items()}
         self._given_spec = None if spec is None else given
         self._check_fields()

@@ -13,7 +13,7 @@ from twinfeed.loaders.feed.calling import Made, check_values
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
 from twinfeed.loaders.feed.definition import TOLD, Definition, Sample
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated
+from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated, same
 from twinfeed.loaders.making._calls import Calls
 from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, read_only, unchanged
@@ -58,7 +58,7 @@ class Samples:
         self.calls = Calls(feed.index, threads=threads)
         self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
         self._shares = feed._shares
-        self._unchecked = -1 if feed.check_writes else _CHECKED  # uses that are to be checked
+        self._unchecked = _CHECKED
         self._slots = self._writable_fields(feed, spec or {})
 
     def values(
@@ -80,6 +80,8 @@ class Samples:
         records = request.records.tolist()
         times = 1 if known_to_repeat(self.decode) else 3
         sample = repeated("decode", lambda: self._decode(records)[0], times=times)
+        if times > 1 and hasattr(self.decode, "writes"):
+            self._try_into(request.records, sample)
 
         def transformed() -> Made:
             given = sample if self._shares else copy.deepcopy(sample)
@@ -89,6 +91,18 @@ class Samples:
             sample = repeated("transform", transformed, times=16)
         check_values(self.index, self.last, records[0], sample)
         return sample
+
+    def _try_into(self, records: Int64s, sample: Made) -> None:
+        """Raise ValueError where what `decode.into` writes is not what decode returns."""
+        decode: Any = self.decode
+        for fill in (0, 1):
+            slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
+            into = decode.into(*self._undecoded(records), slots)
+            if not same(into, sample):
+                raise ValueError(
+                    f"decode.into gave another sample than decode: write every element of "
+                    f"{list(decode.writes)} into its slot, or leave `writes` out"
+                )
 
     @property
     def last(self) -> str:
@@ -105,7 +119,7 @@ class Samples:
         self, feed: Definition, spec: Mapping[str, FieldSpec]
     ) -> dict[str, FieldSpec]:
         """Return the fields that decode can write into the batch: no later step changes them."""
-        writes: Sequence[str] = getattr(self.decode, "_writes", ())
+        writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
         stacked = all(
@@ -124,7 +138,7 @@ class Samples:
         }
         slots, samples = _samples(rows), self._undecoded(request.records)
         each, records = self.calls.each, request.records
-        made = self.meter.timed("decoding", each, "decode", decode._into, records, samples, slots)
+        made = self.meter.timed("decoding", each, "decode", decode.into, records, samples, slots)
         values = self.calls.by_field("decode", request.records, made)
         for name, array in rows.items():
             if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
@@ -172,7 +186,7 @@ class Samples:
             "seed": seeds.tolist(),
             "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
-        own = lent if self._shares else _writable
+        own = lent if self._shares else writable
         whole = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
         made = self.calls.each("transform", self._call, request.records, whole, samples)
         for sample, given, record in zip(made, whole, request.records, strict=True):
@@ -217,7 +231,7 @@ def _samples(fields: Mapping[str, Iterable[Any]]) -> list[Sample]:
     return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
-def _writable(sample: Made) -> Made:
+def writable(sample: Made, /) -> Sample:
     """Return the sample, with copies of its read-only arrays."""
     return {
         name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value

@@ -105,20 +105,36 @@ def check_source(source: object, /) -> None:
             )
 
 
-class _Checked:
-    """Read from a source of the user's own, and check what `read` returns."""
+def read_only(array: Array, /) -> Array:
+    """Return a read-only view of an array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
-    def __init__(self, reader: Reads, name: str) -> None:
+
+class _Checked:
+    """Read from a source of the user's own, and check what `read` returns.
+
+    Arrays are given on as read-only views, since the source may keep their memory.
+    """
+
+    def __init__(self, reader: Reads, source: Source) -> None:
         self._reader = reader
-        self._name = name
+        self._source = source
+        self._name = type(source).__name__
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return the values of each field for each id.
 
         Raises:
-            LoaderError: what was read is no list of a value for each id, by field.
+            LoaderError: `read` failed, or gave no list of a value for each id, by field.
         """
-        found = self._reader.read(ids, fields)
+        try:
+            found = self._reader.read(ids, fields)
+        except (LoaderError, ImportError):
+            raise
+        except Exception as error:
+            raise self._failed(ids, fields, error) from error
         if not isinstance(found, Mapping):
             raise self._wrong("no dict", fields, len(ids), f"a {type(found).__name__}")
         for name in fields:
@@ -131,7 +147,35 @@ class _Checked:
             if len(values) != len(ids):
                 what = f"another number of values of the field {name!r}"
                 raise self._wrong(what, fields, len(ids), counted(len(values), "value"))
-        return {name: found[name] for name in fields}
+        return {name: self._given(name, found[name], ids) for name in fields}
+
+    def _given(self, name: str, values: Sequence[Any], ids: Int64s) -> Sequence[Any]:
+        """Return the values of a field as a batch may use them."""
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            return read_only(values)
+        given = [read_only(one) if isinstance(one, np.ndarray) else one for one in values]
+        for record, one in zip(ids, given, strict=True):
+            if one is None:
+                raise LoaderError(
+                    f"{self._source.describe(int(record))}: read gave None for the field {name!r}",
+                    advice="give an empty array or byte string where there is nothing, or leave "
+                    "the record out (records= of the sampler)",
+                )
+        return given
+
+    def _failed(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
+        """Return the error of a failed `read`, with the first record that fails by itself."""
+        where = f"{counted(len(ids), 'record')} at once"
+        for record in ids:
+            try:
+                self._reader.read(np.array([record]), fields)
+            except Exception:
+                where = self._source.describe(int(record))
+                break
+        return LoaderError(
+            f"{where}: read of a {self._name} failed: {error!r}",
+            advice="mend read, or leave the record out (records= of the sampler)",
+        )
 
     def close(self) -> None:
         """Close what the reader has open."""
@@ -151,7 +195,7 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
     assert isinstance(source, OwnSource)
-    return _Checked(source.reader(checksums=checksums), type(source).__name__)
+    return _Checked(source.reader(checksums=checksums), source)
 
 
 def values_of(
