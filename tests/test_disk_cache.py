@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import made
-from inside import Disk, Followed, Schedule, TFRecordWriter, chunks, network
+from inside import (
+    Disk,
+    Followed,
+    Schedule,
+    TFRecordWriter,
+    cache_of_environment,
+    chunks,
+    network,
+)
 from inside import disk as _disk
 from plain import batches
 from range_server import RangeServer
@@ -284,7 +294,7 @@ def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer
     shard = tmp_path / "shards" / "d-0.tfrecord"
     right = shard.read_bytes()
     shard.write_bytes(right[: CHUNK + 20] + b"wrong" + right[CHUNK + 25 :])
-    with Reader(index) as reader, pytest.raises(DataCorruptionError, match="once more: same"):
+    with Reader(index) as reader, pytest.raises(DataCorruptionError, match="corrupted bytes"):
         reader.read([1])
     shard.write_bytes(right[:100] + b"wrong" + right[105:])
     with Reader(index, checksums=False) as unchecked:
@@ -364,8 +374,30 @@ def test_the_folder_of_a_cache_is_its_owners_alone(tmp_path: Path) -> None:
     Disk(DiskCache(tmp_path / "new" / "cache", bytes=1000))
     assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(UnsafeContentError, match="its owner's alone"):
-        Disk(DiskCache(tmp_path / "open", bytes=1000))
+    for folder in (tmp_path / "open", "/tmp"):
+        with pytest.raises(UnsafeContentError, match="its owner's alone") as caught:
+            Disk(DiskCache(folder, bytes=1000))
+        assert "chmod" not in str(caught.value)
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("TWINFEED_CACHE", "~/cache")
+    monkeypatch.setenv("TWINFEED_CACHE_BYTES", "1G")
+    assert cache_of_environment() == DiskCache("/home/me/cache", bytes=10**9)
+
+
+def test_a_folder_that_is_deleted_while_it_is_used_is_done_without(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    path = chunk_records(tmp_path, shards=1, each=8)
+    index = cached(path, server, tmp_path / "cache", 3)
+    with Reader(index) as reader, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some bytes are not cached
+        for record in range(8):
+            if record == 4:  # the cache is full
+                shutil.rmtree(tmp_path / "cache")
+            assert len(reader.read([record])["data"]) == 1
 
 
 def test_only_its_own_files_are_deleted(tmp_path: Path) -> None:

@@ -109,9 +109,7 @@ def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
         build_index(shard, tmp_path / "x.index", fields=["x"])
 
 
-def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_checksum_names_the_place_and_the_field(index: Index) -> None:
     shard = Path(index.root, index.shard_paths[1])
     offset = int(index.table("image")["offset"][13])
     flip(shard, offset)
@@ -119,12 +117,6 @@ def test_fault_10_a_bad_checksum_says_whether_a_second_reading_differs(
         reader.read([12])
         with pytest.raises(DataCorruptionError, match="corrupted bytes") as caught:
             reader.read([12, 13])
-        assert "read once more: same" in str(caught.value.found)
-        # A machine whose memory or mount fails gives other bytes the second time.
-        fetch = reader._fetcher
-        monkeypatch.setattr(fetch, "reread", lambda row: numbered(13, 14)[0]["image"])
-        with pytest.raises(DataCorruptionError, match="check the disk, the mount and the RAM"):
-            reader.read([13])
     error = caught.value
     assert (error.path, error.offset, error.record) == (str(shard), offset, 3)
     assert f"field 'image' at byte {offset} of record 13 " in str(error)

@@ -331,7 +331,7 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
     memory.pipe_file("/bucket/d-000000.tar", bytes(data))
     with Reader(index) as reader:
         reader.read([3])
-        with pytest.raises(ValueError, match="read once more: same"):
+        with pytest.raises(ValueError, match="corrupted bytes"):
             reader.read([3, 4])
     memory.pipe_file("/bucket/d-000000.tar", bytes(data) + b"more")
     index = open_index(index.path, root="memory://bucket")

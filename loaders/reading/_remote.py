@@ -100,11 +100,6 @@ class RemoteShards(Fetcher):
                 self._ahead.taken(one, count)
         return out
 
-    def reread(self, row: np.void, /) -> bytes:
-        """Read one row again."""
-        start, stop = extent_of(row.reshape(1))
-        return bytes(self.store.read(self._path(int(row["file"])), start, stop).data)
-
     def close(self) -> None:
         """Give up what is held and what is under way."""
         with self._lock:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-import numpy as np
-
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.ranges import REMOTE_GAP, Extents, Rows
 from twinfeed.loaders.reading.schedule import Schedule
@@ -43,10 +41,6 @@ class Fetcher(ABC):
     @abstractmethod
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row. `neighbours` says that some rows may lie side by side."""
-
-    @abstractmethod
-    def reread(self, row: np.void, /) -> bytes:
-        """Return the bytes of one row once more, past the page cache and unchecked."""
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Begin to fetch these `EXTENT`s in this order, without waiting. A `fresh` plan replaces

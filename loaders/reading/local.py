@@ -128,13 +128,6 @@ class LocalShards(Fetcher):
         changes = np.flatnonzero(files[1:] != files[:-1]) + 1
         return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
-    def reread(self, row: np.void, /) -> bytes:
-        """Read one row from the disk."""
-        number, offset, length = int(row["file"]), int(row["offset"]), int(row["length"])
-        handle = self.handles.get([number])[number]
-        advise(handle.fd, offset, length, "DONTNEED")
-        return read_at(handle.fd, length, offset)
-
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
         self._advice.add(self._advised(extents))
@@ -239,13 +232,6 @@ class WholeFiles(Fetcher):
                 raise WrongBytes(place, data)
             out.append(data)
         return out
-
-    def reread(self, row: np.void, /) -> bytes:
-        """Read one file from the disk."""
-        number, length = int(row["file"]), int(row["length"])
-        with self.open(number, length) as opened:
-            advise(opened.fileno(), 0, 0, "DONTNEED")
-            return read_at(opened.fileno(), length, 0)
 
     def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
         """Tell the kernel which files will be needed. A file that cannot be opened is left out."""

@@ -15,7 +15,6 @@ from twinfeed.loaders.errors import (
     DataCorruptionError,
     IndexFormatError,
     LoaderError,
-    StaleIndexError,
     TruncatedShardError,
 )
 from twinfeed.loaders.formats.example import decode_list
@@ -303,7 +302,7 @@ class Reader(Closing):
         )
 
     def _wrong(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
-        """Return the error of bytes that are not as indexed, after reading them once more."""
+        """Return the error of bytes that are not as indexed."""
         whole = self.index.container == "files"
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
@@ -321,22 +320,12 @@ class Reader(Closing):
                 advice=f"restore the shard, or {REBUILD}",
                 **facts,
             )
-        try:
-            same = self._fetcher.reread(row) == found
-        except (OSError, StaleIndexError) as error:
-            again = f"failed ({error})"
-        else:
-            again = "same" if same else "different"
         return DataCorruptionError(
             f"corrupted bytes in {where}",
             expected=f"CRC {int(row['crc']):#010x}",
-            found=f"{crc32c(found):#010x}; read once more: {again}",
-            advice=(
-                "the file reads differently each time: check the disk, the mount and the RAM"
-                if again == "different"
-                else f"restore the shard; if it was changed on purpose, {REBUILD}; "
-                "to leave bad records out: twinfeed verify --bad-list FILE, then "
-                "twinfeed index --exclude FILE (in Python exclude=)"
-            ),
+            found=f"{crc32c(found):#010x}",
+            advice=f"restore the shard; if it was changed on purpose, {REBUILD}; to leave bad "
+            "records out: twinfeed verify --bad-list FILE, then twinfeed index --exclude FILE (in "
+            "Python exclude=)",
             **facts,
         )

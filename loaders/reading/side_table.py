@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
-from twinfeed.loaders.index import Index
 from twinfeed.loaders.support.checks import Ids, Int64s, check_ids
 from twinfeed.loaders.support.regular import open_regular
 
@@ -26,8 +23,7 @@ class SideTable:
 
     Args:
         path: the `.npy` file.
-        rows: the row of each sample, int64[N], if samples and rows have different orders. `by_key`
-            finds these rows by keys.
+        rows: the row of each sample, int64[N], if samples and rows have different orders.
 
     Raises:
         ValueError: a file that is not a whole `.npy` of numbers or truth values, and `rows` that
@@ -47,40 +43,6 @@ class SideTable:
         self.path = os.path.abspath(path)
         self._data: npt.NDArray[Any] = _mapped(self.path)
         self._rows = None if rows is None else _checked(rows, len(self._data))
-
-    @classmethod
-    def by_key(
-        cls, path: str | os.PathLike[str], keys: Sequence[str], index: Index, /
-    ) -> SideTable:
-        """Join the rows of `path`, whose keys are `keys`, to the records of `index`.
-
-        Rows that belong to no record are ignored.
-
-        Raises:
-            ValueError: records without a row, and repeated keys; with counts and the first five
-                cases.
-
-        >>> import tempfile
-        >>> from twinfeed.loaders import pack
-        >>> folder = tempfile.mkdtemp()
-        >>> index = pack([{"__key__": "a", "x": 1}, {"__key__": "b", "x": 2}], folder)["data"]
-        >>> np.save(f"{folder}/t.npy", np.array([10, 20, 30]))
-        >>> SideTable.by_key(f"{folder}/t.npy", ["b", "c", "a"], index)[np.array([0, 1])]
-        array([30, 10])
-        """
-        place = {key: row for row, key in enumerate(keys)}
-        if len(place) < len(keys):
-            twice = [key for key, count in Counter(keys).items() if count > 1]
-            raise ValueError(
-                f"{len(twice)} of the {len(keys)} keys are there twice (first: {twice[:5]})"
-            )
-        wanted = index.keys()
-        missing = [key for key in wanted if key not in place]
-        if missing:
-            raise ValueError(
-                f"{len(missing)} of {len(wanted)} records have no row (first: {missing[:5]})"
-            )
-        return cls(path, rows=np.array([place[key] for key in wanted], np.int64))
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -108,13 +70,15 @@ class SideTable:
 
 def _mapped(path: str) -> npt.NDArray[Any]:
     """Map the array of an `.npy` file, which must be one of rows of numbers."""
+    os.close(open_regular(path))
     try:
-        os.close(open_regular(path))
         data = np.lib.format.open_memmap(path, mode="r")
         problem = None if data.ndim else "it holds a single value"
         if data.dtype.kind not in "biufc":
             problem = f"it holds {data.dtype}"
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # numpy parses a damaged head as Python
         problem = str(error)
     if problem is not None:
         raise DataCorruptionError(

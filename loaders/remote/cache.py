@@ -24,8 +24,8 @@ class DiskCache:
     every index that is opened without a cache, if the index or its shards lie at a URL.
 
     Args:
-        folder: if it does not exist, it is made, for its owner alone. The folder may be deleted
-            whenever nobody uses it.
+        folder: if it does not exist, it is made, for its owner alone. `~` is your home. The
+            folder may be deleted whenever nobody uses it.
         bytes: the most that the folder holds, in bytes.
 
     Raises:
@@ -40,7 +40,7 @@ class DiskCache:
     bytes: int
 
     def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int) -> None:  # noqa: A002
-        object.__setattr__(self, "folder", os.path.abspath(folder))
+        object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(folder)))
         object.__setattr__(self, "bytes", count("bytes", bytes))
 
     @property

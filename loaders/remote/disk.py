@@ -199,11 +199,12 @@ class Disk:
         return used
 
     def _files(self) -> Iterator[Path]:
-        """Yield the regular files in the folders of entries."""
-        for part in self.cache.path.iterdir():
-            if _PART.fullmatch(part.name) and part.is_dir() and not part.is_symlink():
-                with os.scandir(part) as found:
-                    yield from (Path(one) for one in found if one.is_file(follow_symlinks=False))
+        """Yield the regular files in the folders of entries, of which some may be deleted."""
+        with suppress(FileNotFoundError):
+            for part in self.cache.path.iterdir():
+                if _PART.fullmatch(part.name) and part.is_dir() and not part.is_symlink():
+                    with os.scandir(part) as found:
+                        yield from (Path(n) for n in found if n.is_file(follow_symlinks=False))
 
 
 def _opened(folder: Path, name: str) -> int:
@@ -255,5 +256,5 @@ def _check_owner(folder: Path) -> None:
             path=folder,
             expected=f"user {os.geteuid()}, mode 0700",
             found=f"user {found.st_uid}, mode {found.st_mode & 0o7777:04o}",
-            advice=f"chmod 700 {folder}, or name a folder of your own",
+            advice="name a folder that does not exist yet: it is made for its owner alone",
         )
