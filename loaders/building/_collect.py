@@ -261,7 +261,7 @@ class _Collector:
                 if self.options.missing != "empty":
                     called = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
                     what = f"the field {name!r}{called}"
-                    way = "name another, let such fields be empty with --missing empty, "
+                    way = "name another or let such fields be empty with --missing empty, "
                     self.lacks(what, record, way)
                     return None
         return chosen
