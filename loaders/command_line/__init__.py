@@ -1,7 +1,6 @@
 """The command `twinfeed`: _parser.py reads the arguments, and _commands.py runs the commands.
 
-_shared_work.py shares work among processes, _feeds.py draws batches, _preview.py shows records, and
-_wording.py prints.
+_feeds.py draws batches, _preview.py shows records, and _wording.py prints.
 """
 
 from twinfeed.loaders.command_line._parser import main

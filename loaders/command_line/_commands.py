@@ -7,8 +7,11 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +22,14 @@ from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
 from twinfeed.loaders.command_line._preview import lacks, preview
-from twinfeed.loaders.command_line._shared_work import Warned, workers
-from twinfeed.loaders.command_line._wording import built_with, explain, one_line, say
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.command_line._wording import (
+    built_with,
+    explain,
+    one_line,
+    say,
+    show_warning,
+)
+from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
 from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
@@ -33,7 +41,9 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote.location import is_url
+from twinfeed.loaders.support.checks import count
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
 from twinfeed.loaders.tools.planning import plan
@@ -83,6 +93,20 @@ def run_pack(options: argparse.Namespace) -> None:
         say(f"{index.path}: {_summary(index)}")
 
 
+@contextmanager
+def workers(jobs: int) -> Iterator[Executor | None]:
+    """Give the processes that share the work; None for a single job."""
+    if count("jobs", jobs) == 1:
+        yield None
+        return
+    try:
+        with Pool(jobs) as pool:
+            yield pool
+    except BrokenProcessPool as error:
+        advice = "lower --jobs if the memory ran out (see dmesg); --jobs 1 shows where it happens"
+        raise WorkerDiedError(str(error), advice=advice) from error
+
+
 def run_index(options: argparse.Namespace) -> None:
     table = options.label_table
     with workers(options.jobs) as executor:
@@ -111,9 +135,16 @@ def run_verify(options: argparse.Namespace) -> int:
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
-    warned = Warned(options.jobs)
-    warned.watch()
-    with workers(options.jobs, warned) as executor:
+    warned: list[ShardWarning] = []
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        show_warning(message)
+        if isinstance(message, ShardWarning):
+            warned.append(message)
+
+    warnings.simplefilter("always", ShardWarning)  # also of a shard that is verified twice
+    warnings.showwarning = show
+    with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor, warned)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
         if options.bad_list:
@@ -122,14 +153,17 @@ def run_verify(options: argparse.Namespace) -> int:
     elif any(one and one.record >= 0 for one in bad):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
         say(listed or _LEAVE_OUT)
-    return 1 if bad or warned.count else 0
+    return 1 if bad or warned else 0
 
 
 def _verify(
-    target: str | list[str], options: argparse.Namespace, executor: Executor | None, warned: Warned
+    target: str | list[str],
+    options: argparse.Namespace,
+    executor: Executor | None,
+    warned: Sequence[ShardWarning],
 ) -> list[BadRecord | None]:
     """Print what is bad, and return it; None stands for a target that could not be verified."""
-    before = warned.count
+    before = len(warned)
     try:
         report = verify(
             target,
@@ -150,9 +184,9 @@ def _verify(
         say(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
-    warnings = warned.count - before
+    new = len(warned) - before
     wrong = [f"{len(report.bad)} bad"] * (not report.ok)
-    wrong += [counted(warnings, "warning")] * (warnings > 0)
+    wrong += [counted(new, "warning")] * (new > 0)
     say(f"{what}{found}: {', '.join(wrong) or 'all is well'}")
     return [*report.bad]
 

@@ -1,84 +1,122 @@
 """Processes that interrupts do not reach: who started them ends them.
 
-Ctrl-C reaches every process of a terminal. A worker would print where it was interrupted, often in
-an import. So workers are started while interrupts are blocked, and inherit this.
+Ctrl-C reaches every process of a terminal. A process would print where it was interrupted, often in
+an import. So a process is started by a thread that blocks interrupts, and inherits this. The pool
+of concurrent.futures cannot do so, and waits for ever for a process that was killed before it took
+all its arguments (before Python 3.11.5, CPython's issue 94777).
 """
 
 from __future__ import annotations
 
-import sys
+import pickle
 import threading
-import time
+import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import SpawnContext, SpawnProcess
-from signal import SIG_BLOCK, SIG_SETMASK, Signals, pthread_sigmask, signal
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
+from signal import SIG_BLOCK, Signals, pthread_sigmask
+from traceback import format_exc
 from typing import Any, ParamSpec, TypeVar
+
+from twinfeed.loaders.errors import sendable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Context(SpawnContext):
-    """Remember the processes that are started, even if they die at once."""
+class Pool(ThreadPoolExecutor):
+    """Call functions in processes. Each thread has a process, and waits for what it returns.
 
-    def __init__(self) -> None:
-        self.started: list[SpawnProcess] = []
+    Functions, arguments and results must be picklable. The warnings of a call are given again here.
+    Once a process has died, all calls raise `BrokenProcessPool`, which says how it died.
+    """
 
-    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override] # noqa: N802
-        self.started.append(SpawnProcess(*args, **kwargs))
-        return self.started[-1]
-
-    def running(self) -> list[SpawnProcess]:
-        """Return the processes that were started, also if they have ended since."""
-        return [process for process in self.started if process.pid is not None]
-
-    def died(self, *, wait: float = 0) -> bool:
-        """Say whether a process ends by a signal or an error within `wait` seconds."""
-        # A process that is killed closes its pipes a little before it has ended.
-        end = time.monotonic() + wait
-        while not any(process.exitcode for process in self.running()):
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def end(self) -> None:
-        """End all processes that are there."""
-        for process in self.running():
-            process.terminate()
-
-
-class Pool(ProcessPoolExecutor):
-    """Start processes that never hear of interrupts."""
+    def __init__(self, jobs: int) -> None:
+        # The start of this process of multiprocessing would let interrupts through again.
+        ensure_running()
+        super().__init__(jobs, initializer=pthread_sigmask, initargs=(SIG_BLOCK, {Signals.SIGINT}))
+        self._lock = threading.Lock()
+        self._started: dict[int, tuple[SpawnProcess, Connection]] = {}
+        self._died = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a process call a function; it and its arguments must be picklable."""
-        if threading.current_thread() is not threading.main_thread():
-            return super().submit(fn, *args, **kwargs)  # no signal handler runs here
-        before = pthread_sigmask(SIG_BLOCK, {Signals.SIGINT})
-        # Other threads still take the signal, and Python would raise here, in the midst of a start.
-        asked: list[int] = []
-        handler = signal(Signals.SIGINT, lambda number, _: asked.append(number))
-        try:
-            submitted = super().submit(fn, *args, **kwargs)
-        except OSError as error:  # it must not pass for an error of data
-            raise BrokenProcessPool(*error.args) from error
-        finally:
-            signal(Signals.SIGINT, handler)
-            pthread_sigmask(SIG_SETMASK, before)
-        if asked:
-            raise KeyboardInterrupt
-        return submitted
+        """Have a process call a function."""
+        return super().submit(self._call, fn, *args, **kwargs)
 
-    def give_up(self) -> None:
-        """Free the thread that sends work: without a reader, its pipe stays full for ever."""
-        if sys.version_info >= (3, 11, 5):
-            return  # Python does so itself (CPython's issue 94777)
-        # The thread closes the pipe too as it ends. If two did at once, the second would close
-        # whatever file has the number then. So the thread may end first, if it can.
-        queue: Any = self._call_queue  # type: ignore[attr-defined]
-        if queue is not None and queue._thread is not None:
-            queue._thread.join(timeout=1)
-            queue._reader.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # nobody waits for the rest
+            self._end("a worker process was interrupted")
+        self.shutdown(cancel_futures=True)
+        for process, pipe in self._started.values():
+            pipe.close()
+            process.join()
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = pickle.dumps((function, args, kwargs))
+        process, pipe = self._process()
+        try:
+            pipe.send_bytes(call)
+            answer = pipe.recv_bytes()
+        except (EOFError, OSError):
+            self._end(_how(process))
+            raise BrokenProcessPool(self._died) from None
+        result, error, warned = pickle.loads(answer)
+        for one in warned:
+            warnings.warn_explicit(*one)
+        if error is not None:
+            raise error
+        return result
+
+    def _process(self) -> tuple[SpawnProcess, Connection]:
+        """Return the process of this thread, which the first call starts."""
+        with self._lock:
+            if self._died:
+                raise BrokenProcessPool(self._died)
+            thread = threading.get_ident()
+            if thread not in self._started:
+                here, there = Pipe()
+                with there:
+                    process = SpawnProcess(target=_serve, args=(there,))
+                    process.start()
+                self._started[thread] = process, here
+            return self._started[thread]
+
+    def _end(self, why: str) -> None:
+        """End all processes."""
+        with self._lock:
+            self._died = self._died or why
+            for process, _ in self._started.values():
+                process.terminate()
+
+
+def _how(process: SpawnProcess) -> str:
+    """Say how a process ended."""
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    return f"a worker process {how}"
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer calls until the pipe is closed."""
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send_bytes(_answer(pipe.recv_bytes()))
+
+
+def _answer(call: bytes) -> bytes:
+    """Call a function; return its result, its error and its warnings."""
+    function, args, kwargs = pickle.loads(call)
+    with warnings.catch_warnings(record=True) as caught:
+        result, failed = None, None
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            error.add_note(format_exc())
+            failed = sendable(error)
+    warned = [(one.message, one.category, one.filename, one.lineno) for one in caught]
+    return pickle.dumps((result, failed, warned))

@@ -26,7 +26,7 @@ from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.extras import not_installed
-from twinfeed.loaders.support.pool import Context, Pool
+from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.explain import html_table
 
 Backend = Literal["numpy", "torch", "tensorflow"]
@@ -195,16 +195,11 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
         raise LoaderError(
             f"a backend's process cannot be told: {error}", advice=IMPORTABLE
         ) from error
-    context = Context()
     try:
-        with Pool(1, mp_context=context) as pool:
-            try:
-                return pool.submit(function, *arguments).result()
-            except KeyboardInterrupt:
-                context.end()  # else the pool would wait for the end of a pass
-                raise
+        with Pool(1) as pool:
+            return pool.submit(function, *arguments).result()
     except BrokenProcessPool as error:
-        raise WorkerDiedError(f"a backend's process ended: {error}", advice=IMPORTABLE) from error
+        raise WorkerDiedError(str(error), advice=IMPORTABLE) from error
 
 
 def _run(job: _Job) -> Run:
