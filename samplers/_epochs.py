@@ -14,7 +14,8 @@ class Epochs(SampleSpace):
     """Count steps and epochs, and take and check states."""
 
     seed: int
-    parameters: Mapping[str, Any]  # what the stream depends on beside the seed
+    #: What the stream depends on beside the seed, as the fingerprint has it.
+    parameters: Mapping[str, Any]
     #: Whether each pass is whole, and has no place to stand.
     evaluation: bool = False
 
@@ -64,7 +65,11 @@ class Epochs(SampleSpace):
         Raises:
             StateMismatchError: as `load_state_dict`.
         """
-        return position(state, self.fingerprint, steps=self._steps, epochs=self._epochs)
+        return position(state, self._until, self.fingerprint, self._steps, self._epochs)
+
+    def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Leave out of a fingerprint what changes no batch before this global step."""
+        return fingerprint
 
     @property
     def fingerprint(self) -> dict[str, Any]:

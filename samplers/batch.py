@@ -147,5 +147,10 @@ class BatchSampler(BatchStream):
         positions = ranges(begins + lows, begins + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = self._order.draw(lap, real)
+        ids[: len(real)] = self._order.drawn(lap, real, self._named)
         return ids
+
+    def _named(self, lap: int, position: int) -> str:
+        """Name the place of a position of a round of the order."""
+        epoch, step = divmod(lap * self._round + position // self._largest, self._steps)
+        return f"epoch {epoch}, step {step}"

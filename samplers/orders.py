@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -31,7 +31,8 @@ class Sampler(SampleSpace, ABC):
     """
 
     seed: int = 0
-    parameters: Mapping[str, Any]  # what the order depends on beside the seed
+    #: What the ids depend on beside the seed: numbers, strings, arrays, samplers, lists and dicts.
+    parameters: Mapping[str, Any]
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch. By default each sample id comes once."""
@@ -64,11 +65,38 @@ class Sampler(SampleSpace, ABC):
         outside = places[(places < 0) | (places >= len(self))]
         if outside.size:
             raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
-        return self.draw(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
+        return self.drawn(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
 
     @abstractmethod
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        """Return the sample ids at positions within an epoch, int64[positions] both."""
+        """Return the sample ids at positions within an epoch, int64[positions] both.
+
+        The ids are a pure function of the epoch, the positions, the seed and the parameters.
+        """
+
+    def drawn(
+        self, epoch: int, positions: Int64, named: Callable[[int, int], str] | None = None
+    ) -> Int64:
+        """Return `draw(epoch, positions)`, checked: no id may stand for another record.
+
+        `named` names the place of an epoch and a position in the error.
+
+        Raises:
+            ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
+        """
+        ids = np.asarray(self.draw(epoch, positions))
+        at, wrong = 0, ""
+        if ids.shape != positions.shape:
+            wrong = f"the shape {ids.shape} for {len(positions)} positions"
+        elif ids.size and ids.dtype.kind not in "iu":
+            wrong = f"{ids.dtype} in place of integers"
+        elif ids.size and (ids.min() < 0 or ids.max() >= self.num_ids):
+            at = int(np.flatnonzero((ids < 0) | (ids >= self.num_ids))[0])
+            wrong = f"the id {ids[at]}, where ids are in [0, {self.num_ids})"
+        if wrong:
+            place = (named or "epoch {}, position {}".format)(epoch, int(positions[at]))
+            raise ValueError(f"{self!r} gave {wrong}, at {place}: mend its draw")
+        return ids.astype(np.int64, copy=False)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -76,8 +104,7 @@ class Sampler(SampleSpace, ABC):
         return {
             "name": type(self).__name__,
             "stream_version": self.stream_version,
-            "seed": self.seed,
-            **recorded(self.parameters),
+            **recorded({"seed": self.seed, **self.parameters}),
         }
 
     def for_batches(self, batch_size: int) -> Sampler:
@@ -118,6 +145,12 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
             f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
             f"SubsetSampler(ids, of=len(index)) makes one of ids"
         )
+    if not isinstance(getattr(order, "parameters", None), Mapping):
+        raise TypeError(
+            f"{type(order).__name__}.parameters must be a dict of what its ids depend on beside "
+            f"the seed, which states compare"
+        )
+    recorded({"seed": order.seed, **order.parameters}, hashed=False)
     return order
 
 

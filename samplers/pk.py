@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule
+from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule, text_until
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
@@ -261,6 +261,12 @@ class PKBatchSampler(BatchStream):
         if self.num_classes < self.num_records:
             return None
         return self.num_classes, np.asarray  # each class is one id
+
+    def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        if self._small == "drop":  # a later k decides which classes are left out from the start
+            return fingerprint
+        texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
+        return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
 
     def _check_world(self, world_size: int) -> None:
         for p in sorted({stretch.p for stretch in self._schedule.stretches}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.drawing.sums import Counts
+
+Until = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 
 STATE_VERSION = 1
 _ADVICE = (
@@ -37,9 +39,12 @@ class StateMismatchError(ValueError):
 
 
 def position(
-    state: Mapping[str, Any], fingerprint: Mapping[str, Any], *, steps: int, epochs: int
+    state: Mapping[str, Any], until: Until, fingerprint: Mapping[str, Any], steps: int, epochs: int
 ) -> tuple[int, int]:
-    """Return the (epoch, step) of a state of the stream with this fingerprint."""
+    """Return the (epoch, step) of a state of the stream with this fingerprint.
+
+    `until` leaves out of a fingerprint what only concerns a global step and later ones.
+    """
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"the state must be a dict that state_dict gave, got {state!r}")
     missing = {"version", "epoch", "step", "fingerprint"} - set(state)
@@ -53,18 +58,21 @@ def position(
         raise StateMismatchError(
             f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
         )
-    _compare(state["fingerprint"], fingerprint)
-    epoch = validate.integer("epoch of the state", state["epoch"], minimum=0, below=epochs)
+    epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
     step = validate.integer("step of the state", state["step"], minimum=0)
+    theirs = state["fingerprint"]
+    if not isinstance(theirs, Mapping):
+        raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
+    at = epoch * steps + step
+    _compare(until(theirs, at), until(fingerprint, at))
+    validate.integer("epoch of the state", epoch, minimum=0, below=epochs)
     if step >= max(1, steps):
         raise StateMismatchError(f"the state is at step {step}, an epoch has {steps}")
     return epoch, step
 
 
-def _compare(theirs: Any, ours: Mapping[str, Any]) -> None:
+def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise with one line for each field that differs."""
-    if not isinstance(theirs, Mapping):
-        raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
     absent = "nothing"
     theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
     lines = [
@@ -88,19 +96,34 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield f"{path}{name}", value
 
 
-def recorded(parameter: Any) -> Any:
-    """Return a parameter as JSON can hold it, and short: arrays and long lists as their digests."""
-    if isinstance(parameter, np.ndarray):
-        return digest(parameter)
+def recorded(parameter: Any, *, hashed: bool = True) -> Any:
+    """Return a parameter as JSON can hold it, and short: arrays and long lists as their digests.
+
+    Raises:
+        TypeError: a parameter without a value in JSON. Without `hashed`, no array is read.
+    """
+    if isinstance(parameter, np.ndarray) and parameter.dtype.kind in "biufU":
+        return digest(parameter) if hashed else ""
     if isinstance(parameter, Mapping):
-        return {name: recorded(each) for name, each in parameter.items()}
-    if isinstance(parameter, list):
-        parameter = [recorded(each) for each in parameter]
-    found = getattr(parameter, "fingerprint", parameter)
-    if not isinstance(found, (list, str)) or len(text := json.dumps(found, sort_keys=True)) < _LONG:
-        return found
+        return {str(name): recorded(each, hashed=hashed) for name, each in parameter.items()}
+    if hasattr(type(parameter), "fingerprint"):
+        return parameter.fingerprint if hashed else ""
+    if isinstance(parameter, (list, tuple)):
+        parameter = [recorded(each, hashed=hashed) for each in parameter]
+    elif isinstance(parameter, np.generic):
+        parameter = parameter.item()
+    if not isinstance(parameter, (list, str, int, float, type(None))):
+        raise TypeError(
+            f"parameters must hold numbers, strings, None, arrays of them, samplers, and lists and "
+            f"dicts of these, got {parameter!r}"
+        )
+    if (
+        not isinstance(parameter, (list, str))
+        or len(text := json.dumps(parameter, sort_keys=True)) < _LONG
+    ):
+        return parameter
     content = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{len(found)} {'values' if isinstance(found, list) else 'characters'} {content}"
+    return f"{len(parameter)} {'values' if isinstance(parameter, list) else 'characters'} {content}"
 
 
 def digest(values: Counts) -> str:
@@ -111,6 +134,8 @@ def digest(values: Counts) -> str:
     if isinstance(values, np.ndarray) and values.dtype.kind == "U":
         numbers = np.char.str_len(values)
         text = "".join(values.tolist()).encode("utf-8", "surrogatepass")
+    elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        numbers = values.astype("<f8").view("<i8")
     for some in pieces(len(numbers)):
         content.update(np.ascontiguousarray(numbers[some], dtype="<i8").data)
     content.update(text)

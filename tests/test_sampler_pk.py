@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from functools import cache
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from sampler_cases import LABELS, NAMES, SUPER
 
-from twinfeed.samplers import PKBatchSampler
+from twinfeed.samplers import PKBatchSampler, StateMismatchError
 
 FIRST_NAMES = np.array(["zoe", "amy", "bob", "cid", "dan", "eve", "fay", "gus", "hal", "ida"])
 CLASS_SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=8)
@@ -115,6 +116,29 @@ def test_schedules_count_training_steps_across_epochs() -> None:
     sampler = PKBatchSampler(LABELS, p=4, k={0: 1, 1000: 2}, seed=1, batches_per_epoch=30)
     sizes = [len(b) for e in (33,) for b in sampler.batches(e, 0, 30)]
     assert sizes == [4] * 10 + [8] * 20
+
+
+@pytest.mark.parametrize("small", ["raise", "repeat", "drop"])
+def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
+    """What K and P become later refuses no state, unless K decides which classes are drawn."""
+
+    def made(p: Any, k: Any) -> PKBatchSampler:
+        labels = np.repeat(np.arange(8), 5)
+        return PKBatchSampler(labels, p=p, k=k, seed=0, batches_per_epoch=5, small=small)
+
+    plain, later = made(4, 2), made({0: 4, 9: 2}, {0: 2, 7: 3, 12: 4})
+    for one, other in ((plain, later), (later, plain)):
+        if small == "drop":
+            with pytest.raises(StateMismatchError, match="k: the state has"):
+                other.position_of(one.state_at(1, 2))
+            continue
+        assert other.position_of(json.loads(json.dumps(one.state_at(1, 2)))) == (1, 2)
+        for place, named in (((1, 3), "k"), ((2, 0), "p")):
+            with pytest.raises(StateMismatchError, match=f"{named}: the state has"):
+                other.position_of(one.state_at(*place))
+    if small != "drop":
+        assert np.array_equal(later.batches(0, 0, 5), plain.batches(0, 0, 5))
+        assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
 
 
 def test_the_same_value_given_twice_is_no_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple, SupportsIndex
@@ -75,6 +76,15 @@ def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
     if len(ends) != 2 or ends[0] > ends[1]:
         raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
     return ends[0], ends[1]
+
+
+def text_until(text: str, step: int) -> str:
+    """Leave out of a schedule's text the changes at this global step and later.
+
+    >>> text_until("2, 3 from step 7, 4 from step 9", 9)
+    '2, 3 from step 7'
+    """
+    return re.sub(r", \d+ from step (\d{1,19})", lambda part: part[0] * (int(part[1]) < step), text)
 
 
 def _schedule_text(values: dict[int, int]) -> str:
