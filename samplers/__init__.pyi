@@ -1,5 +1,6 @@
 from twinfeed.samplers._stream import BatchStream as BatchStream
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
+from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.class_order import ClassOrder as ClassOrder
 from twinfeed.samplers.diagnostics import diagnose as diagnose
 from twinfeed.samplers.diagnostics import simulate_shuffle_buffer as simulate_shuffle_buffer
