@@ -14,6 +14,7 @@ training from memory or fast random reads               `BatchSampler(RandomSamp
 training from shards larger than memory                 `BatchSampler(ShardShuffleSampler(…), …)`
 crops of large images: decode once, use many times      `BatchSampler(ReuseSampler(…), …)`
 one image, many captions                                `ViewSampler(order, counts, …)`
+records of different lengths, in one budget a batch     `BucketBatchSampler(costs, budget=, …)`
 rare records more often                                 `WeightedSampler(weights, seed=)`
 several data sets in fixed proportion                   `MixtureSampler(orders, weights=, …)`
 part of the data; a stable train/validation split       `SubsetSampler(ids, of=n)`, `split(keys)`
@@ -22,11 +23,12 @@ stored order                                            `BatchSampler(Sequential
 
 To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` for numbers.
 
-pk.py, exact_once.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py, weighted.py,
-mixture.py and subset.py are the samplers, and drawing/ is what they draw with. _stream.py and
-_epochs.py have what all of them share, cursor.py the passes, state.py the states, class_order.py
-the records by class, and _mapped.py arrays in files. validate.py and misnamed.py check arguments,
-processes.py asks a framework for its processes, and explain.py and diagnostics.py look at a stream.
+pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py,
+weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with.
+_stream.py and _epochs.py have what all of them share, cursor.py the passes, state.py the states,
+class_order.py the records by class, and _mapped.py arrays in files. validate.py and misnamed.py
+check arguments, processes.py asks a framework for its processes, and explain.py and diagnostics.py
+look at a stream.
 """
 
 try:

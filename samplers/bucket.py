@@ -84,7 +84,7 @@ class BucketBatchSampler(BatchStream):
         self._cuts = self._cut(rising, self._window)
         self._counts = np.diff(self._cuts)
         self.num_records = len(given)
-        self._parameters = {
+        self.parameters = {
             "costs": digest(given),
             "budget": self._budget,
             "multiple": self._multiple,
@@ -94,9 +94,7 @@ class BucketBatchSampler(BatchStream):
         self._keys = {of: root_key(seed, f"bucket {of}") for of in ("batch", "record", "place")}
         self._recent: Recent[tuple[Int64, Int64]] = Recent(3)
         largest = int(self._counts.max(initial=1))
-        super().__init__(
-            steps=len(self._counts), size=len(given), batch_size=largest, seed=seed
-        )
+        super().__init__(steps=len(self._counts), size=len(given), batch_size=largest, seed=seed)
         self._even = bool((self._counts == largest).all())
 
     def _cut(self, costs: Int64, window: int) -> Int64:

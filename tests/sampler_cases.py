@@ -15,6 +15,7 @@ import numpy as np
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
+    BucketBatchSampler,
     ExactOnceBatchSampler,
     MixtureSampler,
     PKBatchSampler,
@@ -34,6 +35,7 @@ CLASS_SIZES = [3, 9, 14, 5, 40, 7, 8, 2, 22, 6]
 LABELS = np.repeat(np.arange(10), CLASS_SIZES)[np.argsort(np.arange(116) * 37 % 116)]
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibex", "jay"])[LABELS]
 SUPER = np.where(np.isin(LABELS, [0, 2, 4, 9]), "odd", "even")
+COSTS = np.arange(83) * 37 % 15 + 1
 SHARDS = [37, 0, 5, 100, 41]
 
 
@@ -128,6 +130,8 @@ CASES: list[Case] = [
         _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4, final="pad"),
     ),
     ("reuse-one-round", _plain(lambda: ReuseSampler(24, reuse=6, live=8, seed=7))),
+    ("bucket", lambda: BucketBatchSampler(COSTS, budget=60, seed=9)),
+    ("bucket-multiple", lambda: BucketBatchSampler(COSTS, budget=60, multiple=4, window=2, seed=9)),
     ("pk", _pk()),
     ("pk-strings", _pk(labels=NAMES)),
     ("pk-repeat", _pk(k=6, small="repeat")),
