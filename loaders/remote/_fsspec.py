@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote.location import Location
+from twinfeed.loaders.remote.location import Location, masked
 from twinfeed.loaders.remote.network import PassingError, gone, refused
 from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
 
@@ -95,7 +95,7 @@ def _naming(url: str) -> Iterator[None]:
             raise LoaderError(
                 "the server refuses the request",
                 path=url,
-                found=f"{type(error).__name__}: {error}",
+                found=masked(f"{type(error).__name__}: {error}"),
                 advice="check the URL, the credentials and the options of the store",
-            ) from error
-        raise PassingError(f"{type(error).__name__}: {error}") from error
+            ) from None
+        raise PassingError(f"{type(error).__name__}: {error}") from None

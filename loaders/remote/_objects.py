@@ -17,7 +17,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import network as _network
-from twinfeed.loaders.remote.location import OBJECTS, WEB, Location, masked, without_signature
+from twinfeed.loaders.remote.location import OBJECTS, WEB, Location, masked
 from twinfeed.loaders.remote.network import PassingError, RefusedError, gone, no_ranges, refused
 from twinfeed.loaders.remote.stores import Facts, Piece, Store
 
@@ -275,11 +275,10 @@ def _no_bucket(place: Location, error: Exception) -> LoaderError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason that an error of obstore gives, without credentials of an endpoint: not the
-    request before it, nor its source in Rust; of an answer in XML the code and the message.
+    """Return the reason that an error of obstore gives: not the request before it, nor its source
+    in Rust; of an answer in XML the code and the message.
     """
     text = _BEFORE.sub("", str(error).partition("\n\nDebug source")[0], count=1)
     text = _BODY.sub(r"\1: \2", text)
     kind = re.search(r"kind: (TimedOut|Timeout|Interrupted|Connect)", str(error))
-    masked = without_signature(re.sub(r"//[^\s/]*@", "//***@", text))
-    return " ".join(masked.split()) + (f" ({kind[1]})" if kind else "")
+    return masked(" ".join(text.split())) + (f" ({kind[1]})" if kind else "")

@@ -27,7 +27,9 @@ WEB = ("http", "https")
 _NAME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _URL = re.compile(rf"((?:{_NAME}::)*{_NAME})://(.*)", re.DOTALL)
 _BETWEEN = re.compile(rf"\s+(?=(?:{_NAME}::)*{_NAME}://)")
-_SIGNATURE = re.compile(r"X-Amz-|X-Goog-|Signature=|\bsig=", re.IGNORECASE)
+_NAMED = r"(X-Amz-|X-Goog-|sig=|[\w.-]*(signature|token|secret|password|credentials?)=)"
+_SIGNED = re.compile(rf"[?#;&]{_NAMED}", re.IGNORECASE)
+_HIDDEN = re.compile(rf"[?#]|[;&]{_NAMED}", re.IGNORECASE)
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _HOSTS = {
     "web": re.compile(r"(\[[0-9a-f:.]+\]|[^\s/?#@\\:%\[\]<>^|\"`{}*]+)(:\d{1,5})?"),
@@ -178,22 +180,23 @@ Root = str | Location
 """Where shards are: in a local folder, or at a Location."""
 
 
-def masked(url: str, /) -> str:
-    """Return a URL for a message, without what may be a secret."""
-    scheme, separator, rest = url.partition("://")
-    shown, _, hidden = re.sub("[?#]", "?", rest).partition("?")
+def masked(text: str, /) -> str:
+    """Return a URL, or what somebody else says, for a message: without what may be a secret.
+
+    >>> masked("no route to https://user:word@host/a.tar?token=1")
+    'no route to https://***@host/a.tar?***'
+    """
+    words, separator, url = text.partition("://")
+    if not separator:
+        words, url = "", text
+    found = _HIDDEN.search(url)
+    shown, hidden = (url[: found.start()], url[found.start() :]) if found else (url, "")
     user, at, host = shown.rpartition("@")
-    if "@" in hidden:
-        shown = "***"
-    elif at and (":" in user or "/" not in user):
+    if "@" in words + hidden:  # a password may hold a ? or a #
+        return "***"
+    if at and (":" in user or "/" not in user):
         shown = f"***@{host}"
-    return f"{scheme}{separator}{shown}"
-
-
-def without_signature(text: str, /) -> str:
-    """Return a text without all after the first `?`, if a signature is there."""
-    shown, _, query = text.partition("?")
-    return f"{shown}?***" if _SIGNATURE.search(query) else text
+    return f"{words}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
 
 
 def allowed(place: Location, /) -> bool:
@@ -245,10 +248,10 @@ def _refuse_user(url: str, protocol: str, host: str) -> None:
 
 
 def _refuse_signed(url: str) -> None:
-    """Raise LoaderError for a URL with a signature."""
-    if without_signature(url) != url:
-        problem = "a URL with a query (all after the ?) that is signed, such as a presigned URL,"
-        raise LoaderError(f"{problem} is not read", path=masked(url), advice=_SECRET)
+    """Raise LoaderError for a URL with a signature or a token."""
+    if _SIGNED.search(url):
+        problem = "a URL with a signature or a token, such as a presigned URL, is not read"
+        raise LoaderError(problem, path=masked(url), advice=_SECRET)
 
 
 def _is_text(path: str) -> bool:

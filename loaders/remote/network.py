@@ -19,6 +19,8 @@ _Result = TypeVar("_Result")
 PATIENCE = "TWINFEED_PATIENCE"
 """The environment variable that says how many seconds a failing request is tried again."""
 
+_HOUR = 3600.0
+
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 """The environment variables that give the URL of a store that speaks S3's protocol. The first that
 is set counts.
@@ -59,7 +61,8 @@ NETWORK = Network()
 
 
 class PassingError(Exception):
-    """Report a failure that may pass: the request is made again, not before `after` seconds.
+    """Report a failure that may pass: the request is made again, not before `after` seconds, or an
+    hour if that is less.
 
     `problem` and `advice` say what is wrong and what to do if it does not pass.
     """
@@ -73,8 +76,8 @@ class PassingError(Exception):
         problem: str = "the server cannot be reached, or fails",
         advice: str | None = None,
     ) -> None:
-        super().__init__(reason)
-        self.after, self.problem, self.advice = after, problem, advice
+        super().__init__(masked(reason))
+        self.after, self.problem, self.advice = min(after, _HOUR), problem, advice
 
 
 class RefusedError(LoaderError):
@@ -161,7 +164,15 @@ def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
     answered = f"status {status} {reason}"
     if status in (404, 410):
         return gone(url)
-    if status in (401, 403, 407):
+    if status == 407:
+        return LoaderError(
+            "the proxy refuses the request",
+            path=url,
+            found=answered,
+            advice="give its user and password in the variable that names it, as in "
+            "http_proxy=http://user:password@host:3128",
+        )
+    if status in (401, 403):
         return RefusedError(
             "the store refuses to serve this",
             path=url,
