@@ -52,10 +52,11 @@ from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.ranges import EXTENT, near_rows
 from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.loaders.reading.source import OwnSource, Reads, reader_of, values_of
-from twinfeed.loaders.remote import _web, chunks, disk, network, opening, wire
+from twinfeed.loaders.remote import _connections, _web, chunks, disk, network, opening, wire
 from twinfeed.loaders.remote.cache import cache_of_environment
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted
+from twinfeed.loaders.remote.location import masked as masked_text
 from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.wire import Wire
 from twinfeed.loaders.support import atomic

@@ -21,7 +21,7 @@ class RangeServer(http.server.ThreadingHTTPServer):
     `fail(path, start)` says what happens to a request for a range: None, or a status, or one of
     "reset", "short", "hang", "whole", "endless". `tags` has tags that are not made of the files.
     `headers` replaces headers of answers to GET; None leaves a header out. `moved` says by
-    path where a request is sent on to, and `pages` which page of links it gets.
+    path where a request is sent on to.
     """
 
     daemon_threads = True
@@ -35,7 +35,6 @@ class RangeServer(http.server.ThreadingHTTPServer):
         self.tags: dict[str, str] = {}
         self.headers: dict[str, str | None] = {}
         self.moved: dict[str, str] = {}
-        self.pages: dict[str, str] = {}
         self.lock = threading.Lock()
         self.clear()
 
@@ -132,14 +131,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", self.server.moved[self.path])
             self.send_header("Content-Length", "0")
             self.end_headers()
-            return
-        if self.path in self.server.pages:
-            page = self.server.pages[self.path].encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
             return
         if not file.exists():
             self._head(404, None)

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from inside import Location, _web, store_of
-from making_shards import tfrecords, write_tar
-from range_server import RangeServer
+from inside import Location, store_of
+from making_shards import write_tar
 
 from twinfeed.loaders import LoaderError, ShardWarning, build_index, open_index
 
@@ -116,20 +115,3 @@ def test_an_error_holds_no_command_for_a_terminal(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing here") as gone:
         open_index(index.path)
     assert str(gone.value).isprintable()
-
-
-@pytest.mark.parametrize(("name", "most"), [("_PAGES", 3), ("_PAGE", 100)])
-def test_pages_that_are_too_many_or_too_long_are_an_error(
-    tmp_path: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No shard is left out in silence."""
-    (tmp_path / "a").mkdir()
-    shard = tfrecords(tmp_path / "a", shards=1)[0].name
-    with RangeServer(tmp_path) as server:
-        folders = "".join(f'<a href="{n}/">' for n in range(9))
-        server.pages = {"/a/": f'{folders}<a href="{shard}">'}
-        server.pages |= {f"/a/{n}/": "" for n in range(9)}
-        assert len(build_index(f"{server.url}/a/**/*.tfrecord", tmp_path / "x.index")) == 10
-        monkeypatch.setattr(_web, name, most)
-        with pytest.raises(LoaderError, match="too much to read"):
-            build_index(f"{server.url}/a/**/*.tfrecord", tmp_path / "x.index")

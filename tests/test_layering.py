@@ -14,7 +14,16 @@ import twinfeed.samplers
 
 TESTS = Path(__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
-OPTIONAL = {"PIL", "simplejpeg", "tqdm", "fsspec", "webdataset", "matplotlib", "lightning"}
+OPTIONAL = {
+    "PIL",
+    "simplejpeg",
+    "tqdm",
+    "fsspec",
+    "urllib3",
+    "webdataset",
+    "matplotlib",
+    "lightning",
+}
 
 
 def loaded_by(module: str) -> set[str]:

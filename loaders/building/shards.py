@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError
+from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE, is_compressed
 from twinfeed.loaders.remote.location import Location, is_url
 from twinfeed.loaders.remote.network import RefusedError
@@ -20,10 +20,6 @@ MAX_NAMES = 1_000_000
 """Most names that one pattern may stand for."""
 
 _MAGIC = re.compile(r"[*?[]")
-_UNLISTED = (
-    "a web server can list its files only where its folders are pages of links: name the shards "
-    "instead, as in train-{00000..00063}.tar, or give a list of their URLs"
-)
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(.*)", re.DOTALL)
 
@@ -171,15 +167,9 @@ def _glob_store(name: str) -> list[str]:
     store = store_of(folder)
     try:
         matches = [store.url(path) for path in store.glob(str(place.below(folder)))]
-        others = [] if matches or place.web else store.list()
+        others = [] if matches else store.list()
     except FileNotFoundError:
         matches, others = [], []
-    except LoaderError as error:
-        if place.web and not isinstance(error.found, ImportError):
-            error.advice = _UNLISTED
-        raise
-    if not matches and place.web:
-        raise FileNotFoundError(f"no shard matches {name!r}: {_UNLISTED}")
     if not matches:
         raise _no_match(name, str(folder), others)
     return matches

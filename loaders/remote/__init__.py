@@ -2,7 +2,7 @@
 
 - location.py takes URLs apart, and says which are refused.
 - stores.py says what a store can do. opening.py chooses one by the location: _objects.py (obstore),
-  _web.py (HTTP) or _fsspec.py (fsspec).
+  _web.py (web servers, over the connections of _connections.py) or _fsspec.py (fsspec).
 - network.py has the constants and the attempts. wire.py has the requests in flight. download.py
   brings whole files here.
 - cache.py names a cache on a disk. disk.py has the entries of the cache. chunks.py reads through

@@ -39,22 +39,22 @@ def _open(root: Location) -> Store:
     A process that was forked from a process that used obstore has the locks of obstore's threads,
     but not the threads. obstore would wait for ever.
     """
-    if root.scheme in WEB:
-        from twinfeed.loaders.remote._web import Web
+    if root.scheme not in (*WEB, *OBJECTS):
+        return Files(root)
+    try:
+        if root.scheme in WEB:
+            from twinfeed.loaders.remote._web import Web
 
-        return Web(root)
-    if root.scheme in OBJECTS:
-        try:
-            from twinfeed.loaders.remote._objects import Objects
-        except ImportError as error:
-            raise not_installed(root, error) from None
-        if _obstore_users - {os.getpid()}:
-            raise LoaderError(
-                "a store cannot be read in a process that was forked from a process that read one",
-                path=root,
-                advice='start processes by "forkserver" or "spawn", as in '
-                'DataLoader(multiprocessing_context="forkserver")',
-            )
-        _obstore_users.add(os.getpid())
-        return Objects(root)
-    return Files(root)
+            return Web(root)
+        from twinfeed.loaders.remote._objects import Objects
+    except ImportError as error:
+        raise not_installed(root, error) from None
+    if _obstore_users - {os.getpid()}:
+        raise LoaderError(
+            "a store cannot be read in a process that was forked from a process that read one",
+            path=root,
+            advice='start processes by "forkserver" or "spawn", as in '
+            'DataLoader(multiprocessing_context="forkserver")',
+        )
+    _obstore_users.add(os.getpid())
+    return Objects(root)

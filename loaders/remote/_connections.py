@@ -1,0 +1,196 @@
+"""Connections to web servers: proxies, deadlines, and the networks that addresses are in."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from urllib3 import HTTPConnectionPool, PoolManager, ProxyManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.remote import network as _network
+from twinfeed.loaders.remote.location import masked
+
+Check = Callable[[str], None]
+"""Raise an error for an address that may not be asked."""
+
+_PROXY = re.compile(
+    r"(?i:https?://)?(?:([^/?#@]*)@)?((?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)(?::\d+)?)/?"
+)
+_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
+
+
+class ClosedError(Exception):
+    """Report a kept connection that the server has closed, as it may at any time."""
+
+
+@contextmanager
+def within(seconds: float, /) -> Iterator[None]:
+    """Let all that this thread does on connections take so many seconds together."""
+    token = _UNTIL.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
+def _left() -> float:
+    """Return the seconds until the deadline; without one, those that may pass without a byte."""
+    until = _UNTIL.get()
+    left = _network.NETWORK.silent_seconds if until is None else until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+class _Socket(socket.socket):
+    """Receive until the deadline: a time-out alone counts from each byte anew."""
+
+    def recv(self, *arguments: Any) -> bytes:
+        self.settimeout(_left())
+        return super().recv(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self.settimeout(_left())
+        return super().recv_into(*arguments)
+
+
+class _SecureSocket(_Socket, ssl.SSLSocket):
+    """Receive over TLS."""
+
+
+class _Answer(http.client.HTTPResponse):
+    """Pass over every interim answer, such as 103. Python does so for 100 alone."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, 100 if 100 < status < 200 else status, reason
+
+
+class _Connection(HTTPConnection):
+    """Connect to an address that was checked, and to no other."""
+
+    response_class = _Answer
+
+    def __init__(self, check: Check, **options: Any) -> None:
+        super().__init__(**options)
+        self._check, self._kept = check, False
+
+    def _new_conn(self) -> socket.socket:
+        """Return a socket that is connected to the first address that answers."""
+        self._kept = False
+        host, last = self._dns_host.strip("[]"), OSError("this host has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, self.port, type=socket.SOCK_STREAM
+        ):
+            self._check(str(address[0]))
+            made = _Socket(family, kind, protocol)
+            try:
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                made.settimeout(min(_network.NETWORK.connect_seconds, _left()))
+                made.connect(address)
+                return made
+            except OSError as error:
+                made.close()
+                last = error
+        raise last
+
+    def getresponse(self) -> Any:
+        kept, self._kept = self._kept, True
+        try:
+            return super().getresponse()
+        except ConnectionError:
+            if kept:
+                raise ClosedError from None
+            raise
+
+
+class _SecureConnection(_Connection, HTTPSConnection):
+    """Connect over TLS."""
+
+
+def connections(url: str, check: Check, /) -> HTTPConnectionPool:
+    """Return what asks the server of a URL, through the proxy that the environment names, if any.
+
+    Raises:
+        LoaderError: a proxy that cannot be used as it is written.
+    """
+    scheme, host = urlsplit(url)[:2]
+    network = _network.NETWORK
+    how: Any = {"maxsize": network.requests, "retries": False, "ssl_context": context()}
+    how["timeout"] = network.connect_seconds
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        manager = PoolManager(**how)
+    else:
+        check(urlsplit(url).hostname or "")
+        check = _anything
+        headers, place = _proxy(url, proxy)
+        manager = ProxyManager(place, proxy_headers=headers, proxy_ssl_context=context(), **how)
+    pool: Any = manager.connection_from_url(url)
+    kind = _SecureConnection if pool.scheme == "https" else _Connection
+    pool.ConnectionCls = partial(kind, check)
+    return pool  # type: ignore[no-any-return]
+
+
+def _anything(_address: str) -> None:
+    """Let a proxy be at any address: the user's environment names it."""
+
+
+def _proxy(url: str, proxy: str) -> tuple[dict[str, str], str]:
+    """Return the headers for a proxy, and its URL without a password."""
+    match = _PROXY.fullmatch(proxy)
+    if not match:
+        raise LoaderError(
+            "the proxy that the environment names cannot be used",
+            path=url,
+            found=masked(proxy),
+            advice="write it as http://user:password@host:3128, with %2F for a / in the password "
+            "(and %23 for #, %40 for @); or leave the host out with no_proxy",
+        )
+    headers = {}
+    if match[1]:
+        pair = base64.b64encode(unquote(match[1]).encode()).decode()
+        headers["Proxy-Authorization"] = f"Basic {pair}"
+    return headers, f"{'https' if proxy.lower().startswith('https:') else 'http'}://{match[2]}"
+
+
+def network_of(host: str, /) -> str:
+    """Return what kind of network an address is in: loopback, link-local, private or public. The
+    name of a host is public, since a proxy looks it up.
+    """
+    host = host.strip("[]").partition("%")[0]
+    with suppress(OSError, UnicodeError):  # 127.1 and 0x7f000001 are 127.0.0.1
+        host = socket.inet_ntoa(socket.inet_aton(host))
+    try:
+        found: Any = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.rstrip(".").lower()
+        return "loopback" if f".{name}".endswith(".localhost") else "public"
+    found = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None) or found
+    if found.is_loopback or found.is_unspecified:
+        return "loopback"
+    if found.is_link_local:
+        return "link-local"
+    return "public" if found.is_global else "private"
+
+
+@lru_cache(1)
+def context() -> ssl.SSLContext:
+    """Return what certificates are checked by."""
+    made = ssl.create_default_context()
+    made.sslsocket_class = _SecureSocket
+    return made
