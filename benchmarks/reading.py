@@ -26,7 +26,8 @@ from twinfeed.loaders.building.store import new_store
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import StringColumn, row_type
-from twinfeed.loaders.index.opened import SHARD, Index, open_index
+from twinfeed.loaders.index.opened import SHARD, Index
+from twinfeed.loaders.index.opener import open_index
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.reading.reader import Reader
 

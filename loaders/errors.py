@@ -38,12 +38,16 @@ class LoaderError(Exception):
         found: what was there instead.
         advice: what to do.
 
+    `usual` is the advice of a class whose errors have none of their own.
+
     >>> print(LoaderError("no such field", path="a.tar", record=3, advice="name one of: jpg, cls"))
     no such field
       path: a.tar
       record: 3
       what to do: name one of: jpg, cls
     """
+
+    usual: str | None = None
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class LoaderError(Exception):
         self.key = key
         self.expected = expected
         self.found = found
-        self.advice = advice
+        self.advice = self.usual if advice is None else advice
 
     def __str__(self) -> str:
         """Return the problem and, a line each, the places and values that are known."""
@@ -95,9 +99,13 @@ class TruncatedShardError(DataCorruptionError, EOFError):
 class StaleIndexError(LoaderError, ValueError):
     """Report an index whose shard has changed since it was built."""
 
+    usual = f"restore what has changed, or {REBUILD}"
+
 
 class IndexFormatError(LoaderError, ValueError):
     """Report an index that is incomplete, damaged, or of a version this library does not read."""
+
+    usual = REBUILD
 
 
 class WorkerDiedError(LoaderError, RuntimeError):

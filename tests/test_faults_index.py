@@ -160,7 +160,7 @@ def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, conta
     near = {edge + n for edge in range(0, len(whole), 512) for n in (-1, 0, 1)}
     for size in sorted(set(range(0, len(whole), step)) | near & set(range(len(whole)))):
         shards[0].write_bytes(whole[:size])
-        with pytest.raises(StaleIndexError, match="1 of 1 shards have changed"):
+        with pytest.raises(StaleIndexError, match="the file has changed since"):
             open_index(index.path)
         with pytest.raises(StaleIndexError):
             reader.read([0])
@@ -188,12 +188,12 @@ def test_fault_29_shard_changed_after_indexing(index: Index) -> None:
     shard = Path(index.root, index.shard_paths[2])
     with open(shard, "ab") as file:
         file.write(b"more")
-    with pytest.raises(StaleIndexError, match="1 of 3 shards have changed") as caught:
+    with pytest.raises(StaleIndexError, match="the file has changed since") as caught:
         open_index(index.path)
     size = shard.stat().st_size
     assert caught.value.path == str(shard)
     assert (caught.value.expected, caught.value.found) == (f"{size - 4} bytes", f"{size} bytes")
-    assert f"restore the shards, or {REBUILD}" in str(caught.value)
+    assert REBUILD in str(caught.value)
     with Reader(index) as reader, pytest.raises(StaleIndexError, match="has changed"):
         reader.read([29])
 
@@ -314,7 +314,7 @@ def test_fault_30_loose_files_that_lie_elsewhere_are_missed_at_once(tmp_path: Pa
     path = tmp_path / "kept" / "x.index"
     path.parent.mkdir()
     build_index(tmp_path / "photos", path, root=tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"give root='{tmp_path}' ") as caught:
+    with pytest.raises(FileNotFoundError, match="give root= the folder") as caught:
         open_index(path)
     assert caught.value.filename == str(path.parent)
     (folder / "1.png").unlink()

@@ -135,7 +135,7 @@ def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path
     data.rename(moved)
     assert open_index(moved / "x.index").fingerprint == index.fingerprint
     (moved / "x.index").rename(tmp_path / "x.index")
-    with pytest.raises(FileNotFoundError, match=f"3 of 3 shards .* give root='{moved}' "):
+    with pytest.raises(FileNotFoundError, match=r"3 of 3 shards .* give root= the folder"):
         open_index(tmp_path / "x.index")
     (tmp_path / "x.index").rename(tmp_path / "x")
     (tmp_path / "below").mkdir()
@@ -143,7 +143,7 @@ def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path
     with pytest.raises(FileNotFoundError, match="give root= the folder that holds them"):
         open_index(tmp_path / "below" / "x.index")
     tars(tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"give root='{tmp_path}' "):
+    with pytest.raises(FileNotFoundError, match="give root= the folder"):
         open_index(tmp_path / "below" / "x.index")
     (tmp_path / "below" / "x.index").rename(tmp_path / "x.index")
     again = open_index(tmp_path / "x.index", root=moved)

@@ -20,7 +20,8 @@ from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import Fields, Plan
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.building.store import DAY, is_part, make_folder, own_folder
-from twinfeed.loaders.index.opened import Index, open_index
+from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.index.opener import open_index
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.remote_index import send_index
@@ -72,8 +73,7 @@ def build_index(
         fields: the fields to keep: a list, or a mapping to the names that a field may have in the
             records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
         exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`
-            writes. With the list, the rest of a shard that breaks off is left out too. A list with
-            another root names a shard by the last parts of its path.
+            writes. With the list, the rest of a shard that breaks off is left out too.
         root: the folder that holds all shards, by default the folder that holds the index.
         executor: any executor of concurrent.futures' kind, which builds the parts side by side. By
             default, a few threads copy and index remote shards side by side.

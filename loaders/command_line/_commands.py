@@ -33,7 +33,8 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
 from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index.opened import load_index, open_unseen
+from twinfeed.loaders.index.opened import load_index
+from twinfeed.loaders.index.opener import open_unseen
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, overload
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import REBUILD, IndexFormatError
+from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.manifest import CHUNK
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.regular import open_file
@@ -163,7 +163,7 @@ class Arrays:
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = path / manifest["folder"]
         self.checked: set[str] = set()
-        self._error = partial(IndexFormatError, path=self.folder, advice=REBUILD)
+        self._error = partial(IndexFormatError, path=self.folder)
         self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
         self._arrays = {name: self._open(name) for name in self._entries}
 

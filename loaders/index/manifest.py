@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import json
 import re
 import shlex
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
-from twinfeed.loaders.formats.files import IMAGES
 from twinfeed.loaders.formats.records import CONTAINERS
-from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, index_around
+from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file, read_file
 
@@ -29,10 +27,7 @@ CHUNK = 1 << 24
 def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
     """Read and check the manifest under `path`, which may be a copy of an index at `place`."""
     file, place = path / MANIFEST, place or path
-    rebuild = (
-        f"rebuild it with the options it had: twinfeed index SHARDS --out {shlex.quote(str(place))}"
-    )
-    error = partial(IndexFormatError, path=place, advice=rebuild)
+    error = partial(IndexFormatError, path=place)
     try:
         text = read_file(file, LIMITS.manifest_bytes)
     except (FileNotFoundError, NotADirectoryError):
@@ -67,20 +62,22 @@ def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
     try:
         check(manifest)
     except (KeyError, TypeError, ValueError) as wrong:
-        cannot = f"{type(wrong).__name__}: {wrong}"
-        raise error("damaged index: its manifest tells what cannot be", found=cannot) from None
+        raise impossible(place, wrong) from None
     return manifest
+
+
+def impossible(place: object, wrong: Exception, /) -> IndexFormatError:
+    """Return the error of a manifest that no build writes, though its checksum is right."""
+    found = f"{type(wrong).__name__}: {wrong}"
+    problem = "damaged index: its manifest tells what cannot be"
+    return IndexFormatError(problem, path=place, found=found)
 
 
 def _no_index(path: Path) -> str:
     """Say what is there in place of an index, and what to do."""
-    if around := index_around(path):
-        return f"a part of an index; open the whole index, the folder {around}"
     if path.is_file():
         return f"a file, not an index; index it: {_command(path, path.with_suffix('.index'))}"
     held = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
-    if not held and _holds_images(path):
-        return f"no index here, but images; index them: {_command(path, f'{path}.index')}"
     new = path / "train.index" if path.is_dir() and any(path.iterdir()) else path
     found = [] if path.exists() else path.parent.glob(f"[!.]*.index/{MANIFEST}")
     return no_index(held, sorted(each.parent.name for each in found), new)
@@ -97,12 +94,6 @@ def no_index(held: Sequence[str], beside: Sequence[str], new: object, /) -> str:
 
 def _command(shards: Path | str, out: Path | str) -> str:
     return shlex.join(["twinfeed", "index", str(shards), "--out", str(out)])
-
-
-def _holds_images(path: Path) -> bool:
-    """Tell whether a folder, or a folder directly in it, holds images."""
-    found = itertools.chain(path.glob("*.*"), path.glob("[!.]*/*.*"))
-    return any(each.suffix[1:].lower() in IMAGES for each in found)
 
 
 def digest_of(data: object) -> str:

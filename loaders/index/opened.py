@@ -7,10 +7,8 @@ are, and their CRC-32C.
 from __future__ import annotations
 
 import os
-import shlex
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,44 +18,34 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import (
-    REBUILD,
     IndexFormatError,
     LoaderError,
     StaleIndexError,
-    UnsafeContentError,
 )
 from twinfeed.loaders.formats.features import WIRES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index.class_arrays import check_class_order
-from twinfeed.loaders.index.manifest import digest_of, read_manifest
+from twinfeed.loaders.index.manifest import digest_of, impossible, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.index.paths import check_files, check_shards, inside, join, refuse_unfinished
+from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import bring_index
-from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
+from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.remote.location import (
-    ROOTS,
     Location,
     Root,
-    allowed,
     is_url,
     place_of,
     quoted,
     unquoted,
 )
-from twinfeed.loaders.remote.network import RefusedError
-from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.support.checks import Ids, Int64s, check_ids, choice
 from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder
 from twinfeed.samplers.explain import html_table
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.validate import counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
-
-_LOOKED_AT, _OF_MANY = 1000, 16
-"""Of at most the first number of shards, opening looks at all; of more, at the second number."""
 
 
 class Field(NamedTuple):
@@ -102,11 +90,16 @@ class Index:
     """
 
     def __init__(
-        self, path: Path, root: str, manifest: Mapping[str, Any], cache: DiskCache | None = None
+        self,
+        path: Path,
+        where: str,
+        root: Root,
+        manifest: Mapping[str, Any],
+        cache: DiskCache | None = None,
     ) -> None:
         self.path = path
-        self.where = str(path)  # or the URL that `path` is a copy of
-        self.shards_at: Root = place_of(root)
+        self.where = where  # or the URL that `path` is a copy of
+        self.shards_at = root
         self.cache = cache
         self.manifest = manifest
         self.container: str = manifest["container"]
@@ -180,7 +173,6 @@ class Index:
                 path=self.where,
                 expected=f"{records} records in {shards} shards",
                 found=f"other lengths or types in {', '.join(wrong or ['shardstops'])}",
-                advice=REBUILD,
             )
 
     @property
@@ -237,26 +229,6 @@ class Index:
         if web == built or name not in ("shardpaths", "files"):
             return None
         return quoted if web else unquoted
-
-    def _look_at_shards(self) -> None:
-        """Compare the sizes of all shards, or of a few spread over many, with the index.
-
-        Of loose files, one of a few must be there.
-        """
-        loose = self.container == "files"
-        paths = self._strings("files" if loose else "shardpaths", checked=False)
-        n, most = len(paths), _OF_MANY if loose else _LOOKED_AT
-        chosen = np.linspace(0, n - 1, n if n <= most else _OF_MANY).astype(np.int64)
-        try:
-            names = [paths[place] for place in chosen.tolist()]
-            if not loose:
-                sizes = self._arrays["shards"]["bytes"][chosen].tolist()
-                check_shards(self.shards_at, names, sizes)
-            elif isinstance(self.shards_at, str):
-                check_files(self.shards_at, names)
-        except (LoaderError, OSError):
-            _ = self.shards, self.shard_paths, self.files  # raises if the index is damaged
-            raise
 
     def __len__(self) -> int:
         return self._records
@@ -328,12 +300,8 @@ class Index:
             try:
                 check_class_order(**arrays, num_records=len(self))
             except (KeyError, ValueError) as error:
-                raise IndexFormatError(
-                    "damaged index: its class order is none",
-                    path=self.where,
-                    found=error,
-                    advice=REBUILD,
-                ) from None
+                problem = "damaged index: its class order is none"
+                raise IndexFormatError(problem, path=self.where, found=error) from None
             self._arrays.checked.add("class order")
         return ClassOrder.from_arrays(**arrays, digest=self.manifest["class_order"])
 
@@ -396,129 +364,6 @@ class Index:
         return f"record {record} ({where}{key})"
 
 
-@counterparts()
-def open_index(
-    path: str | os.PathLike[str],
-    /,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    digest: str | None = None,
-    cache: DiskCache | None = None,
-) -> Index:
-    """Open the index folder at `path`, a path or a URL, and check that its shards are there.
-
-    Each shard must have the size that it was indexed with. Of more than a thousand shards, only
-    sixteen are looked at, spread over all. The others are checked when they are first read, and so
-    are shards at a URL. Of loose files, one of sixteen must be there, and each is checked when it
-    is read.
-
-    Args:
-        path: the index folder, or its URL.
-        root: what shard paths are relative to. The default is the folder, or the place in a store,
-            that holds the index folder. If the first shard does not lie there, the URL that the
-            index was built with is followed, if it is on the same host or in the same bucket as the
-            index, or if TWINFEED_ROOTS in the environment allows it: URLs with spaces or newlines
-            between them, each with all that lies below. Any other place is refused, and the error
-            has the `root` to give.
-        digest: the `Index.digest` that you got in a way that you trust, where the index comes from
-            somebody else. A checksum is no signature: whoever can write the index can write
-            checksums that fit. The digest covers the index with all its checksums.
-        cache: keeps on a local disk what is read of shards at a URL, for later epochs and other
-            processes. The default is the cache that the environment names; see `DiskCache`. An
-            index at a URL is copied to the cache, where the copy stays, or else to a temporary
-            folder.
-
-    Raises:
-        FileNotFoundError: no index is there, or shards are missing: the first five are named.
-        IndexFormatError: an incomplete or damaged index, or another version.
-        StaleIndexError: a shard has another size, or the index another digest.
-        UnsafeContentError: a path that leaves the root, or shards at a place that nobody named.
-        LoaderError: a store that cannot be reached, or refuses.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import pack
-    >>> folder = mkdtemp()
-    >>> index = pack([{"word": b"to"}], folder)["data"]
-    >>> open_index(f"{folder}/data.index", digest=index.digest).fingerprint == index.fingerprint
-    True
-    """
-    if not isinstance(cache, DiskCache | None):
-        raise TypeError(f"cache must be a DiskCache, got {cache!r}")
-    index = open_unseen(path, root, cache)
-    if isinstance(index.shards_at, Location):
-        store_of(index.shards_at).forget()
-    if digest is not None and index.digest != digest:
-        raise StaleIndexError(
-            "this is another index",
-            path=index.where,
-            expected=f"digest {digest}",
-            found=index.digest,
-            advice="get the index again from where the digest comes from",
-        )
-    index._look_at_shards()
-    return index
-
-
-def open_unseen(
-    path: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None,
-    cache: DiskCache | None = None,
-    /,
-) -> Index:
-    """Open an index as `open_index` does, whose shards need not be there."""
-    if cache is None and is_url(os.fspath(path)):
-        cache = cache_of_environment()
-    index = load_index(path, root, cache)
-    if root is None:
-        find_shards(index)
-    if index.remote:
-        index.cache = cache or cache_of_environment()
-    return index
-
-
-def find_shards(index: Index) -> None:
-    """Go to the place where the index was built, if the shards are not beside the index and the
-    index may lead there.
-
-    Raises:
-        UnsafeContentError: another place: an index may come from anybody.
-    """
-    near, place = index.shards_at, index.built_at
-    if place is None or place == near or _is_beside(index):
-        return
-    here = isinstance(near, Location) and place.shares_host(near)
-    if not here and not allowed(place):
-        raise UnsafeContentError(
-            "the shards of this index lie elsewhere, and an index does not choose where requests "
-            "go",
-            path=index.where,
-            expected=f"shards beside the index, below {near}",
-            found=f"shards at {place}",
-            advice=f"if you trust this place, open the index with root={str(place)!r} (in a "
-            f"terminal --root {shlex.quote(str(place))}), or set {ROOTS} to it",
-        )
-    index.shards_at = place
-
-
-def _is_beside(index: Index) -> bool:
-    """Return whether the first shard, or the first file, lies beside the index."""
-    held = "files" if index.container == "files" else "shardpaths"
-    with suppress(RefusedError, UnsafeContentError):  # stores may refuse, too
-        return is_there(index.shards_at, index._strings(held, checked=False)[0])
-    return False
-
-
-def is_there(root: Root, name: str, /) -> bool:
-    """Return whether a shard, or a file, lies below a root."""
-    if isinstance(root, str):
-        return os.path.exists(join(root, name))
-    try:
-        store_of(root).facts([inside(name, key=True)], fresh=True)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def load_index(
     path: str | os.PathLike[str],
     root: str | os.PathLike[str] | Location | None,
@@ -527,49 +372,40 @@ def load_index(
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, without a look at its shards."""
     given = place_of(path)
-    where: Root
+    beside: Root
     if isinstance(given, Location):
         folder, temporary = bring_index(given, cache)
-        where = given.parent
+        where, beside = str(given), given.parent
     else:
         folder, temporary = Path(os.path.abspath(given)), None
-        where = str(folder.parent)
-        refuse_unfinished(where, folder.name)
+        where, beside = str(folder), str(folder.parent)
+        refuse_unfinished(beside, folder.name)
     if root is not None:
-        where = root if isinstance(root, Location) else place_of(root)
-    place = given if isinstance(given, Location) else folder
-    manifest, index = read_manifest(folder, place), None
-    while index is None:
-        try:
-            index = Index(folder, str(where), manifest, cache)
-        except FileNotFoundError:
-            before, manifest = manifest, read_manifest(folder, place)
-            if manifest == before:  # it was not replaced by a new build meanwhile
-                raise IndexFormatError(
-                    "incomplete index: an array is missing", path=place, advice=REBUILD
-                ) from None
-        except LoaderError as error:
-            if isinstance(error, IndexFormatError) and isinstance(place, Location):
-                error.path = str(place)  # the copy may be gone by now
-            raise
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            OverflowError,
-            TypeError,
-            ValueError,
-        ) as error:
-            raise IndexFormatError(
-                "damaged index: its manifest tells what cannot be",
-                path=place,
-                found=f"{type(error).__name__}: {error}",
-                advice=REBUILD,
-            ) from None
-    index.shards_at, index.where = where, str(place)
+        beside = root if isinstance(root, Location) else place_of(root)
+    try:
+        index = _loaded(folder, where, beside, cache)
+    except IndexFormatError as error:
+        if temporary is not None:
+            error.path = where  # the copy may be gone by now
+        raise
     if temporary is not None:
         weakref.finalize(index, remove_temporary, temporary)
     return index
+
+
+def _loaded(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
+    """Open the arrays of the manifest, again where a build has replaced both meanwhile."""
+    manifest, before = read_manifest(folder, where), None
+    while manifest != before:
+        try:
+            return Index(folder, where, root, manifest, cache)
+        except FileNotFoundError:
+            before, manifest = manifest, read_manifest(folder, where)
+        except LoaderError:
+            raise
+        except (LookupError, AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise impossible(where, error) from None
+    raise IndexFormatError("incomplete index: an array is missing", path=where)
 
 
 def check_index(index: Index) -> None:

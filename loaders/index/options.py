@@ -127,14 +127,6 @@ class IndexOptions(Reading):
     broken: int = 0
 
 
-_LABELS = {
-    "label_folder": "label=FromFolder() takes the labels from folders",
-    "label_json": "label=FromJson('json', 'label') takes the label from the key of a JSON field",
-    "label_table": "label=FromTable('labels.csv') takes the labels from a table",
-}
-"""What the options of the command are called in Python."""
-
-
 def reading_of(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
     """Return how records are read; TypeError for an option that `function` does not have."""
     known = ReadingOptions.__annotations__
@@ -142,8 +134,7 @@ def reading_of(function: Callable[..., object], options: ReadingOptions, /) -> R
         if name not in known:
             parameters = signature(function).parameters.values()
             names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY] + [*known]
-            advice = _LABELS.get(name) or alike(name, names)
-            raise TypeError(f"{function.__name__} takes no {name}=: {advice}")
+            raise TypeError(f"{function.__name__} takes no {name}=: {alike(name, names)}")
     return Reading(**options)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import posixpath
 import re
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import overload
 
 from twinfeed.loaders.errors import (
-    REBUILD,
     IndexFormatError,
     LoaderError,
     StaleIndexError,
@@ -122,38 +120,24 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
             missing.append(name)
             continue
         if found != expected:
-            changed.append((name, expected, found))
+            changed.append(stale_file(join(root, name), expected, found))
     if missing:
-        shown = printable(", ".join(missing[:5]))
-        elsewhere = _other_root(root, names) if len(missing) == len(names) else None
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"{len(missing)} of {len(names)} shards are missing here: {shown}; "
-            f"restore them, or give {elsewhere or 'root= the folder that holds them'} (an index "
-            "that was built with root= needs root= when it is opened: --root in a terminal)",
-            root,
-        )
+        raise _missing(root, f"{len(missing)} of {len(names)} shards are missing here", missing)
     if changed:
-        name, expected, found = changed[0]
-        raise StaleIndexError(
-            f"{len(changed)} of {len(names)} shards have changed since they were indexed",
-            path=join(root, name),
-            expected=f"{expected} bytes",
-            found=f"{found} bytes",
-            advice=f"restore the shards, or {REBUILD}",
-        )
+        raise changed[0]
 
 
 def check_files(root: str, names: Sequence[str]) -> None:
     """Raise FileNotFoundError if none of these files lies below the root."""
     if names and not any(os.path.lexists(join(root, name)) for name in names):
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"the files of this index, such as {printable(names[0])}, are not here: restore them, "
-            f"or give {_other_root(root, names) or 'root= the folder that holds them'} (an index "
-            "that was built with root= needs root= when it is opened: --root in a terminal)",
-            root,
-        )
+        raise _missing(root, "the files of this index are missing here", names)
+
+
+def _missing(root: str, problem: str, names: Sequence[str]) -> FileNotFoundError:
+    """Return the error of files that are not below the root."""
+    shown = printable(", ".join(names[:5]))
+    advice = "restore them, or give root= the folder that holds them (--root in a terminal)"
+    return FileNotFoundError(errno.ENOENT, f"{problem}: {shown}; {advice}", root)
 
 
 def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexError:
@@ -163,15 +147,4 @@ def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexEr
         path=path,
         expected=f"{expected} bytes" if isinstance(expected, int) else expected,
         found=f"{found} bytes" if isinstance(found, int) else found,
-        advice=f"restore the file, or {REBUILD}",
     )
-
-
-def _other_root(root: str, names: Sequence[str]) -> str | None:
-    """Return `root=` of the folder directly above or below `root` that has all shards, or None."""
-    root = os.path.abspath(root)
-    near = [os.path.dirname(root), *sorted(glob.glob(f"{glob.escape(root)}/*"))]
-    for folder in near:
-        if all(os.path.isfile(f"{folder}/{name}") for name in names):
-            return f"root={folder!r}"
-    return None

@@ -147,7 +147,9 @@ def _place(placing: Path, folder: Path, name: str) -> None:
 def _own_shards(index: Path) -> set[str]:
     """Return the shards of an index whose names a packer gives; an unreadable index has none."""
     with suppress(LoaderError, OSError):
-        named = Index(index, str(index.parent), read_manifest(index)).shard_paths.tolist()
+        named = Index(
+            index, str(index), str(index.parent), read_manifest(index)
+        ).shard_paths.tolist()
         return set(filter(_pattern(index.name.removesuffix(".index")).fullmatch, named))
     return set()
 

@@ -151,7 +151,6 @@ class ParsedFields:
             f"{self.index.describe(records[number])}: its fields are not as long as indexed",
             expected=dict(zip(self.names, (int(row[number]) for row in expected), strict=True)),
             found=dict(zip(self.names, (int(row[number]) for row in found), strict=True)),
-            advice=REBUILD,
         )
 
 

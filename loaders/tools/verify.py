@@ -23,7 +23,8 @@ from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndex
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.manifest import file_digest
-from twinfeed.loaders.index.opened import Index, find_shards, is_there, load_index
+from twinfeed.loaders.index.opened import Index, load_index
+from twinfeed.loaders.index.opener import find_shards, is_there
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
 from twinfeed.loaders.index.remote_index import index_at_url
@@ -176,7 +177,6 @@ def _check_arrays(index: Index) -> None:
         raise errors.IndexFormatError(
             f"damaged index: {', '.join(damaged)} do not match their digests",
             path=index.where,
-            advice=errors.REBUILD,
         )
 
 

@@ -1,0 +1,165 @@
+"""Opening an index with its shards: where they lie, and whether they are there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import suppress
+
+import numpy as np
+
+from twinfeed.loaders.errors import LoaderError, StaleIndexError, UnsafeContentError
+from twinfeed.loaders.index.opened import Index, load_index
+from twinfeed.loaders.index.paths import check_files, check_shards, inside, join
+from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
+from twinfeed.loaders.remote.location import ROOTS, Location, Root, allowed, is_url
+from twinfeed.loaders.remote.network import RefusedError
+from twinfeed.loaders.remote.opening import store_of
+from twinfeed.samplers.misnamed import counterparts
+
+_LOOKED_AT, _OF_MANY = 1000, 16
+"""Of at most the first number of shards, opening looks at all; of more, at the second number."""
+
+
+@counterparts()
+def open_index(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    digest: str | None = None,
+    cache: DiskCache | None = None,
+) -> Index:
+    """Open the index folder at `path`, a path or a URL, and check that its shards are there.
+
+    Each shard must have the size that it was indexed with. Of more than a thousand shards, only
+    sixteen are looked at, spread over all. The others are checked when they are first read, and so
+    are shards at a URL. Of loose files, one of sixteen must be there, and each is checked when it
+    is read.
+
+    Args:
+        path: the index folder, or its URL.
+        root: what shard paths are relative to. The default is the folder, or the place in a store,
+            that holds the index folder. If the first shard does not lie there, the URL that the
+            index was built with is followed, if it is on the same host or in the same bucket as the
+            index, or if TWINFEED_ROOTS in the environment allows it: URLs with spaces or newlines
+            between them, each with all that lies below. Any other place is refused, and the error
+            has the `root` to give.
+        digest: the `Index.digest` that you got in a way that you trust, where the index comes from
+            somebody else. A checksum is no signature: whoever can write the index can write
+            checksums that fit. The digest covers the index with all its checksums.
+        cache: keeps on a local disk what is read of shards at a URL, for later epochs and other
+            processes. The default is the cache that the environment names; see `DiskCache`. An
+            index at a URL is copied to the cache, where the copy stays, or else to a temporary
+            folder.
+
+    Raises:
+        FileNotFoundError: no index is there, or shards are missing: the first five are named.
+        IndexFormatError: an incomplete or damaged index, or another version.
+        StaleIndexError: a shard has another size, or the index another digest.
+        UnsafeContentError: a path that leaves the root, or shards at a place that nobody named.
+        LoaderError: a store that cannot be reached, or refuses.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> folder = mkdtemp()
+    >>> index = pack([{"word": b"to"}], folder)["data"]
+    >>> open_index(f"{folder}/data.index", digest=index.digest).fingerprint == index.fingerprint
+    True
+    """
+    if not isinstance(cache, DiskCache | None):
+        raise TypeError(f"cache must be a DiskCache, got {cache!r}")
+    index = open_unseen(path, root, cache)
+    if isinstance(index.shards_at, Location):
+        store_of(index.shards_at).forget()
+    if digest is not None and index.digest != digest:
+        raise StaleIndexError(
+            "this is another index",
+            path=index.where,
+            expected=f"digest {digest}",
+            found=index.digest,
+            advice="get the index again from where the digest comes from",
+        )
+    _look_at_shards(index)
+    return index
+
+
+def open_unseen(
+    path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    cache: DiskCache | None = None,
+    /,
+) -> Index:
+    """Open an index as `open_index` does, whose shards need not be there."""
+    if cache is None and is_url(os.fspath(path)):
+        cache = cache_of_environment()
+    index = load_index(path, root, cache)
+    if root is None:
+        find_shards(index)
+    if index.remote:
+        index.cache = cache or cache_of_environment()
+    return index
+
+
+def find_shards(index: Index) -> None:
+    """Go to the place where the index was built, if the shards are not beside the index and the
+    index may lead there.
+
+    Raises:
+        UnsafeContentError: another place: an index may come from anybody.
+    """
+    near, place = index.shards_at, index.built_at
+    if place is None or place == near or _is_beside(index):
+        return
+    here = isinstance(near, Location) and place.shares_host(near)
+    if not here and not allowed(place):
+        raise UnsafeContentError(
+            "the shards of this index lie elsewhere, and an index does not choose where requests "
+            "go",
+            path=index.where,
+            expected=f"shards beside the index, below {near}",
+            found=f"shards at {place}",
+            advice=f"if you trust this place, open the index with root={str(place)!r} (in a "
+            f"terminal --root {shlex.quote(str(place))}), or set {ROOTS} to it",
+        )
+    index.shards_at = place
+
+
+def _is_beside(index: Index) -> bool:
+    """Return whether the first shard, or the first file, lies beside the index."""
+    held = "files" if index.container == "files" else "shardpaths"
+    with suppress(RefusedError, UnsafeContentError):  # stores may refuse, too
+        return is_there(index.shards_at, index._strings(held, checked=False)[0])
+    return False
+
+
+def is_there(root: Root, name: str, /) -> bool:
+    """Return whether a shard, or a file, lies below a root."""
+    if isinstance(root, str):
+        return os.path.exists(join(root, name))
+    try:
+        store_of(root).facts([inside(name, key=True)], fresh=True)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _look_at_shards(index: Index) -> None:
+    """Compare the sizes of all shards, or of a few spread over many, with the index.
+
+    Of loose files, one of a few must be there.
+    """
+    loose = index.container == "files"
+    paths = index._strings("files" if loose else "shardpaths", checked=False)
+    n, most = len(paths), _OF_MANY if loose else _LOOKED_AT
+    chosen = np.linspace(0, n - 1, n if n <= most else _OF_MANY).astype(np.int64)
+    try:
+        names = [paths[place] for place in chosen.tolist()]
+        if not loose:
+            sizes = index._arrays["shards"]["bytes"][chosen].tolist()
+            check_shards(index.shards_at, names, sizes)
+        elif isinstance(index.shards_at, str):
+            check_files(index.shards_at, names)
+    except (LoaderError, OSError):
+        _ = index.shards, index.shard_paths, index.files  # raises if the index is damaged
+        raise
