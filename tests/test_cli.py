@@ -243,7 +243,7 @@ def test_what_is_missing_ends_with_status_1(
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "x.index")]) == 1
     assert "no shard matches" in capsys.readouterr().err
     assert main(["pack", str(tmp_path), str(tmp_path / "out")]) == 1
-    assert "no images below" in capsys.readouterr().err
+    assert "no image (" in capsys.readouterr().err
     (tmp_path / "d-00000-of-00002.tar").touch()
     assert main(["index", str(tmp_path / "d-*.tar"), "--out", str(tmp_path / "x.index")]) == 1
     assert "incomplete shards" in capsys.readouterr().err
@@ -377,8 +377,7 @@ def test_a_list_is_followed_from_another_folder(
         assert main(["index", *words, "--out", out, "--exclude", "bad"]) == 0
         assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
     assert main(["verify", *words, "--root", "w", "--bad-list", "bad"]) == 1
-    for root in ("w", "."):
-        assert main(["index", *words, "--out", "x.index", "--root", root, "--exclude", "bad"]) == 0
+    assert main(["index", *words, "--out", "x.index", "--root", "w", "--exclude", "bad"]) == 0
     (tmp_path / "bad").write_text('{"shard": "/elsewhere/a.tfrecord", "record": 0}\n')
     assert main(["index", *words, "--out", "w/x.index", "--exclude", "bad"]) == 2
     assert "not indexed (1: ['/elsewhere/a.tfrecord'])" in capsys.readouterr().err
@@ -446,18 +445,14 @@ def test_what_could_not_be_verified_is_one_line(
     monkeypatch.chdir(tmp_path)
     pack([{"a": 1}], "out")
     (tmp_path / "empty").mkdir()
-    lead = "; it holds shards, or an index of them: give out/data.index or 'out/*.tfrecord'"
-    less = "; give shards, or a folder that holds images"
     for command in (["verify"], ["index", "--out", "x.index"]):
-        for folder, more in (("out", lead), ("empty", less)):
+        for folder in ("out", "empty"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ShardWarning)
                 assert main([*command, folder, "-q"]) == 1
             out, error = capsys.readouterr()
             assert out == ""
-            assert error.splitlines()[-1] == (
-                f"twinfeed: error: no image below the folder '{folder}'{more}"
-            )
+            assert f"below the folder '{folder}': give a folder that" in error.splitlines()[-1]
     assert main(["verify", "out/data.index", "--bad-list", "/proc/bad", "-q"]) == 1
     out, error = capsys.readouterr()
     assert out == ""
@@ -565,14 +560,11 @@ def test_a_command_in_a_message_can_be_pasted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = tmp_path / "two words"
-    pictures = odd / "pictures"
-    pictures.mkdir(parents=True)
-    (pictures / "a.png").write_bytes(b"...")
+    odd.mkdir()
     shard = tfrecords(odd, shards=1)[0]
     quoted = shlex.quote(str(odd))
     for command, pasted in (
         (["info", str(shard)], f"twinfeed index {quoted[:-1]}/{shard.name}' --out '"),
-        (["info", str(pictures)], f"twinfeed index {quoted[:-1]}/pictures' --out '"),
         (["info", f"{odd}/x"], f"twinfeed index SHARDS --out {quoted[:-1]}/x'"),
         (["pack", str(shard), f"{tmp_path}/y"], f"{shard.name}' --out {quoted[:-1]}/"),
     ):

@@ -380,16 +380,10 @@ def test_an_endpoint_without_encryption_is_allowed_first(
     assert str(caught.value.found).startswith("HTTP error: error sending request")
 
 
-def test_a_pattern_that_nothing_matches_tells_what_is_there(s3: str, tmp_path: Path) -> None:
-    shards = tfrecords(tmp_path)
-    build_index(shards, f"{s3}/there/x.index")
-    for place, held in (
-        (f"{s3}/there", "other names, such as x.index/manifest.json"),
-        (f"{s3}/nowhere", "nothing"),
-        (str(tmp_path), f"other names, such as {shards[0].name}"),
-        (str(tmp_path / "nowhere"), "nothing"),
-    ):
-        with pytest.raises(FileNotFoundError, match=f"^no shard .*: {place} holds {held}"):
+def test_a_pattern_that_nothing_matches_is_named(s3: str, tmp_path: Path) -> None:
+    build_index(tfrecords(tmp_path), f"{s3}/there/x.index")
+    for place in (f"{s3}/there", f"{s3}/nowhere", tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"^no shard matches '{place}/.*check the name"):
             build_index(f"{place}/*.tar", tmp_path / "x")
 
 

@@ -11,10 +11,8 @@ import numpy as np
 from twinfeed.loaders.building._classes import Numbering, whole_background
 from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, listed, new_part
 from twinfeed.loaders.building.labels import (
-    FromFolder,
     FromJson,
     at,
-    json_keys,
     kind_of,
     label_clash,
     label_of,
@@ -44,7 +42,17 @@ CELLS = 1 << 16
 _MEMO = 1 << 16
 _LACKS = (0, -1, 0)
 _NO_LABEL = "a label"
-_DOTS = "; a sample's key ends at the first dot of its members' names"
+_DOTS = (
+    "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
+    "put together with --join (join=True)"
+)
+_SKIP = "or leave such records out with --missing skip (missing='skip')"
+_FIELD = (
+    "name another (a key of a JSON field with FromJson, --label-json), let fields be empty with "
+    f"--missing empty, {_SKIP}"
+)
+_LABEL = f"put a file into a folder for its class, have a function return a label, {_SKIP}"
+"""What to do about records that lack a field, or a label of another kind."""
 
 
 def build_part(plan: Plan, job: Job, file: str) -> None:
@@ -217,14 +225,7 @@ class _Collector:
                     self.memo[piece.data] = label
             elif self.options.background is None:
                 named = isinstance(source, str | FromJson)
-                what = f"what {spelled(source)} names" if named else _NO_LABEL
-                known = what in self.part.lacked
-                way = "name another, " + ("" if known else json_keys(source, record))
-                if isinstance(source, FromFolder):
-                    way = "put it into a folder for its class, "
-                elif not named:
-                    way = "have the function return one, "
-                self.lacks(what, record, way)
+                self.lacks(f"what {spelled(source)} names" if named else _NO_LABEL, record)
                 return False
         self.labels.append(label)
         return True
@@ -260,26 +261,19 @@ class _Collector:
             else:
                 if self.options.missing != "empty":
                     called = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
-                    what = f"the field {name!r}{called}"
-                    way = "name another or let such fields be empty with --missing empty, "
-                    self.lacks(what, record, way)
+                    self.lacks(f"the field {name!r}{called}", record)
                     return None
         return chosen
 
-    def lacks(self, what: str, record: Record, way: str) -> None:
+    def lacks(self, what: str, record: Record) -> None:
         """Refuse a record that lacks something, or count the record as left out."""
         if self.options.missing == "skip":
             self.part.lacking += 1
-            self.part.lacked.setdefault(what, way)
+            if what not in self.part.lacked:
+                self.part.lacked.append(what)
             return
-        advice = f"{way}or leave such records out with --missing skip (in Python missing=)"
-        if self.options.container == "tar":
-            advice += _DOTS
-            if not self.options.join:
-                advice += (
-                    ", and parts that lie apart are put together with --join (in Python join=True)"
-                )
-        self.refuse(what, record, advice)
+        tar = _DOTS if self.options.container == "tar" else ""
+        self.refuse(what, record, (_LABEL if what == _NO_LABEL else _FIELD) + tar)
 
     def refuse(self, what: str, record: Record, advice: str) -> None:
         """Note that a record lacks something; raise unless all records so far lack the same."""

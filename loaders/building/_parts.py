@@ -75,8 +75,7 @@ class ShardPart:
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
     - `labels` says where the first label of each kind ("integers", "names") is.
     - `names` are the names that the blocks refer to by number; None stands for no label.
-    - `seen` are the names of the records' fields. `lacked` is what records that were left out lack,
-      each with the advice.
+    - `seen` are the names of the records' fields. `lacked` is what records that were left out lack.
     """
 
     options: IndexOptions
@@ -95,7 +94,7 @@ class ShardPart:
     names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldFacts] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
-    lacked: dict[str, str] = field(default_factory=dict)
+    lacked: list[str] = field(default_factory=list)
     file: Path = Path()
 
     @property

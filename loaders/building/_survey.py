@@ -62,7 +62,7 @@ class Survey:
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
         self.seen: set[str] = set()
-        self.lacked: dict[str, str] = {}
+        self.lacked: list[str] = []
         if table is not None:
             self.labels = {kind_of(label): "the table" for label in table.labels.values()}
         for part in parts:
@@ -97,7 +97,7 @@ class Survey:
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
         self.seen.update(part.seen)
-        self.lacked = part.lacked | self.lacked
+        self.lacked += (what for what in part.lacked if what not in self.lacked)
         for name, facts in part.fields.items():
             self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
 
@@ -133,7 +133,7 @@ class Survey:
         if not self.records and self.lacked:
             raise ValueError(
                 f"no records: each lacks {' or '.join(self.lacked)}; there are "
-                f"{listed(self.seen)}: {next(iter(self.lacked.values())).removesuffix(', ')}"
+                f"{listed(self.seen)}: name another"
             )
         if not self.records:
             raise ValueError(

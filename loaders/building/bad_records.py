@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.building.sources import Job, PathLike, Source
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index.paths import relative_to, to_write
-from twinfeed.loaders.remote.location import is_url, place_of
+from twinfeed.loaders.remote.location import Root, is_url, place_of
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -71,7 +70,7 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
         try:
             if line.strip():
                 records.append(_parsed(line))
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line looks like "
                 f'{{"shard": "a.tar", "record": 7}}: make the list with twinfeed verify'
@@ -81,31 +80,17 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
 
 def _parsed(line: str) -> BadRecord:
     """Return the entry that a line holds."""
-    entry = json.loads(line)
-    if not isinstance(entry, dict):
-        raise ValueError(f"a line must be a JSON object, got {line[:40]!r}")
-    lacking = sorted({"shard", "record"} - set(entry))
-    unknown = sorted(set(entry) - set(BadRecord._fields))
-    if lacking or unknown:
-        raise ValueError(f"{lacking} must be there" if lacking else f"unknown names {unknown}")
-    if not isinstance(entry["shard"], str):
-        raise ValueError(f"shard must be a path, got {entry['shard']!r}")
-    if type(entry["record"]) is not int or entry["record"] < 0:
-        raise ValueError(f"record must be a number of at least 0, got {entry['record']!r}")
-    if not isinstance(entry.get("rest", False), bool):
-        raise ValueError(f"rest must be true or false, got {entry['rest']!r}")
-    return BadRecord(**entry)
+    entry = BadRecord(**json.loads(line))
+    whole = type(entry.record) is int and entry.record >= 0
+    if not (whole and isinstance(entry.shard, str) and isinstance(entry.rest, bool)):
+        raise ValueError(f"got {line[:80]!r}")
+    return entry
 
 
 def without(source: Source, exclude: Exclude, /) -> list[Job]:
     """Return the jobs, each with the records that it leaves out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
-    left_out = [_entry(one) for one in given]
-    if left_out and source.container == "files":
-        left_out = _where_now(source.jobs, left_out)
-    else:
-        names = _Names(source)
-        left_out = [one._replace(shard=names.of(one.shard)) for one in left_out]
+    left_out = [_entry(one, source.root) for one in given]
     bad: dict[str, list[BadRecord]] = {}
     for one in left_out:
         bad.setdefault(one.shard, []).append(one)
@@ -119,66 +104,33 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
     jobs = []
     for job in source.jobs:
         listed = bad.get(job.shard, [])
+        _check_keys(job, listed)
         rest = min((one.record for one in listed if one.rest), default=None)
         named = (one.record for one in listed if rest is None or one.record <= rest)
         jobs.append(job._replace(exclude=frozenset(named), rest=rest))
     return jobs
 
 
-def _entry(one: Any) -> BadRecord:
-    """Return an entry of `exclude`, which may be a pair."""
+def _entry(one: Any, root: Root) -> BadRecord:
+    """Return an entry of `exclude`, which may be a pair, with a path below the root."""
     if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
             f"('a.tar', 7), got {one!r}"
         )
-    return BadRecord(*one)
+    entry = BadRecord(*one)
+    if os.path.isabs(entry.shard) or is_url(entry.shard):
+        with suppress(ValueError):
+            return entry._replace(shard=relative_to(root, place_of(entry.shard)))
+    return entry
 
 
-class _Names:
-    """Find listed shards among those of a source, whose root may be another than the list's."""
-
-    def __init__(self, source: Source) -> None:
-        self._root = source.root
-        self._named: dict[str, list[str]] = {}
-        for job in source.jobs:
-            self._named.setdefault(posixpath.basename(job.shard), []).append(job.shard)
-
-    def of(self, shard: str) -> str:
-        """Return a listed shard's path below the root; what is not found stays as it is.
-
-        Of relative paths, one may end with the other, if this fits a single shard.
-        """
-        if os.path.isabs(shard) or is_url(shard):
-            with suppress(ValueError):
-                return relative_to(self._root, place_of(shard))
-            return shard
-        alike = self._named.get(posixpath.basename(shard), [])
-        ends = [one for one in alike if _ends(one, shard) or _ends(shard, one)]
-        return ends[0] if len(ends) == 1 and shard not in alike else shard
-
-
-def _ends(path: str, end: str) -> bool:
-    """Whether the last parts of a path are those of another."""
-    return f"/{path}".endswith(f"/{end}")
-
-
-def _where_now(jobs: Sequence[Job], listed: Sequence[BadRecord]) -> list[BadRecord]:
-    """Return records of loose files with their present numbers, found by their keys."""
-    places: dict[str | None, list[tuple[str, int]]] = {}
-    for job in jobs:
-        for number, entry in enumerate(job.entries):
-            places.setdefault(entry.key, []).append((job.shard, number))
-    gone = [one.key for one in listed if one.key is not None and one.key not in places]
-    if gone:
-        raise ValueError(
-            f"exclude= names records that are not there ({len(gone)}: {gone[:5]}): "
-            "make the list again with verify"
-        )
-    found = []
+def _check_keys(job: Job, listed: Iterable[BadRecord]) -> None:
+    """Raise ValueError where loose files have other numbers than when the list was made."""
     for one in listed:
-        there = (one.shard, one.record)
-        here = places.get(one.key, [there])
-        shard, number = there if there in here else here[0]
-        found.append(one._replace(shard=shard, record=number))
-    return found
+        files = job.entries[one.record : one.record + 1]
+        if files and one.key not in (None, files[0].key):
+            raise ValueError(
+                f"exclude= names {one.key!r}, which is not record {one.record} of {job.shard}: "
+                "remove the file, or name the record as (shard, number)"
+            )

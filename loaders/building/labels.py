@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record
@@ -26,7 +24,10 @@ from twinfeed.loaders.support.regular import read_file
 Sample = dict[str, Any]
 LabelFunction = Callable[[Sample], Label | None]
 
-_REPAIR = "repair the record, name another field, or leave the record out with exclude="
+_REPAIR = (
+    "repair the record, name another field or a function, such as "
+    "label=lambda sample: sample['labels'][0], or leave the record out with exclude="
+)
 _FUNCTION = "mend the function, or let it return None for a record without a label"
 
 
@@ -147,12 +148,8 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     if not is_label(value):
         kind = DecodeError if callable(source) else DataCorruptionError
         advice = _FUNCTION if callable(source) else _REPAIR
-        if isinstance(source, str) and isinstance(value, (list, np.ndarray)) and len(value) > 1:
-            text = ".decode()" if isinstance(value[0], bytes) else ""  # a function returns a str
-            chosen = f"label=lambda sample: sample[{source!r}][0]{text}"
-            advice = f"choose one by a function, which build_index takes: {chosen}"
-        elif isinstance(source, str | FromJson) and isinstance(value, dict):
-            advice = _into(source, value)
+        if isinstance(source, str | FromJson) and isinstance(value, dict):
+            advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
         raise kind(
             f"{spelled(source)} {rule}",
             **at(record, shard),
@@ -218,44 +215,6 @@ def _of_field(name: str, record: Record) -> Any:
         return text
     values = decode_list(part.kind, part.data)
     return values[0] if part.kind == "int64_list" and len(values) == 1 else values
-
-
-def _into(source: str | FromJson, found: Mapping[str, Any]) -> str:
-    """Return the advice for a label that is a JSON object: its keys, and how to name one."""
-    whole = source if isinstance(source, FromJson) else FromJson(source)
-    keys = ", ".join(map(reprlib.repr, list(found)[:8]))
-    labels = [key for key, value in found.items() if is_label(value)]
-    way = spelled(FromJson(whole.field, "KEY"))
-    if labels:
-        key = "label" if "label" in labels else labels[0]
-        key = f"{whole.key}.{key}" if whole.key else key
-        way = spelled(FromJson(whole.field, key))
-    return f"it is a JSON object with the keys {keys}: name one with {way}"
-
-
-def json_keys(source: RecordLabel, record: Record, /) -> str:
-    """Name the keys of a record's JSON, for the advice where a label was not found there.
-
-    Where a field was named that the record lacks, name the key of its JSON that is so called.
-    """
-    if not isinstance(source, str | FromJson):
-        return ""
-    if isinstance(source, str) or source.field not in record.fields:
-        return _json_key(source if isinstance(source, str) else source.field, record)
-    found = _of_json(FromJson(source.field), record, "")
-    keys = ", ".join(map(reprlib.repr, list(found)[:8])) if isinstance(found, dict) else "none"
-    return f"from the keys {keys} of its JSON, "
-
-
-def _json_key(name: str, record: Record) -> str:
-    """Return the advice to take a label from the key `name` or `field.name` of a JSON field."""
-    for field, piece in record.fields.items():
-        if piece.kind == "bytes" and piece.data.lstrip()[:1] == b"{":
-            meant = FromJson(field, name.removeprefix(f"{field}."))
-            with suppress(DataCorruptionError):  # it only looks like JSON
-                if is_label(_of_json(meant, record, "")):
-                    return f"such as {spelled(meant)}, "
-    return ""
 
 
 def _of_json(source: FromJson, record: Record, shard: str) -> Any:

@@ -153,9 +153,9 @@ def _glob(name: str) -> list[str]:
         return [name]
     matches = sorted(glob.glob(name, recursive=True))
     if not matches:
-        folder = os.path.dirname(name) or "."
-        # listdir raises where it may not be read: glob passes over it
-        raise _no_match(name, folder, os.listdir(folder) if os.path.isdir(folder) else ())
+        if os.path.isdir(folder := os.path.dirname(name) or "."):
+            os.listdir(folder)  # raises where it may not be read: glob passes over it
+        raise _no_match(name)
     return matches
 
 
@@ -167,19 +167,16 @@ def _glob_store(name: str) -> list[str]:
     store = store_of(folder)
     try:
         matches = [store.url(path) for path in store.glob(str(place.below(folder)))]
-        others = [] if matches else store.list()
     except FileNotFoundError:
-        matches, others = [], []
+        matches = []
     if not matches:
-        raise _no_match(name, str(folder), others)
+        raise _no_match(name)
     return matches
 
 
-def _no_match(name: str, folder: str, others: Iterable[str]) -> FileNotFoundError:
-    """Return the error of a pattern that nothing matches, with what is there instead."""
-    other = min(others, key=lambda path: (path.count("/"), path), default=None)
-    names = "nothing" if other is None else f"other names, such as {other}"
-    return FileNotFoundError(f"no shard matches {name!r}: {folder} holds {names}; check the name")
+def _no_match(name: str) -> FileNotFoundError:
+    """Return the error of a pattern that nothing matches."""
+    return FileNotFoundError(f"no shard matches {name!r}: check the name")
 
 
 def _choices(text: str, pattern: str) -> Sequence[str]:

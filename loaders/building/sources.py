@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import hashlib
 import os
 import posixpath
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.files import Entry, empty_classes, folder
+from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, index_around, is_index, is_tar
+from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, is_tar
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
 from twinfeed.loaders.remote.download import bring
 from twinfeed.loaders.remote.location import Location, Root, is_url, place_of
@@ -86,7 +82,10 @@ def find_source(
     names = _expand(shards, complete)
     for name in names:
         if is_url(name) and name.endswith("/"):
-            raise _no_shard(name, _held(name))
+            raise ValueError(
+                f"shards must be files, got the folder {name}: name them by a pattern, such as "
+                f"'{name}*.tfrecord'"
+            )
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(place)
     if given is not None:
@@ -98,32 +97,7 @@ def find_source(
     else:
         where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
     relative = [_relative(where, name) for name in names]
-    try:
-        kind = container or _guess(where, relative[0])
-    except FileNotFoundError:
-        if is_url(names[0]) and (held := _held(names[0])):
-            raise _no_shard(names[0], held) from None
-        raise
-    return Source(kind, where, [Job(name) for name in relative])
-
-
-def _held(url: str) -> list[str]:
-    """Return the paths of what a store lists below a URL."""
-    place = Location.of(url)
-    with suppress(FileNotFoundError):
-        return [] if place.web else store_of(place).list()
-    return []
-
-
-def _no_shard(url: str, held: Sequence[str]) -> ValueError:
-    """Return the error of a folder that is given as a shard, with a pattern of what it holds."""
-    shards = [name for name in held if ".tar" in name or ".tfrec" in name] or held
-    first = min(shards, key=lambda name: (name.count("/"), name), default="*.tfrecord")
-    pattern = re.sub(r"\d+(-of-\d+)?(\D*)$", r"*\2", first)
-    return ValueError(
-        f"shards must be files, got the folder {url}: name them by a pattern, such as "
-        f"'{url.removesuffix('/')}/{pattern}'"
-    )
+    return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
 
 
 class Local(NamedTuple):
@@ -206,9 +180,7 @@ def _loose_root(
     if images is None:
         return where, entries
     if not entries:
-        name = os.fspath(images)
-        more = other_than_images(name) or "; give shards, or a folder that holds images"
-        raise FileNotFoundError(f"no image below the folder {name!r}{more}")
+        raise no_images(images)
     prefix = relative_to(where, os.path.abspath(images))
     if prefix == ".":
         return where, entries
@@ -232,38 +204,27 @@ def _expand(shards: Any, complete: bool) -> list[str]:
     for name in names:
         if os.path.isdir(name):
             raise LoaderError(
-                f"{'an index' if is_index(Path(name)) else 'a folder'}, not a shard",
+                "a folder, not a shard",
                 path=name,
-                advice="give a pattern that leaves it out, such as *.tfrecord or *.tar; "
-                "a folder of images is indexed by itself",
+                advice="give a pattern of shards alone, such as *.tfrecord or *.tar; a folder of "
+                "images is indexed by itself",
             )
         if name.endswith((MANIFEST, ".npy")):
-            refuse_part(name)
+            raise LoaderError(
+                "a file of an index, not a shard",
+                path=name,
+                advice="give the shards, or where an index is taken its whole folder",
+            )
     return names
 
 
-def refuse_part(path: str, /) -> None:
-    """Raise LoaderError for a file of an index that is given as a shard."""
-    if not is_url(path) and (around := index_around(Path(os.path.abspath(path)))):
-        raise LoaderError(
-            "a part of an index, not a shard",
-            path=path,
-            advice=f"give the index, the folder {around}, or the shards that it is of",
-        )
-
-
-def other_than_images(folder: str) -> str:
-    """Say what a folder without images is, or holds: an index, shards; "" for nothing known."""
-    if is_index(Path(folder)):
-        return "; it is an index, of shards that it has indexed already: give these shards"
-    held = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    found = [name for name in held if is_index(Path(name))]
-    found += [
-        repr(os.path.join(folder, pattern))
-        for pattern in ("*.tar", "*.tfrecord", "*.tfrecord-*")
-        if fnmatch.filter(held, os.path.join(glob.escape(folder), pattern))
-    ]
-    return f"; it holds shards, or an index of them: give {' or '.join(found)}" if found else ""
+def no_images(folder: PathLike, extensions: Sequence[str] = IMAGES, /) -> FileNotFoundError:
+    """Return the error of a folder without images."""
+    name = os.fspath(folder)
+    return FileNotFoundError(
+        f"no image ({', '.join(extensions)}) below the folder {name!r}: give a folder that holds "
+        f"images, or shards, such as '{name}/*.tar'"
+    )
 
 
 def _relative(root: Root, shard: str) -> str:

@@ -100,11 +100,6 @@ def is_index(path: Path, /) -> bool:
     return False
 
 
-def index_around(path: Path, /) -> Path | None:
-    """Return the index that a file or a folder is a part of; None for what is no part of one."""
-    return next((folder for folder in path.parents[:2] if path.exists() and is_index(folder)), None)
-
-
 def is_tar(head: bytes, /) -> bool:
     """Tell whether a first block is that of a tar archive. Only very old tars have another."""
     return head[257:262] == b"ustar"

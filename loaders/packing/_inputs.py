@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.sources import other_than_images
+from twinfeed.loaders.building.sources import no_images
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
 from twinfeed.loaders.formats.sniff import HEAD, disguise, image_extension
@@ -126,10 +126,7 @@ class ImageFolder(LooseFiles):
         extensions = tuple(extensions)
         entries = folder(root, extensions=extensions)
         if not entries:
-            more = other_than_images(os.fspath(root))
-            raise FileNotFoundError(
-                f"no images below {os.fspath(root)}: {', '.join(extensions)}{more}"
-            )
+            raise no_images(root, extensions)
         outside = [entry.paths["image"] for entry in entries if entry.label is None]
         if 0 < len(outside) < len(entries):
             raise DataCorruptionError(

@@ -18,7 +18,6 @@ import numpy as np
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromJson, LabelSource
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import refuse_part
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.sniff import image_extension, is_compressed, is_index
 from twinfeed.loaders.index import Index, open_index
@@ -205,7 +204,6 @@ def _opened(source: Any) -> Source | CompressedShards:
         paths = expand(source, compressed=True)
         if some_compressed(paths):
             return CompressedShards(paths)
-        refuse_part(paths[0])
         raise LoaderError(
             "a file, which is neither a folder of images nor an index, nor compressed",
             path=paths[0],
