@@ -28,12 +28,13 @@ def forked(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def check(lines: list[str], *, begins: str = "True 1 0") -> None:
+def check(lines: list[str], *, begins: str = "True 1 0", after: tuple[int, int] = (1, 2)) -> None:
     """The child's loop raises, its own pass is whole, and the parent's pass is whole."""
     assert lines[0].startswith("RuntimeError: this pass was ended before its last batch"), lines
     assert lines[1:3] == ["goes_on 0", "drops 0"]
     assert lines[3].startswith(begins)
-    assert lines[4:] == ["begins 0", "parent True 1 0", "drops 0", "parent 24 2 0"]
+    one, two = after
+    assert lines[4:] == ["begins 0", f"parent True {one} 0", "drops 0", f"parent 24 {two} 0"]
 
 
 @pytest.mark.parametrize("loader", ["numpy", "numpy, nothing ahead"])
@@ -46,6 +47,17 @@ def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
 def test_a_child_leaves_the_workers_of_its_parent_alone(loader: str) -> None:
     """Once the child's garbage collector ended the parent's workers, and the parent waited."""
     check(forked(loader))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "numpy, evaluation",
+        pytest.param("torch, workers, evaluation", marks=pytest.mark.frameworks),
+    ],
+)
+def test_a_child_goes_on_in_mid_evaluation(loader: str) -> None:
+    check(forked(loader), begins="True 0 0", after=(0, 0))
 
 
 @pytest.mark.frameworks

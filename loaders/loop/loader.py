@@ -126,17 +126,20 @@ class Loader(Closing, Generic[B]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _LOADERS.add(self)
+        self._keep_place()
+
+    def _keep_place(self) -> None:
+        """Have the next pass go on where the loader is, in an evaluation too."""
         if self._cursor.step:
-            self._cursor.load_state_dict(self._cursor.state_dict())  # else evaluations begin anew
+            self._cursor.load_state_dict(self._cursor.state_dict())
 
     def _forked(self) -> None:
         """In a forked child, leave what the parent runs alone: its threads and processes."""
         # Kept for ever, even at exit: to end it here would end the parent's, or wait for threads.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
-        if self._running is not None:
-            self._cursor.end()
         for name in self._unshared:
             vars(self).pop(name, None)
+        self._keep_place()
         self._meter = Meter()  # a thread may have held its lock
 
     @abstractmethod
