@@ -70,7 +70,10 @@ def test_a_worker_killed_in_the_midst_of_a_message() -> None:
 def test_a_worker_that_ends_before_its_tensors_come() -> None:
     """torch does not say that the worker died, where the system says it a moment later."""
     done = run("ends before its tensors come", warn="default")
-    said = r"(FileNotFound|ConnectionRefused|EOF)Error worker 0 of 1 .* ended with exit code 3"
+    # Under load torch may say first that the worker has ended.
+    said = (
+        r"(FileNotFound|ConnectionRefused|EOF|Runtime)Error worker 0 of 1 .* ended with exit code 3"
+    )
     assert re.match(said, done.stdout), done.stderr
 
 
@@ -107,6 +110,13 @@ def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> 
     assert "ended with exit code 1" in said
     assert "guard the start of a script with if __name__ == '__main__'" in said
     assert "num_workers=0" not in said
+
+
+def test_many_fields_do_with_few_descriptors_or_are_refused_with_the_number() -> None:
+    assert run("many small fields").stdout == f"{24 * 8 * 59}\n"
+    assert "each of the 260 large tensors of a batch by a descriptor, about 2" in (
+        run("many large fields").stdout
+    )
 
 
 @pytest.mark.parametrize("what", ["threads", "workers"])

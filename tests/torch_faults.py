@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 from torch_help import pack_words
 
-from twinfeed.loaders import Feed, Index, WorkerDiedError, pack
+from twinfeed.loaders import Feed, Index, LoaderError, WorkerDiedError, pack
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import ExactOnceBatchSampler
 
@@ -117,8 +118,8 @@ def leaving(sample: dict[str, Any]) -> dict[str, Any]:
         while sharer._address is None:  # a thread sends the first batch
             time.sleep(0.01)
         os.unlink(sharer._address)
-        threading.Timer(0.5, os._exit, [3]).start()
-    return {"length": np.full(1, len(sample["word"]))}
+        threading.Timer(1, os._exit, [3]).start()
+    return {"length": np.full(4096, len(sample["word"]))}  # too large to be sent by value
 
 
 def ends_before_its_tensors_come() -> None:
@@ -199,7 +200,25 @@ def both_ways() -> None:
     print(sum(1 for _ in loader))
 
 
+def fields(count: int, length: int) -> Any:
+    """Decode to this many fields of this many bytes."""
+    return lambda sample: {f"x{n}": np.full(length, n % 256, np.uint8) for n in range(count)}
+
+
+def few_descriptors(limit: int, count: int, length: int) -> None:
+    """Many fields from workers of a process that may have few open files."""
+    feed = Feed(words(), sampler(), decode=fields(count, length))
+    with TorchLoader(feed, num_workers=2) as loader:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        try:
+            print(sum(int(batch[f"x{count - 1}"].sum()) for batch in loader))
+        except LoaderError as error:
+            print(error)
+
+
 SCENARIOS = {
+    "many small fields": lambda: few_descriptors(64, 60, 8),
+    "many large fields": lambda: few_descriptors(1024, 260, 8000),
     "both ways": both_ways,
     "killed": lambda: die(killed),
     "bus": lambda: die(bus),

@@ -146,15 +146,16 @@ def chosen_device(device: torch.device | str | None, /) -> torch.device:
     return chosen
 
 
-def each_tensor(
-    function: Callable[[torch.Tensor], torch.Tensor], batch: Mapping[str, Any], /
-) -> Batch:
-    """Apply `function` to every tensor of a batch and both parts of a jagged one; keep the rest."""
+def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
+    """Apply `function` to every tensor of a batch and both parts of a jagged one; keep the rest.
+
+    A tensor that was sent by value is an array.
+    """
 
     def one(value: Any) -> Any:
         if isinstance(value, JaggedParts):
             return value._replace(values=function(value.values), offsets=function(value.offsets))
-        return function(value) if isinstance(value, torch.Tensor) else value
+        return function(value) if isinstance(value, (torch.Tensor, np.ndarray)) else value
 
     return {name: one(value) for name, value in batch.items()}
 

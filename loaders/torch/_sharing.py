@@ -1,25 +1,34 @@
-"""Pass the tensors of a worker to its parent: through memory that both can see."""
+"""Pass the tensors of a worker to its parent: through memory that both can see, or by value."""
 
 from __future__ import annotations
 
 import os
+from math import prod
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
-from twinfeed.loaders.errors import WorkerDiedError
+from twinfeed.loaders.errors import LoaderError, WorkerDiedError
+from twinfeed.loaders.feed.collate import dtype_of, is_string, least, mode_of
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.support.system import SHARED_MEMORY, shared_memory
+from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
 FEWER = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
 
 
-def shared(batch: Batch, /) -> Batch:
+SMALL = 1 << 14
+"""Most bytes of a tensor that is sent by value. A larger one takes a descriptor in each process."""
+
+
+def shared(batch: Batch, /, *, small: int = 0) -> Batch:
     """In a worker, move tensors to shared memory; elsewhere return the batch as it is.
 
     torch does so by itself, in a thread of the worker's queue. An error in this thread drops the
-    batch, and the loop waits for the batch for ever.
+    batch, and the loop waits for the batch for ever. Tensors of at most `small` bytes become arrays
+    of numpy, which `each_tensor(torch.as_tensor, batch)` turns back.
 
     Raises:
         WorkerDiedError: there is no shared memory left.
@@ -27,16 +36,45 @@ def shared(batch: Batch, /) -> Batch:
     worker = get_worker_info()
     if worker is None:
         return batch
+
+    def sent(tensor: torch.Tensor) -> Any:
+        by_value = tensor.nbytes <= small and tensor.dtype != torch.bfloat16
+        return tensor.numpy() if by_value else tensor.share_memory_()  # type: ignore[no-untyped-call]
+
     try:
-        return each_tensor(torch.Tensor.share_memory_, batch)
+        return each_tensor(sent, batch)
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        many = "Too many open files" in why
         raise WorkerDiedError(
             f"worker {worker.id} of {worker.num_workers} (process {os.getpid()}) cannot share its "
             f"batch: {why}",
-            advice="raise `ulimit -n`" if many else full(),
+            advice="raise `ulimit -n`" if "Too many open files" in why else full(),
         ) from None
+
+
+def check_descriptors(feed: Feed, batches: int, /) -> None:
+    """Raise LoaderError where `batches` at once take more descriptors than this process may have.
+
+    torch would wait for ever, or fail without saying why.
+    """
+    size, tensors = feed.sampler.batch_size, 0
+    for name, field in feed.spec.items():
+        if is_string(field.dtype):
+            continue
+        known = None not in field.shape and mode_of(feed.collate, name) == "stack"
+        if not known:
+            tensors += 2  # lengths, offsets or shapes beside it
+        elif prod(least(field.shape)) * dtype_of(field).itemsize * size > SMALL:
+            tensors += 1
+    for rows in (*feed.index.columns.values(), *feed.side.values()):
+        tensors += rows[:1].nbytes * size > SMALL
+    limit, needed = file_limit(), tensors * batches + open_files()
+    if limit is not None and needed > limit:
+        raise LoaderError(
+            f"workers pass each of the {tensors} large tensors of a batch by a descriptor, about "
+            f"{needed} at once, and this process may have {limit}",
+            advice=f"raise `ulimit -n`, {FEWER}",
+        )
 
 
 def full() -> str:

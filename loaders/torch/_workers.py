@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
@@ -20,7 +21,8 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.checks import Int64s
-from twinfeed.loaders.torch._sharing import FEWER, full
+from twinfeed.loaders.torch._copier import each_tensor
+from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
 # How long the system may take to tell that a process has ended, in seconds.
@@ -111,7 +113,7 @@ class CatchingDataset(RecordDataset):
             if isinstance(wanted, _Arrived):
                 assert isinstance(self._reader, ArrivedReader)
                 self._reader.arrived, wanted = wanted, wanted.request
-            batch = as_parts(super().__getitems__(wanted))
+            batch = shared(as_parts(super().__getitems__(wanted)), small=SMALL)
             return _Made(batch, self._batcher.meter.take())
         except Exception as error:
             trace = traceback.format_exc()
@@ -161,7 +163,7 @@ class WorkerBatches(Iterator[Batch]):
         made: _Made = batch
         self.meter.add(self._step, made.spent)
         self._step += 1
-        return made.batch
+        return each_tensor(torch.as_tensor, made.batch)
 
     def close(self) -> None:
         """End the workers, unless somebody else keeps the DataLoader and with it the workers."""

@@ -43,12 +43,12 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
             "as_tensors takes a whole batch, got a list of samples: give the DataLoader "
             "batch_sampler=RequestSampler(feed), or leave collate_fn= out"
         )
-    return joined(as_parts(batch))
+    return joined(shared(as_parts(batch)))
 
 
 def as_parts(batch: Mapping[str, Any], /) -> Batch:
     """Turn arrays into tensors, and each `Ragged` into the parts of a jagged tensor."""
-    return shared({name: _as_parts(value) for name, value in batch.items()})
+    return {name: _as_parts(value) for name, value in batch.items()}
 
 
 def _as_parts(value: Any) -> Any:
