@@ -1,4 +1,4 @@
-"""Compare a training in TensorFlow with the same one in PyTorch, in a report to attach to a paper.
+"""Compare a training in TensorFlow with the same one in PyTorch, step by step.
 
 You say that two frameworks agree, or do not, and a reader asks whether they had the same data.
 Here both get the same records in the same order, and one Keras model with the same initial weights
@@ -20,8 +20,7 @@ import numpy as np
 from digits import SEED, decode, open_digits
 from matplotlib.figure import Figure
 
-from twinfeed.loaders import Feed, Index, compare, write_report
-from twinfeed.loaders.pictures import plot_mixing
+from twinfeed.loaders import Feed, Index, compare
 from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
 
 BATCH, WAYS, BACKENDS = 32, ("one feed", "own shuffle"), ("tensorflow", "torch")
@@ -76,8 +75,6 @@ def train(backend: str, folder: Path, steps: int) -> None:
         step = zip(range(steps), batches, strict=False)
         losses[way] = [float(model.train_on_batch(*batch)) for _, batch in step]
     np.savez(folder / f"{backend}.npz", **losses)
-    versions = f"{backend} {sys.modules[backend].__version__}, Keras {keras.__version__}"
-    (folder / f"{backend}.txt").write_text(versions)
 
 
 def plot_losses(losses: dict[str, dict[str, np.ndarray]]) -> Figure:
@@ -97,9 +94,9 @@ def plot_losses(losses: dict[str, dict[str, np.ndarray]]) -> Figure:
 
 
 def main() -> None:
-    """Compare what arrives, train in four ways, and write the report."""
+    """Compare what arrives, train in four ways, and draw the losses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("report-data"))
+    parser.add_argument("--out", type=Path, default=Path("comparison-data"))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--train", choices=BACKENDS, help="only train, in this backend")
     options = parser.parse_args()
@@ -117,30 +114,16 @@ def main() -> None:
         subprocess.run([sys.executable, __file__, *own], check=True)
     losses = {backend: dict(np.load(folder / f"{backend}.npz")) for backend in BACKENDS}
 
-    feed = feed_of(index, options.steps)
-    found = compare(feed)
+    found = compare(feed_of(index, options.steps))
     lines = ["the same records and bytes" if found.equal else "OTHER records or bytes"]
     for way in WAYS:
         apart = np.abs(losses["torch"][way] - losses["tensorflow"][way])
         lines.append(
             f"{way}: losses differ by {apart[0]:.1g} at first, by {apart.max():.1g} at most"
         )
-    versions = [(folder / f"{backend}.txt").read_text() for backend in BACKENDS]
-    page = write_report(
-        folder / "report.html",
-        "One feed in TensorFlow and PyTorch",
-        f"{options.steps} batches of {BATCH} of {len(index)} digits, seed {SEED}.",
-        "; ".join(versions),
-        *lines,
-        "The feed in each framework, alone in a process:",
-        found,
-        "One Keras model with the same weights at first, trained by each backend in its process:",
-        plot_losses(losses),
-        "Where each record comes in the stream of both:",
-        plot_mixing({"8 classes × 4": feed.sampler}, labels=index.labels),
-    )
+    plot_losses(losses).savefig(folder / "losses.png")
     print("\n".join(lines))
-    print(f"report: {page}")
+    print(f"picture: {folder / 'losses.png'}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ training loop, and so do the loaders of the backends, which import their framewo
 `twinfeed.loaders.torch` and `twinfeed.loaders.tensorflow`. `twinfeed.loaders.keras` resumes `fit`.
 making/ is what makes the batches of all of them.
 
-`verify`, `compare`, `plan` and `write_report` (tools/) look at data and streams, and
+`verify`, `compare` and `plan` (tools/) look at data and streams, and
 `twinfeed.loaders.pictures` (pictures.py) draws them. The command `twinfeed` is command_line/. What
 is raised is in errors.py.
 """

@@ -34,6 +34,5 @@ from twinfeed.loaders.reading.side_table import SideTable as SideTable
 from twinfeed.loaders.remote.cache import DiskCache as DiskCache
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import plan as plan
-from twinfeed.loaders.tools.report import write_report as write_report
 from twinfeed.loaders.tools.results import Collect as Collect
 from twinfeed.loaders.tools.verify import verify as verify

@@ -1,8 +1,8 @@
-"""Pictures of streams and batches, drawn by matplotlib (the extra `report`).
+"""Pictures of streams and batches, drawn by matplotlib (the extra `pictures`).
 
-`plot_mixing` shows how well streams are shuffled, `plot_ranks` what each rank gets, and
-`show_batch` what a batch holds. Each returns a figure, which shows itself in a notebook;
-`figure.savefig("mixing.png")` and `"mixing.svg"` write it.
+`plot_mixing` shows how well streams are shuffled, and `show_batch` what a batch holds. Each returns
+a figure, which shows itself in a notebook; `figure.savefig("mixing.png")` and `"mixing.svg"` write
+it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ import numpy.typing as npt
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 from twinfeed.samplers.validate import counted
 
-with needing("twinfeed.loaders.pictures", "report"):
-    from matplotlib import colormaps
+with needing("twinfeed.loaders.pictures", "pictures"):
     from matplotlib.figure import Figure
 
-__all__ = ["plot_mixing", "plot_ranks", "show_batch"]
+__all__ = ["plot_mixing", "show_batch"]
 
 _MOST_POINTS = 20_000
 
@@ -162,59 +160,6 @@ def _together(ids: Int64s, records: int) -> float:
         squares += int((np.diff(ends, prepend=-1) ** 2).sum())
         met += len(near)
     return squares / max(1, met)
-
-
-def plot_ranks(
-    sampler: BatchStream,
-    /,
-    *,
-    world_size: int = 2,
-    steps: int = 4,
-    labels: npt.ArrayLike | None = None,
-) -> Figure:
-    """Draw what each rank gets in the first steps: a column for each rank, coloured by class.
-
-    `sampler.explain` gives the same as text.
-
-    Args:
-        sampler: whose batches are drawn.
-        world_size: the number of ranks.
-        steps: how many steps of the epoch.
-        labels: a label for each record. Without labels all records have one colour.
-
-    >>> from twinfeed.samplers import PKBatchSampler
-    >>> classes = [n // 10 for n in range(80)]
-    >>> figure = plot_ranks(PKBatchSampler(classes, p=4, k=2, seed=0), labels=classes)
-    >>> [axes.get_title() for axes in figure.axes]
-    ['rank 0', 'rank 1']
-    """
-    checks.count("world_size", world_size)
-    whole = sampler.shard(0, 1) if sampler.world_size == 1 else sampler
-    ranks = [whole.shard(rank, world_size) for rank in range(world_size)]
-    batches = [rank.batches(0, 0, min(steps, len(rank))) for rank in ranks]
-    classes = _numbered(labels)
-    widths = [max(1, *map(len, own)) for own in batches]
-    size = 0.45 * sum(widths) + 1, 0.5 * len(batches[0]) + 0.7
-    figure = _Picture(figsize=size, layout="constrained")
-    grid = figure.subplots(1, world_size, width_ratios=widths, squeeze=False)[0]
-    for rank, (axes, own) in enumerate(zip(grid, batches, strict=True)):
-        for step, ids in enumerate(own):
-            records = np.where(ids < 0, -1, sampler.records(ids))
-            for place, record in enumerate(records.tolist()):
-                number = 0 if classes is None else classes[record] % 20
-                colour = "none" if record < 0 else colormaps["tab20"](number)
-                axes.barh(step, 0.94, left=place, height=0.9, color=colour, alpha=0.7)
-                text = "-" if record < 0 else str(record)
-                axes.text(place + 0.47, step, text, ha="center", va="center", fontsize=8)
-        axes.set_title(f"rank {rank}")
-        axes.set_xlim(0, widths[rank])
-        axes.set_ylim(len(own) - 0.4, -0.6)
-        axes.set_xticks([])
-        names = ["" if rank else f"step {step}" for step in range(len(own))]
-        axes.set_yticks(range(len(own)), names)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    return figure
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:

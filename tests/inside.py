@@ -64,7 +64,6 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked
 from twinfeed.loaders.support.limits import LIMITS, Limits
 from twinfeed.loaders.support.owned import MARK, mark
-from twinfeed.loaders.tools.compare import Comparison
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.drawing import sums
 from twinfeed.samplers.drawing.waits import log

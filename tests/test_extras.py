@@ -52,7 +52,7 @@ MODULES = {
     "torch": ("torch", "torch"),
     "tensorflow": ("tensorflow", "tensorflow"),
     "keras": ("keras", "tensorflow"),
-    "pictures": ("matplotlib", "report"),
+    "pictures": ("matplotlib", "pictures"),
 }
 
 

@@ -1,6 +1,5 @@
 """Pictures say what is true of the streams and batches that they show."""
 
-import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from making_shards import write_tfrecord
 from matplotlib.figure import Figure
 from PIL import Image
 
-from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack, write_report
-from twinfeed.loaders.pictures import plot_mixing, plot_ranks, show_batch
+from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack
+from twinfeed.loaders.pictures import plot_mixing, show_batch
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -84,13 +83,6 @@ def test_figures_are_written(kind: str, tmp_path: pytest.TempPathFactory) -> Non
     plot_mixing({"uniform": sampler}).savefig(path)
     with open(path, "rb") as file:
         assert file.read(5) in (b"\x89PNG\r", b"<?xml")
-
-
-def test_ranks_are_columns_and_padding_is_a_dash() -> None:
-    sampler = ExactOnceBatchSampler(5, batch_size=4, final="pad")
-    figure = plot_ranks(sampler, world_size=2)
-    shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert shown == [["0", "1", "4", "-"], ["2", "3", "-", "-"]]
 
 
 def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> None:
@@ -240,10 +232,3 @@ def test_a_figure_shows_itself_in_a_notebook() -> None:
     """Jupyter asks an object that pyplot has not made for `_repr_png_`."""
     sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
     assert plot_mixing({"uniform": sampler})._repr_png_().startswith(b"\x89PNG\r")  # type: ignore[attr-defined]
-
-
-def test_a_report_holds_its_pictures(tmp_path: Path) -> None:
-    sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
-    page = write_report(tmp_path / "report.html", "Mixing", plot_mixing({"uniform": sampler}))
-    encoded = page.read_text().split("data:image/png;base64,")[1].split('"')[0]
-    assert base64.b64decode(encoded).startswith(b"\x89PNG\r")

@@ -304,7 +304,7 @@ def _show(commands: Any) -> None:
         commands,
         "show",
         "Draw a batch of images: a row for each class of a P x K batch, captions below. Needs "
-        "the extras images and report.",
+        "the extras images and pictures.",
         "show data/train.index --p 8 --k 4 --out batch.png",
         "show data/train.index --batch-size 30 --step 5 --out batch.svg",
         draws="batches",
@@ -320,7 +320,7 @@ def _mixing(commands: Any) -> None:
         commands,
         "mixing",
         "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer. "
-        "Needs the extra report.",
+        "Needs the extra pictures.",
         "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
         draws="shuffles",

@@ -12,7 +12,6 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from html import escape
 from importlib.util import find_spec
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,7 +26,6 @@ from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.extras import not_installed
 from twinfeed.loaders.support.pool import Pool
-from twinfeed.samplers.explain import html_table
 
 Backend = Literal["numpy", "torch", "tensorflow"]
 _KEPT = 4  # batches that differ whose arrays are fetched, for each field
@@ -78,44 +76,20 @@ class Comparison(NamedTuple):
         """Whether every backend delivered the same ids, bytes and arrays in every batch."""
         return not self.differing
 
-    def __str__(self) -> str:
-        rows = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in self._figures()]
-        return "\n".join([*rows, *(f"{name}: {verdict}" for name, verdict in self._verdicts())])
-
-    def _repr_html_(self) -> str:
-        """Show what was found in a notebook."""
-        heads, *rows = self._figures()
-        cells = [f"<th>{escape(head)}</th>" for head in heads]
-        for row in rows:
-            cells += ["</tr><tr>", *(f"<td>{escape(cell)}</td>" for cell in row)]
-        fields = html_table("fields", self._verdicts())
-        return f"<table><tr>{''.join(cells)}</tr></table>{fields}"
-
-    def _figures(self) -> list[tuple[str, ...]]:
-        """Return a row for each backend, after a row of heads."""
-        rows = [
-            (
-                run.backend,
-                "-" if run.rate is None else f"{run.rate:,.0f}",
-                f"{run.first:.2f} s",
-                f"{run.memory >> 20:,} MiB",
-            )
-            for run in self.runs
-        ]
-        return [("backend", "records/s", "first batch", "peak memory"), *rows]
-
-    def _verdicts(self) -> list[tuple[str, str]]:
-        """Return what is said of each field."""
-        names = sorted({name for run in self.runs for sums in run.sums for name in sums})
+    def __repr__(self) -> str:
+        rows = [("backend", "records/s", "first batch", "peak memory")]
+        for run in self.runs:
+            rate = "-" if run.rate is None else f"{run.rate:,.0f}"
+            rows.append((run.backend, rate, f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB"))
+        lines = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in rows]
         batches = len(self.runs[0].sums) if self.runs else 0
-        said = []
-        for name in names:
+        for name in sorted({name for run in self.runs for sums in run.sums for name in sums}):
             count = self.differing.get(name, 0)
             verdict = f"differs in {count} of {batches} batches" if count else "the same"
             if self.worst.get(name) is not None:
                 verdict += f", by {self.worst[name]:g} at most"
-            said.append((name, verdict))
-        return said
+            lines.append(f"{name}: {verdict}")
+        return "\n".join(lines)
 
 
 def compare(
