@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
@@ -15,6 +15,8 @@ from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule, text_until
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
+from twinfeed.samplers.drawing.mending import poor_pair
+from twinfeed.samplers.label_lists import LabelLists
 from twinfeed.samplers.misnamed import counterparts
 
 _NAMED = 1 << 20  # labels below are looked through for the error
@@ -28,7 +30,11 @@ class PKBatchSampler(BatchStream):
     a batch while its class has K records. Ranks take whole classes: world_size must divide P.
 
     Args:
-        labels: one a record (int or str), or a `ClassOrder`.
+        labels: one a record (int or str), or a `ClassOrder`. Or a list of labels for each record,
+            also as two arrays, (offsets, labels): record i then has `labels[offsets[i]:offsets[i +
+            1]]`. A record comes once in a batch, for one of its classes. If two classes of a batch
+            draw the same record, the larger one takes its next record that is free, so counts of
+            records are then not fair to within one. Other batches do not change.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
             change of p restarts the walks over classes and records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
@@ -85,7 +91,7 @@ class PKBatchSampler(BatchStream):
     )
     def __init__(
         self,
-        labels: ArrayLike | ClassOrder,
+        labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]],
         /,
         *,
         p: PerStep,
@@ -105,11 +111,7 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule = Schedule(p, k, seed)
         self.repeats, self._even, self._coverage = small == "repeat", schedule.fixed, coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
-        order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self.num_records = len(order.records)
-        chosen = None if records is None else validate.records(records, self.num_records)
-        order = order if chosen is None else order._some(chosen)
-        self.part, self._drawn = chosen, len(order.records)
+        order, names = self._ordered(labels, records)
         self._classes = classes = order._first(self._kept(order))
         supers = order._by_super(super_labels, self.num_records, len(classes))
         self.parameters = {
@@ -121,11 +123,15 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": coverage,
             "order_within": order_within,
-            "records": chosen,
+            "records": self.part,
         }
-        self._check_enough(int(supers.sizes[-1]) if supers else len(classes), labels)
+        plain = () if names is not None or isinstance(labels, ClassOrder) else labels
+        self._check_enough(int(supers.sizes[-1]) if supers else len(classes), plain)
+        if names is not None:
+            self._check_lists(names)
         if coverage is None:
-            self._draws = FairDraw(self._classes, supers, schedule, seed, order_within == "stored")
+            stored = order_within == "stored"
+            self._draws = FairDraw(self._classes, supers, schedule, seed, stored, names)
             steps = self._batches_per_epoch(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
@@ -178,6 +184,37 @@ class PKBatchSampler(BatchStream):
             super_labels=super_labels,
         )
 
+    def _ordered(
+        self, labels: Any, records: ArrayLike | None
+    ) -> tuple[ClassOrder, NDArray[Any] | None]:
+        """Return the records by class; and the label of each class, if records have several."""
+        lists = LabelLists.of(labels)
+        if lists is None:
+            order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
+        self.num_records = len(order.records) if lists is None else lists.number
+        self._several = lists is not None
+        chosen = None if records is None else validate.records(records, self.num_records)
+        self.part = chosen
+        if lists is not None:
+            return lists.order(chosen)
+        return (order if chosen is None else order._some(chosen)), None
+
+    def _check_lists(self, names: NDArray[Any]) -> None:
+        """Refuse what a record of several classes cannot have, and classes that share too much."""
+        for option in ("coverage", "super_labels"):
+            if self.parameters[option] is not None:
+                raise ValueError(f"{option} needs one label a record, got lists")
+        if self._small == "repeat":
+            raise ValueError("small='repeat' needs one label a record: take 'drop' with lists")
+        k = self._schedule.largest_k
+        pair = poor_pair(*self._classes._by_class(), np.asarray(self._classes.sizes), k)
+        if pair is not None:
+            first, second = names[list(pair)]
+            raise ValueError(
+                f"classes {first} and {second} have fewer than {2 * k} records together, k={k} for "
+                f"each: leave one out of the labels, or give a smaller k"
+            )
+
     def _kept(self, order: ClassOrder) -> int:
         """Apply the rules for small classes: return how many of the classes are kept."""
         k = self._schedule.largest_k
@@ -185,7 +222,7 @@ class PKBatchSampler(BatchStream):
         if self._small == "drop":
             return min(kept, large)
         if self._small == "raise" and kept > large:
-            once = self._coverage == "once"
+            once = self._coverage == "once" or self._several
             repeat = "" if once else "small='repeat' to use their records again, "
             raise ValueError(
                 f"{kept - large} of {kept} classes have fewer than k={k} "
@@ -194,7 +231,7 @@ class PKBatchSampler(BatchStream):
             )
         return kept
 
-    def _check_enough(self, fewest: int, labels: ArrayLike | ClassOrder) -> None:
+    def _check_enough(self, fewest: int, labels: Any) -> None:
         p = self._schedule.largest_p
         if fewest < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
@@ -231,7 +268,7 @@ class PKBatchSampler(BatchStream):
         schedule = self._schedule
         most = "" if schedule.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self.parameters["records"] is None else f"{self._drawn:,} of "
+        some = "" if self.part is None else f"{len(self.part):,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
@@ -252,13 +289,14 @@ class PKBatchSampler(BatchStream):
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self.parameters["records"] is not None,
+            "several labels a record": self._several,
             f"{self.world_size} ranks": self.world_size > 1,
         }
         return next((option for option, given in options.items() if given), super().by_record)
 
     @property
     def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
-        if self.num_classes < self.num_records:
+        if self.num_classes < self.num_records or self._several:
             return None
         return self.num_classes, np.asarray  # each class is one id
 
@@ -284,9 +322,9 @@ class PKBatchSampler(BatchStream):
         return self._draws.ids(steps, self.rank, self.world_size)
 
 
-def _without_records(labels: ArrayLike | ClassOrder) -> str:
+def _without_records(labels: Any) -> str:
     """Say which numbers below the largest label are the label of no record."""
-    array = np.asarray(() if isinstance(labels, ClassOrder) else labels)
+    array = np.asarray(labels)
     if array.dtype.kind not in "iu" or not array.size or not 0 <= array.max() < _NAMED:
         return ""
     absent = np.setdiff1d(np.arange(array.max()), array)[:5].tolist()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,8 +15,10 @@ from twinfeed.samplers.drawing.batch_shape import Phase, Schedule
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.fair import FairGroups, Pattern
 from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.mending import clashing, mend
 
 _PIECE = 1 << 18  # classes that are drawn at once where a stretch begins
+_AHEAD = 8  # draws of a class that are looked through at once for a record that is free
 
 
 class FairDraw:
@@ -31,9 +37,11 @@ class FairDraw:
         schedule: Schedule,
         seed: int,
         stored: bool,
+        names: NDArray[Any] | None = None,
     ) -> None:
+        # names: the label of each class, if records are of several classes
         self._classes, self._supers, self._schedule = classes, supers, schedule
-        self._stored = stored
+        self._stored, self._names = stored, names
         self._keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
         self._recent: Recent[_Walks] = Recent(2)
         self._walks(schedule.stretches[0])  # made here, so that the first batch comes at once
@@ -50,19 +58,52 @@ class FairDraw:
         """Draw steps of one stretch: classes, each class's draw number, then its records."""
         walks, k = self._walks(stretch), stretch.k
         share = stretch.p // world_size
+        own = slice(rank * share, (rank + 1) * share)
         turns = walks.pattern.turns(steps - stretch.p_start)
-        drawn = walks.classes(*turns, rank * share, (rank + 1) * share)
-        number, draw = (each.reshape(-1) for each in drawn)
+        if self._names is None:
+            number, draw = walks.classes(*turns, own.start, own.stop)
+            ids = self._records(walks, number.reshape(-1), draw.reshape(-1), k)
+        else:  # which records a rank gets hangs on all classes of the batch
+            number, draw = walks.classes(*turns, 0, stretch.p)
+            ids = self._apart(walks, number, draw, k)[:, own].reshape(-1, k)
+        if not self._schedule.lowest_k:
+            return ids.reshape(-1)
+        ks = np.repeat(self._schedule.ks(stretch, steps), share)
+        return ids[np.arange(k) < ks[:, None]]
+
+    def _records(self, walks: _Walks, number: Int64, draw: Int64, k: int) -> Int64:
+        """Return the k records of each class and draw, int64[rows, k]."""
         if walks.records is None:
             size = np.asarray(self._classes.sizes)[number]
             member = (draw[:, None] * k + np.arange(k)) % size[:, None]
         else:
             member = walks.records.groups(number, draw)
-        ids = self._classes._ids(number[:, None], member)
-        if not self._schedule.lowest_k:
-            return ids.reshape(-1)
-        ks = np.repeat(self._schedule.ks(stretch, steps), share)
-        return ids[np.arange(k) < ks[:, None]]
+        return self._classes._ids(number[:, None], member)
+
+    def _apart(self, walks: _Walks, number: Int64, draw: Int64, k: int) -> Int64:
+        """Return the records of whole batches, int64[turns, p, k], none twice in a batch."""
+        assert self._names is not None
+        ids = self._records(walks, number.reshape(-1), draw.reshape(-1), k)
+        ids = ids.reshape(*number.shape, k)
+        for turn in clashing(ids.reshape(len(ids), -1)):
+            classes = number[turn]
+            drawn = zip(classes.tolist(), draw[turn].tolist(), strict=True)
+            later = [partial(self._later, walks, *each, k) for each in drawn]
+            order = np.argsort(np.asarray(self._classes.sizes)[classes], kind="stable")
+            short = mend(ids[turn], order.tolist(), later)
+            if short is not None:
+                others = ", ".join(map(str, self._names[np.delete(classes, short)]))
+                raise ValueError(
+                    f"class {self._names[classes[short]]} has no k={k} records that are free "
+                    f"beside those of {others}: give a smaller p or k"
+                )
+        return ids
+
+    def _later(self, walks: _Walks, number: int, draw: int, k: int) -> Iterator[int]:
+        """Yield the records that the next draws of a class take, until all have come."""
+        for first in range(1, 2 * int(self._classes.sizes[number]) // k + 3, _AHEAD):
+            draws = draw + np.arange(first, first + _AHEAD)
+            yield from self._records(walks, np.full(_AHEAD, number), draws, k).reshape(-1).tolist()
 
 
 class _Walks:

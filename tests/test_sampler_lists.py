@@ -1,0 +1,116 @@
+"""P×K over records of several labels: P classes, K records each, no record twice in a batch."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinfeed.samplers import PKBatchSampler
+
+LISTS = [sorted({n * 7 % 23, n * n % 23, n % 5})[: n % 4] for n in range(400)]
+
+
+def classes_of(block: np.ndarray, lists: list) -> set:
+    """The classes that all records of a block carry."""
+    return set.intersection(*(set(lists[record]) for record in block))
+
+
+@given(
+    lists=st.lists(
+        st.lists(st.sampled_from("abcdef"), max_size=3, unique=True), min_size=30, max_size=60
+    ),
+    p=st.integers(1, 4),
+    k=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_p_classes_with_k_records_of_their_own(lists: list, p: int, k: int, seed: int) -> None:
+    try:
+        sampler = PKBatchSampler(lists, p=p, k=k, seed=seed, small="drop", batches_per_epoch=20)
+        batches = sampler.batches(0, 0, 20)
+    except ValueError:  # too few classes, or classes that share too much
+        return
+    for ids in batches:
+        assert len(set(ids.tolist())) == p * k
+        blocks = [classes_of(block, lists) for block in ids.reshape(p, k)]
+        assert apart(blocks)
+
+
+def apart(blocks: list[set]) -> bool:
+    """Whether each block can be of a class of its own."""
+    return not blocks or any(
+        apart([other - {name} for other in blocks[1:]]) for name in sorted(blocks[0])
+    )
+
+
+def test_classes_are_fair_at_every_step_and_batches_without_a_clash_do_not_change() -> None:
+    """Beside P×K over pairs of record and label, which does not know that records are shared."""
+    sampler = PKBatchSampler(LISTS, p=6, k=3, seed=1, batches_per_epoch=200)
+    labels = [(record, name) for record, names in enumerate(LISTS) for name in names]
+    pairs = PKBatchSampler([name for _, name in labels], p=6, k=3, seed=1, batches_per_epoch=200)
+    counts = dict.fromkeys({name for _, name in labels}, 0)
+    mended = 0
+    for ours, theirs in zip(sampler, pairs, strict=True):
+        drawn = [labels[pair] for pair in theirs]
+        for place, name in enumerate(name for _, name in drawn[::3]):
+            assert name in classes_of(ours.reshape(6, 3)[place], LISTS)
+            counts[name] += 1
+        assert max(counts.values()) - min(counts.values()) <= 1
+        if len({record for record, _ in drawn}) == 18:
+            assert ours.tolist() == [record for record, _ in drawn]
+        else:
+            mended += 1
+    assert 5 < mended < 150
+
+
+EVEN = np.arange(0, 400, 2)
+
+
+def test_lists_may_be_given_end_to_end() -> None:
+    offsets = np.cumsum([0, *map(len, LISTS)])
+    labels = np.array([name for names in LISTS for name in names])
+    lists, arrays = (
+        PKBatchSampler(given, p=4, k=2, seed=3, min_class_size=2, records=EVEN)
+        for given in (LISTS, (offsets, labels))
+    )
+    assert lists.fingerprint == arrays.fingerprint
+    assert lists.batch(2, 1).tolist() == arrays.batch(2, 1).tolist()
+    assert not any((ids % 2).any() for ids in lists)
+
+
+def test_a_class_takes_a_record_of_another_that_finds_one_itself() -> None:
+    """Only this helps where a class has no free record: a small case, every seed."""
+    lists = ["ab", "bc", "ca"]
+    for seed in range(20):
+        for ids in PKBatchSampler(
+            [list(one) for one in lists], p=3, k=1, seed=seed, batches_per_epoch=9
+        ):
+            assert sorted(ids.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lists", "options", "words"),
+    [
+        (
+            [["a", "b"], ["a", "b"], ["a", "b"], ["c"], ["c"]],
+            {"p": 2, "k": 2},
+            "a and b have fewer",
+        ),
+        ([["a", "a"], ["b"]], {"p": 1, "k": 1}, "class twice"),
+        ([["a"], "b"], {"p": 1, "k": 1}, "lists, if one"),
+        ([["a"], ["b"]], {"p": 1, "k": 1, "coverage": "all"}, "coverage"),
+        ([["a"], ["b"]], {"p": 1, "k": 2, "small": "repeat"}, "repeat"),
+        ([["a"], ["b"]], {"p": 1, "k": 1, "super_labels": ["x", "x"]}, "super_labels"),
+        ((np.array([0, 3]), np.array([1, 2])), {"p": 1, "k": 1}, "offsets"),
+    ],
+)
+def test_what_does_not_fit_is_refused(lists, options: dict, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        PKBatchSampler(lists, seed=0, **options)
+
+
+def test_classes_that_share_too_much_in_threes_are_named_where_they_meet() -> None:
+    lists = [["a", "b", "c"]] * 5 + [["d"]] * 4
+    sampler = PKBatchSampler(lists, p=3, k=2, seed=0, batches_per_epoch=30)
+    with pytest.raises(ValueError, match="no k=2 records that are free") as raised:
+        sampler.batches(0, 0, 30)
+    assert "a" in str(raised.value)
