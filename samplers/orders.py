@@ -23,7 +23,10 @@ _Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
 class Sampler(SampleSpace, ABC):
-    """Map positions of an epoch to sample ids; a batch sampler cuts an order into batches.
+    """Give the sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
+
+    For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
+    `draw`. docs/own-samplers.md shows one, and lists what else a sampler may declare.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> len(BatchSampler(RandomSampler(10, seed=0), batch_size=4))

@@ -19,6 +19,7 @@ MODULES = (
     "twinfeed.loaders.pictures",
     "twinfeed.loaders.tensorflow",
     "twinfeed.loaders.torch",
+    "twinfeed.testing",
 )
 OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 

@@ -181,7 +181,7 @@ def test_functions_are_short(path: Path) -> None:
             assert len(given) <= 10 or node.name == "__init__", node.name
 
 
-PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders"} | {
+PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing"} | {
     f"twinfeed.loaders.{name}" for name in ("torch", "tensorflow", "keras", "pictures", "formats")
 }
 

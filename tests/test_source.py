@@ -12,6 +12,7 @@ from plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack, plan
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
+from twinfeed.testing import check_source
 
 
 def of_epochs(loader: Any) -> list[Any]:
@@ -32,6 +33,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.mark.parametrize("options", [{}, {"decode": size}, {"decode": size, "transform": noisy}])
 def test_a_source_gives_the_batches_of_an_index(index: Index, options: dict[str, Any]) -> None:
+    check_source(Words())
+    check_source(index)
     for sampler in samplers():
         own, other = Feed(Words(), sampler, **options), Feed(index, sampler, **options)
         expected = [noted(batch) for epoch in (0, 1) for batch in batches(other, epoch)]

@@ -1,0 +1,231 @@
+"""Check a sampler or a source of your own against the laws that every loader relies on.
+
+The library's own samplers and sources are tested by these functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.samplers import BatchSampler, BatchStream, Sampler
+
+__all__ = ["check_sampler", "check_source"]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+_EPOCHS = 3
+_STEPS = 16  # of an epoch, from which a state is loaded
+_RECORDS = 16  # of a source, that are read
+_TIMES = 4  # each, by threads
+
+
+def check_sampler(
+    sampler: Sampler | BatchStream,
+    /,
+    *,
+    batch_size: SupportsIndex = 4,
+    worlds: Sequence[int] = (2, 3),
+) -> None:
+    """Check that a sampler is a pure function, and that it does what it declares.
+
+    Three epochs are drawn whole, so give a small one. What is checked:
+
+    - the same batches alone, together, in any order, in copies and after pickling, whatever numpy's
+      global random state is, which does not change;
+    - ids that lie in `[0, num_ids)`, and records in `[0, num_records)`;
+    - slices of ranks that make up the batch;
+    - states that JSON can hold, and that give the rest of an epoch;
+    - `repeats`, `live`, `part`, `in_blocks` and `spans`, as they are declared.
+
+    Args:
+        sampler: a sampler, which is cut into batches, or a batch sampler.
+        batch_size: ids of a batch of a sampler.
+        worlds: the numbers of ranks to try.
+
+    Raises:
+        AssertionError: a law does not hold; the first one is named.
+
+    >>> from twinfeed.samplers import RandomSampler
+    >>> from twinfeed.testing import check_sampler
+    >>> check_sampler(RandomSampler(10, seed=0))
+    """
+    stream = sampler
+    if not isinstance(stream, BatchStream):
+        stream = BatchSampler(stream, batch_size=batch_size)
+    whole = [stream.batches(epoch, 0, len(stream)) for epoch in range(_EPOCHS)]
+    for law in (_check_pure, _check_states, _check_declared, _check_spans):
+        law(stream, whole)
+    for world_size in worlds:
+        _check_ranks(stream, whole, world_size)
+
+
+def _check_pure(stream: BatchStream, whole: list[list[Ids]]) -> None:
+    before = _global_random()
+    for epoch in reversed(range(_EPOCHS)):
+        for step in reversed(range(len(stream))):
+            _law(
+                _same([stream.batch(epoch, step)], [whole[epoch][step]]),
+                f"the batch of epoch {epoch}, step {step} differs when it is drawn again, alone",
+            )
+    _law(_global_random() == before, "drawing a batch changes numpy's global random state")
+    copies: dict[str, Callable[[BatchStream], BatchStream]] = {
+        "a pickled copy": lambda one: pickle.loads(pickle.dumps(one)),
+        "a deep copy": copy.deepcopy,
+    }
+    for name, copied in copies.items():
+        other = copied(stream)
+        _law(other.fingerprint == stream.fingerprint, f"{name} has another fingerprint")
+        _law(_same(other.batches(1, 0, len(stream)), whole[1]), f"{name} gives other batches")
+
+
+def _check_states(stream: BatchStream, whole: list[list[Ids]]) -> None:
+    for step in np.unique(np.linspace(0, len(stream), _STEPS).astype(int)).tolist():
+        state = json.loads(json.dumps(stream.state_at(0, step)))
+        other = copy.deepcopy(stream)
+        other.load_state_dict(state)
+        _law(other.state_dict() == state, f"the state of step {step} changes when it is loaded")
+        after = whole[0][step:] or whole[0 if stream.evaluation else 1]
+        _law(_same(list(other), after), f"the state of step {step} does not give what is left")
+
+
+def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -> None:
+    try:
+        ranks = [stream.shard(rank, world_size) for rank in range(world_size)]
+    except ValueError:
+        return  # what cannot be shared out says so
+    for epoch, batches in enumerate(whole):
+        parts = zip(*(rank.batches(epoch, 0, len(stream)) for rank in ranks), strict=True)
+        joined = [np.concatenate(part) for part in parts]
+        _law(_same(joined, batches), f"{world_size} ranks do not make up the batches")
+
+
+def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
+    for batches in whole:
+        kept: set[int] = set()
+        for ids in batches:
+            records, views = stream.records(ids), stream.views(ids)
+            for name, made in {"batch": ids, "records": records, "views": views}.items():
+                _law(
+                    made.dtype == np.int64 and made.shape == (len(ids),),
+                    f"{name} must give int64[{len(ids)}], got {made.dtype}{list(made.shape)}",
+                )
+            real = records[ids >= 0]
+            _law(len(real) == len(ids) or stream.padded, "a batch has padding, and padded is False")
+            outside = real[(real < 0) | (real >= stream.num_records)]
+            _law(not outside.size, f"records gave {outside[:1]}, num_records={stream.num_records}")
+            if stream.part is not None:
+                _law(bool(np.isin(real, stream.part).all()), "a record is drawn that part lacks")
+            if not stream.repeats:
+                _law(len(np.unique(real)) == len(real), "a record repeats, and repeats is False")
+            if stream.live is not None:
+                used = zip(real.tolist(), views[ids >= 0].tolist(), strict=True)
+                for record, view in used:
+                    kept.add(record)
+                    _law(len(kept) <= stream.live, f"more than live={stream.live} records are used")
+                    if view == stream.reuse - 1:
+                        kept.remove(record)
+            sizes = {len(ids), stream.constant_size or len(ids)}
+            _law(len(sizes) == 1, f"batches have {sizes} ids, and one constant_size")
+
+
+def _check_spans(stream: BatchStream, whole: list[list[Ids]]) -> None:
+    records = stream.records(np.concatenate([np.zeros(0, np.int64), *whole[0]]))
+    records = records[records >= 0]
+    first, stop = stream.spans(records)
+    _law(
+        stream.in_blocks == bool((stop - first > 1).any()),
+        f"in_blocks is {stream.in_blocks}, and spans says the opposite",
+    )
+    for epoch in (None, 0):
+        begin, end = stream.spans(records, epoch)
+        _law(
+            bool(((first <= begin) & (begin <= records) & (records < end) & (end <= stop)).all()),
+            "a span does not hold its record, or is longer in an epoch",
+        )
+        inside = begin.min(initial=0) >= 0 and end.max(initial=0) <= stream.num_records
+        _law(bool(inside), "a span has more records than there are")
+        again = stream.spans(end - 1, epoch)
+        _law(_same(list(again), [begin, end]), "records of one span have different spans")
+
+
+def check_source(source: Any, /) -> None:
+    """Check that a source of your own gives the same values however its records are read.
+
+    Some records are read: together, alone, in another order, twice in a batch, by four threads at
+    once, after `close`, and from a pickled copy of the source.
+
+    Args:
+        source: as `Feed` takes it in place of an index.
+
+    Raises:
+        AssertionError: a law does not hold; the first one is named.
+        LoaderError: `read` fails, or gives no list of a value for each id.
+        TypeError: what is no source, or a column that is no array.
+
+    >>> from twinfeed.testing import check_source
+    >>> check_source([1, 2, 3])
+    Traceback (most recent call last):
+        ...
+    TypeError: index must be an Index, got a list: open_index(path) gives one; to be a source of...
+    """
+    from twinfeed.loaders.reading import source as sources
+
+    sources.check_source(source)
+    fields = list(source.fields)
+    ids = np.unique(np.linspace(0, len(source) - 1, _RECORDS).astype(np.int64))
+    for record in ids.tolist():
+        said = source.describe(record)
+        _law(isinstance(said, str) and "\n" not in said, f"describe({record}) must be one line")
+
+    def read(reader: Any, order: Ids) -> list[tuple[int, list[bytes]]]:
+        found = reader.read(order.copy(), fields)
+        rows = zip(*(map(_content, found[name]) for name in fields), strict=True)
+        return list(zip(order.tolist(), map(list, rows), strict=True))
+
+    reader = sources.reader_of(source)
+    known = dict(read(reader, ids)) if fields else {}
+    ways: dict[str, tuple[Any, list[Ids]]] = {
+        "in another order": (reader, [ids[::-1]]),
+        "alone": (reader, [ids[at : at + 1] for at in range(len(ids))]),
+        "twice in one batch": (reader, [np.repeat(ids, 2)]),
+        "in a pickled copy": (sources.reader_of(pickle.loads(pickle.dumps(source))), [ids]),
+        "in several threads": (reader, [ids[at:] for at in range(len(ids))] * _TIMES),
+    }
+    for way, (of, orders) in ways.items() if known else ():
+        with ThreadPoolExecutor(4 if "threads" in way else 1) as pool:
+            read_rows = [row for rows in pool.map(read, repeat(of), orders) for row in rows]
+        strays = [record for record, row in read_rows if row != known[record]]
+        _law(not strays, f"record {strays[:1]} has other values {way}")
+        of.close()
+
+
+def _content(value: Any) -> bytes:
+    """Return bytes that are equal for equal values."""
+    if isinstance(value, (bytes, str)):
+        return pickle.dumps(value)
+    array = np.asarray(value)
+    known = array.tolist() if array.dtype == object else array.tobytes()
+    return pickle.dumps((array.dtype.str, array.shape, known))
+
+
+def _same(left: Sequence[Ids], right: Sequence[Ids]) -> bool:
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
+
+
+def _global_random() -> bytes:
+    return pickle.dumps(np.random.get_state())
+
+
+def _law(holds: bool, broken: str) -> None:
+    """Raise AssertionError unless a law holds, whatever Python's options are."""
+    if not holds:
+        raise AssertionError(broken)

@@ -1,0 +1,190 @@
+"""What `twinfeed.testing` says of samplers and sources that break a law."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from own_source import Words
+
+from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler
+from twinfeed.testing import check_sampler, check_source
+
+
+class Fair(RandomSampler):
+    """A sampler that keeps every law; the classes below break one each."""
+
+
+class Counts(Fair):
+    calls = 0
+
+    def draw(self, epoch: int, positions: Any) -> Any:
+        self.calls += 1
+        return super().draw(epoch + self.calls, positions)
+
+
+class Global(Fair):
+    def draw(self, epoch: int, positions: Any) -> Any:
+        np.random.seed(epoch)
+        return np.random.permutation(len(self))[positions]
+
+
+class ByBatch(Fair):
+    def draw(self, epoch: int, positions: Any) -> Any:
+        return np.sort(super().draw(epoch, positions))
+
+
+class Unpickled(Fair):
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "parameters": {}}
+
+
+class Repeats(Fair):
+    def draw(self, epoch: int, positions: Any) -> Any:
+        return super().draw(epoch, positions // 2)
+
+
+class Keeps(ReuseSampler):
+    def __init__(self) -> None:
+        super().__init__(12, reuse=3, live=12, seed=0)
+        self.live = 4
+
+
+class Part(Fair):
+    part = np.arange(3)
+
+
+class Blocks(Fair):
+    in_blocks = True
+
+
+class Spans(Fair):
+    in_blocks = True
+
+    def spans(self, records: Any, epoch: Any = None) -> Any:
+        return records, records + 2
+
+
+class Records(Fair):
+    def records(self, ids: Any) -> Any:
+        return ids + 1
+
+
+class Narrow(Fair):
+    def records(self, ids: Any) -> Any:
+        return ids.astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (Counts, "differs when it is drawn again, alone"),
+        (Global, "numpy's global random state"),
+        (ByBatch, "differs when it is drawn again, alone"),
+        (Unpickled, "a pickled copy has another fingerprint"),
+        (Repeats, "a record repeats, and repeats is False"),
+        (Part, "a record is drawn that part lacks"),
+        (Blocks, "in_blocks is True, and spans says the opposite"),
+        (Spans, "more records than there are"),
+        (Records, r"records gave \[12\], num_records=12"),
+        (Narrow, r"records must give int64\[4\], got int32"),
+    ],
+)
+def test_a_sampler_that_breaks_a_law_is_told_which(broken: type, words: str) -> None:
+    check_sampler(Fair(12, seed=0))
+    with pytest.raises(AssertionError, match=words):
+        check_sampler(broken(12, seed=0))
+
+
+def test_a_sampler_that_keeps_more_than_it_declares_is_named() -> None:
+    check_sampler(ReuseSampler(12, reuse=3, live=4, seed=0))
+    with pytest.raises(AssertionError, match="more than live=4 records"):
+        check_sampler(Keeps())
+
+
+def test_a_batch_sampler_is_checked_as_it_is() -> None:
+    check_sampler(BatchSampler(Fair(12, seed=0), batch_size=5, final="pad"))
+    with pytest.raises(AssertionError, match="a record repeats"):
+        check_sampler(BatchSampler(Repeats(12, seed=0), batch_size=2))
+
+
+class Moody(Words):
+    """Give one record as another one where `odd` says so."""
+
+    def odd(self, ids: Any) -> bool:
+        return False
+
+    def read(self, ids: Any, fields: Any) -> Any:
+        found = super().read(ids, fields)
+        if self.odd(ids):
+            found = {name: [b"odd", *values[1:]] for name, values in found.items()}
+        return found
+
+
+class Ordered(Moody):
+    def odd(self, ids: Any) -> bool:
+        return bool(len(ids) > 1 and ids[0] > ids[-1])
+
+
+class Single(Moody):
+    def odd(self, ids: Any) -> bool:
+        return len(ids) == 1
+
+
+class Twice(Moody):
+    def odd(self, ids: Any) -> bool:
+        return len(np.unique(ids)) < len(ids)
+
+
+class Copied(Moody):
+    copied = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "copied": True})
+
+    def odd(self, ids: Any) -> bool:
+        return self.copied
+
+
+class Chatty(Words):
+    def describe(self, record: int) -> str:
+        return "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (Ordered, "other values in another order"),
+        (Single, "other values alone"),
+        (Twice, "other values twice in one batch"),
+        (Copied, "other values in a pickled copy"),
+        (Chatty, r"describe\(0\) must be one line"),
+    ],
+)
+def test_a_source_that_breaks_a_law_is_told_which(broken: type, words: str) -> None:
+    check_source(Words())
+    with pytest.raises(AssertionError, match=words):
+        check_source(broken())
+
+
+def test_a_source_that_is_unsafe_for_threads_is_named() -> None:
+    """A reader that puts what it is asked for into itself gives another thread's records."""
+    barrier = threading.Barrier(2)
+
+    class Shared(Words):
+        def __reduce__(self) -> Any:
+            return Words, ()
+
+        def read(self, ids: Any, fields: Any) -> Any:
+            self.ids = ids
+            if threading.current_thread() is not threading.main_thread():
+                try:
+                    barrier.wait(0.05)
+                except threading.BrokenBarrierError:
+                    barrier.reset()
+            return super().read(np.resize(self.ids, len(ids)), fields)
+
+    with pytest.raises(AssertionError, match="other values in several threads"):
+        check_source(Shared())
