@@ -361,7 +361,7 @@ def test_the_environment_allows_places(
         open_index(index.path)
     assert "S3CRET" not in str(caught.value)
     assert "TWINFEED_ROOTS" in str(caught.value)
-    assert "what to do: a web server with a password is not read" in str(caught.value)
+    assert "a web server with a password is not read" in str(caught.value)
 
 
 def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,8 +468,7 @@ def test_a_secret_in_a_url_is_refused_and_masked(
         told = f"{caught.value}{caught.value!r}{vars(caught.value)}"
         assert SECRET not in told
         if isinstance(caught.value, LoaderError):
-            web = "a web server with a password is not read: copy the shards" in told
-            assert web or "credentials belong in the environment" in told
+            assert "credentials belong in the environment" in told
     for command in (["info"], ["verify"], ["index", "--out", str(tmp_path / "z")], ["cat"]):
         assert main([command[0], url, *command[1:], *(["0"] if command == ["cat"] else [])]) != 0
     out = capsys.readouterr()

@@ -266,24 +266,6 @@ def test_the_environment_says_how_long_is_tried(
     assert server.asked["GET"] == attempts
 
 
-def test_an_s3_without_an_endpoint_is_said_to_be_amazons(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise _network.PassingError("no route")
-
-    monkeypatch.setenv(_network.PATIENCE, "0")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with pytest.raises(LoaderError, match=r"AWS_ENDPOINT_URL is not set, so s3:// is Amazon's"):
-        _network.patiently("s3://bucket/a.tar", "bytes", fails)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://me:S3CRET@here:1")
-    with pytest.raises(
-        LoaderError, match=r"credentials \(AWS_ENDPOINT_URL is https://\*\*\*@here:1\)"
-    ):
-        _network.patiently("s3://bucket/a.tar", "bytes", fails)
-    with pytest.raises(LoaderError) as caught:
-        _network.patiently("gs://bucket/a.tar", "bytes", fails)
-    assert "ENDPOINT" not in str(caught.value)
-
-
 class Forbids(http.server.BaseHTTPRequestHandler):
     """Answer every request with the status 403."""
 
@@ -316,11 +298,7 @@ def test_a_store_without_its_bucket_or_its_credentials_names_them(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    refuses(r"^no credentials are in the environment\n(.|\n)*what to do: set AWS_ACC", "unknown")
-    monkeypatch.setenv("AWS_PROFILE", "mine")
-    refuses(r"environment\n  path: .*\n  found: .*\n  what to do: profiles are not read", "profile")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
-    refuses("what to do: set AWS_SECRET_ACCESS_KEY too", "half")
+    refuses(r"^no credentials are in the environment\n(.|\n)*set AWS_ACC.*profiles are not", "none")
 
 
 ANSWER = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -344,11 +322,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
         ("403", "the store refuses to serve this", "403 Forbidden: SlowDown: Reduce your request"),
         ("400", "the server refuses the request", "400 Bad Request: SlowDown: Reduce your request"),
         ("503", "the server cannot be reached", "503 Service Unavailable: SlowDown: Reduce your"),
-        ("301", "the bucket is in another region", None),
+        ("301", "the server refuses the request", "Received redirect without LOCATION"),
     ],
 )
 def test_an_answer_of_a_store_is_told_in_its_words_and_no_others(
-    bucket: str, problem: str, found: str | None, s3: str, monkeypatch: pytest.MonkeyPatch
+    bucket: str, problem: str, found: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "_stores", {})
     monkeypatch.setenv(_network.PATIENCE, "0")
@@ -360,9 +338,7 @@ def test_an_answer_of_a_store_is_told_in_its_words_and_no_others(
         answers.shutdown()
     assert caught.value.problem.startswith(problem)
     said = str(caught.value.found)
-    assert said.startswith(
-        "None" if found is None else f"Server returned non-2xx status code: {found}"
-    )
+    assert found in said
     assert "<" not in said
 
 

@@ -71,14 +71,7 @@ def test_a_url_is_all_that_a_user_gives(
     same_batches(opened, local)
     assert verify(opened).ok
     same_batches(open_index(local.path, root=f"{s3}/plain"), local)
-    shard = f"{s3}/plain/{shards[0].name}"
-    with pytest.raises(FileNotFoundError, match=f"a file, not .* index {shard} --out {shard}.ind"):
-        open_index(shard)
-    with pytest.raises(FileNotFoundError, match=r"no index here, but in it: x\.index; open one of"):
-        open_index(f"{s3}/plain")
-    with pytest.raises(FileNotFoundError, match=r"beside it: x\.index; check the name, or build"):
-        open_index(f"{s3}/plain/data.index")
-    with pytest.raises(FileNotFoundError, match=f"name, .* SHARDS --out {s3}/plian/train.index"):
+    with pytest.raises(FileNotFoundError, match=f"no index here .* --out {s3}/plian"):
         open_index(f"{s3}/plian")
 
 
@@ -320,38 +313,6 @@ def test_an_index_that_is_not_there_is_told_with_its_url(
 ) -> None:
     with pytest.raises(FileNotFoundError, match=r"no index here .*twinfeed index SHARDS --out"):
         open_index(f"{server.url}/x.index")
-
-
-def test_a_misspelt_index_is_named_by_what_lists_folders(tmp_path: Path, s3: str) -> None:
-    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
-    fsspec.filesystem("memory").put(str(index.path), "/named/x.index", recursive=True)
-    upload(f"{s3}/named/x.index", [index.path / "manifest.json"])
-
-    def misspelt() -> None:
-        for place in ("memory://named", f"{s3}/named"):
-            with pytest.raises(FileNotFoundError, match=r"but beside it: x\.index; check the na"):
-                open_index(f"{place}/y.index")
-
-    misspelt()
-
-
-def test_a_forked_child_is_refused_a_bucket_that_its_parent_has_read(
-    tmp_path: Path, s3: str
-) -> None:
-    """The threads of obstore are not there, and it would wait for ever."""
-    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
-    upload(f"{s3}/named/x.index", [index.path / "manifest.json"])
-
-    def refused() -> None:
-        with pytest.raises(LoaderError, match='multiprocessing_context="forkserver"'):
-            open_index(f"{s3}/named/y.index")
-
-    with pytest.raises(FileNotFoundError):
-        open_index(f"{s3}/named/y.index")
-    child = multiprocessing.get_context("fork").Process(target=refused)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("damage", ["name", "bytes", "json"])

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import secrets
-import shlex
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,7 +20,7 @@ from twinfeed.loaders.index.manifest import no_index, read_manifest
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.remote.disk import make_folder_of_cache, unusable
 from twinfeed.loaders.remote.download import bring
-from twinfeed.loaders.remote.location import OBJECTS, Location, is_url
+from twinfeed.loaders.remote.location import Location, is_url
 from twinfeed.loaders.remote.network import NETWORK
 from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.wire import wire
@@ -130,7 +129,7 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
     try:
         bring(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, _no_index(url), str(url)) from None
+        raise FileNotFoundError(errno.ENOENT, no_index([], [], url), str(url)) from None
     manifest = read_manifest(folder, url)
     size = sum(entry["bytes"] for entry in manifest["arrays"].values())
     if size > LIMITS.download_bytes:
@@ -142,25 +141,6 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
             advice="copy the index here if it is meant to be this large, and open the copy",
         )
     return manifest
-
-
-def _no_index(url: Location) -> str:
-    """Say what is there in place of an index, and what to do."""
-    if url.key and url.protocol in OBJECTS:  # others have folders, which answer too
-        with suppress(FileNotFoundError, LoaderError):
-            store_of(url.parent).facts([url.name], fresh=True)
-            command = shlex.join(["twinfeed", "index", str(url), "--out", f"{url}.index"])
-            return f"a file, not an index; index it: {command}"
-    held = _names_at(url)
-    beside = _names_at(url.parent) if url.key and not held else []
-    return no_index(held, beside, url if url.name.endswith(".index") else url / "train.index")
-
-
-def _names_at(url: Location) -> list[str]:
-    """Return the names of the indexes in a place, none where the store lists nothing."""
-    with suppress(FileNotFoundError, LoaderError):
-        return [name for name in store_of(url).folders() if name.endswith(".index")]
-    return []
 
 
 def _bring_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:

@@ -38,9 +38,9 @@ class ClosedError(Exception):
 
 
 @contextmanager
-def within(seconds: float, /) -> Iterator[None]:
-    """Let all that this thread does on connections take so many seconds together."""
-    token = _UNTIL.set(time.monotonic() + seconds)
+def within(seconds: float | None, /) -> Iterator[None]:
+    """Let all that this thread does on connections take so many seconds together, if any."""
+    token = _UNTIL.set(None if seconds is None else time.monotonic() + seconds)
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ class _Connection(HTTPConnection):
 
     response_class = _Answer
 
-    def __init__(self, check: Check, **options: Any) -> None:
+    def __init__(self, check: Check | None, **options: Any) -> None:
         super().__init__(**options)
         self._check, self._kept = check, False
 
@@ -96,7 +96,8 @@ class _Connection(HTTPConnection):
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, self.port, type=socket.SOCK_STREAM
         ):
-            self._check(str(address[0]))
+            if self._check:
+                self._check(str(address[0]))
             made = _Socket(family, kind, protocol)
             try:
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,17 +138,12 @@ def connections(url: str, check: Check, /) -> HTTPConnectionPool:
         manager = PoolManager(**how)
     else:
         check(urlsplit(url).hostname or "")
-        check = _anything
         headers, place = _proxy(url, proxy)
         manager = ProxyManager(place, proxy_headers=headers, proxy_ssl_context=context(), **how)
     pool: Any = manager.connection_from_url(url)
     kind = _SecureConnection if pool.scheme == "https" else _Connection
-    pool.ConnectionCls = partial(kind, check)
+    pool.ConnectionCls = partial(kind, None if pool.proxy else check)  # a proxy may be anywhere
     return pool  # type: ignore[no-any-return]
-
-
-def _anything(_address: str) -> None:
-    """Let a proxy be at any address: the user's environment names it."""
 
 
 def _proxy(url: str, proxy: str) -> tuple[dict[str, str], str]:

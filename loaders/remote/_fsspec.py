@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,12 +59,6 @@ class Files(Store):
         with _naming(str(self.root)):
             for path in self.system.find(self._at("")):
                 yield str(path)[len(base) :].lstrip("/")
-
-    def _folders(self) -> Sequence[str]:
-        with _naming(str(self.root)):
-            found = self.system.ls(self._at(""), detail=True)
-        names = [str(each["name"]) for each in found if each["type"] == "directory"]
-        return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def _write(self, path: str, file: Path, /) -> None:
         with _naming(self.url(path)):

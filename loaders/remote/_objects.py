@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -29,31 +29,22 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _BEFORE = re.compile(r".*?Error performing [A-Z]+ \S+ in \S+ - |Generic \w+ error: ", re.DOTALL)
 _BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+_FINAL = re.compile("builder error|URL error|incorrectly configured region")
 _METADATA = re.compile(r"/latest/(api|meta-data)/|/computeMetadata/|/metadata/identity/")
 _CHUNK = 1 << 20
 
 # What to do where a store refuses, by its kind.
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket "
-    "AWS_SKIP_SIGNATURE=true; for a store that is not Amazon's set AWS_ENDPOINT_URL too",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles are not read), or for a "
+    "public bucket AWS_SKIP_SIGNATURE=true; for a store elsewhere set AWS_ENDPOINT_URL too",
     "gs": "set GOOGLE_SERVICE_ACCOUNT to the path of a key, or for a public bucket "
     "GOOGLE_SKIP_SIGNATURE=true",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
     "AZURE_SKIP_SIGNATURE=true",
 }
-_PROFILE = (
-    "profiles are not read: put AWS_PROFILE into the environment with "
-    'eval "$(aws configure export-credentials --format env)"'
-)
-_HALVES = {
-    "Missing AccessKeyId": "AWS_ACCESS_KEY_ID",
-    "Missing SecretAccessKey": "AWS_SECRET_ACCESS_KEY",
-}
-"""What obstore says of half a key, and the variable of the other half."""
-
 # Where the environment gives the URL of a store. obstore panics where some of these are no URL.
 _ENDPOINTS = {
-    "s3": _network.S3_ENDPOINTS,
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
@@ -106,10 +97,6 @@ class Objects(Store):
             for chunk in obstore.list(self._ranges):
                 yield from (each["path"] for each in chunk)
 
-    def _folders(self) -> Sequence[str]:
-        with _naming(self.root):
-            return obstore.list_with_delimiter(self._ranges)["common_prefixes"]
-
     def _write(self, path: str, file: Path, /) -> None:
         with self._at(path) as place:
             obstore.put(self._streams, place, file)
@@ -143,23 +130,21 @@ def _check_endpoints(root: Location) -> None:
     without encryption that it does not allow.
     """
     names = [name for name in _ENDPOINTS[OBJECTS[root.scheme]] if name in os.environ]
-    for name in names:
-        given = os.environ[name]
+    for number, name in enumerate(names):
+        given, problem = os.environ[name], None
         if not _is_url(given):
+            problem, advice = "is not the URL of a server", f"mend or unset {name}"
+        elif number == 0 and given.startswith("http:") and not _http_allowed():
+            problem = "is without encryption, which is not allowed"
+            allow = f"{name.partition('_')[0]}_ALLOW_HTTP=true"
+            advice = f"set {allow}, in a network that you trust"
+        if problem:
             raise LoaderError(
-                f"{name} in the environment is not the URL of a server",
+                f"{name} in the environment {problem}",
                 path=root,
-                expected="such as http://localhost:9000 or https://s3.example.org",
                 found=repr(masked(given)),
-                advice=f"give {name} a URL, or unset {name}",
+                advice=advice,
             )
-    if names and urlsplit(os.environ[names[0]]).scheme == "http" and not _http_allowed():
-        raise LoaderError(
-            f"{names[0]} in the environment is without encryption, which is not allowed",
-            path=root,
-            found=masked(os.environ[names[0]]),
-            advice=f"set {names[0].partition('_')[0]}_ALLOW_HTTP=true, in a network that you trust",
-        )
 
 
 def _is_url(text: str) -> bool:
@@ -178,14 +163,11 @@ def _configured(root: Location) -> Iterator[None]:
     try:
         yield
     except PassingError as error:
-        lacking = _HALVES.get(str(error))
         raise LoaderError(
             "a store cannot be opened with what the environment says of it",
             path=root,
             found=error,
-            advice=f"set {lacking} too"
-            if lacking
-            else "mend or unset the store's variables in the environment",
+            advice="mend or unset the store's variables in the environment",
         ) from None
 
 
@@ -230,14 +212,12 @@ def _naming(place: Location) -> Iterator[None]:
             advice="name the shards without a pattern, or rename the object",
         ) from None
     except exceptions.BaseError as error:
-        reason, kind = _reason(error), OBJECTS[place.scheme]
-        profile = kind == "s3" and "AWS_PROFILE" in os.environ
-        credentials = _CREDENTIALS[kind]
+        reason, credentials = _reason(error), _CREDENTIALS[OBJECTS[place.scheme]]
         if _METADATA.search(str(error)):  # asked last, for want of credentials
             raise PassingError(
                 f"this machine's cloud gives none either: {reason}",
                 problem="no credentials are in the environment",
-                advice=_PROFILE if profile else credentials,
+                advice=credentials,
             ) from None
         if _status(error) in (401, 403):  # obstore has no class for these in a listing
             raise RefusedError(
@@ -245,20 +225,14 @@ def _naming(place: Location) -> Iterator[None]:
             ) from None
         if missing := _no_bucket(place, error):
             raise missing from None
-        if "incorrectly configured region" in reason:
-            raise LoaderError(
-                "the bucket is in another region",
-                path=place,
-                advice="set AWS_REGION to the region of the bucket",
-            ) from None
         final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
-        if final or "builder error" in reason or "URL error" in reason:
+        if final or _FINAL.search(reason):
             raise LoaderError(
                 "the server refuses the request",
                 path=place,
                 found=reason,
-                advice="check the URL and the store's variables in the environment (s3:// "
-                "elsewhere than at Amazon needs AWS_ENDPOINT_URL)",
+                advice="check the URL and the store's variables in the environment (AWS_REGION; "
+                "elsewhere than at Amazon AWS_ENDPOINT_URL)",
             ) from None
         raise PassingError(reason) from None
 

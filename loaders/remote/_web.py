@@ -44,7 +44,7 @@ class Web(Store):
         self._home: str | None = None  # what kind of network the server of the root is in
 
     def _facts(self, path: str, /) -> Facts:
-        with self._range(path, 0, 1) as answer:
+        with self._asked(path, "bytes=0-0") as answer:
             if answer.status == 200:
                 return Facts(answer.length_remaining, answer.headers.get("ETag"))
             if answer.status == 416:
@@ -54,7 +54,7 @@ class Web(Store):
     def _read(self, path: str, start: int, stop: int, /) -> Piece:
         if stop <= start:
             return Piece(memoryview(b""))
-        with self._range(path, start, stop) as answer:
+        with self._asked(path, f"bytes={start}-{stop - 1}") as answer:
             if answer.status == 416:  # the file ends before the range begins
                 size = _size(answer)
                 facts = (
@@ -67,7 +67,7 @@ class Web(Store):
             return Piece(memoryview(answer.read(length)), facts)
 
     def _stream(self, path: str, /) -> Iterator[memoryview]:
-        with self._asked(path, dict(_HEADERS), (200,)) as answer:
+        with self._asked(path) as answer:
             for chunk in answer.stream(_CHUNK):
                 yield memoryview(chunk)
 
@@ -104,25 +104,17 @@ class Web(Store):
         )
 
     @contextmanager
-    def _range(self, path: str, start: int, stop: int) -> Iterator[BaseHTTPResponse]:
-        """Give the answer to a request for a range, which takes so long and no longer."""
-        headers = {**_HEADERS, "Range": f"bytes={start}-{stop - 1}"}
-        with (
-            within(_network.NETWORK.request_seconds),
-            self._asked(path, headers, (200, 206, 416)) as answer,
-        ):
-            yield answer
-
-    @contextmanager
-    def _asked(
-        self, path: str, headers: dict[str, str], fine: tuple[int, ...]
-    ) -> Iterator[BaseHTTPResponse]:
-        """Give the answer to a request, with its body unread; keep the connection if it can be."""
-        url = self.url(path)
-        with _passing(url):
+    def _asked(self, path: str, bytes_: str | None = None) -> Iterator[BaseHTTPResponse]:
+        """Give the answer to a request, with its body unread; keep the connection if it can be. A
+        request for a range has a deadline.
+        """
+        url, headers, seconds = self.url(path), _HEADERS, None
+        if bytes_:
+            headers, seconds = {**_HEADERS, "Range": bytes_}, _network.NETWORK.request_seconds
+        with _passing(url), within(seconds):
             answer = self._follow(url, headers)
             try:
-                if answer.status not in fine:
+                if answer.status not in ((200, 206, 416) if bytes_ else (200,)):
                     raise failed(url, answer.status, answer.reason or "", _seconds(answer))
                 for name, (pattern, expected) in _SURE.items():
                     found = answer.headers.get(name)

@@ -30,16 +30,16 @@ _BETWEEN = re.compile(rf"\s+(?=(?:{_NAME}::)*{_NAME}://)")
 _NAMED = r"(X-Amz-|X-Goog-|sig=|[\w.-]*(signature|token|secret|password|credentials?)=)"
 _SIGNED = re.compile(rf"[?#;&]{_NAMED}", re.IGNORECASE)
 _HIDDEN = re.compile(rf"[?#]|[;&]{_NAMED}", re.IGNORECASE)
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+_UNWRITABLE = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
 _HOSTS = {
-    "web": re.compile(r"(\[[0-9a-f:.]+\]|[^\s/?#@\\:%\[\]<>^|\"`{}*]+)(:\d{1,5})?"),
+    "web": re.compile(r"(\[[0-9a-f:.]+\]|[^\s/?#@\\:%\[\]<>^|\"`{}*\ud800-\udfff]+)(:\d{1,5})?"),
     "s3": re.compile(r"[A-Za-z0-9._-]+"),
     "gs": re.compile(r"[A-Za-z0-9._-]+"),
     "az": re.compile(
         r"[A-Za-z0-9$-]+"
         r"(@[a-z0-9-]+\.(dfs|blob)\.(core\.windows\.net|fabric\.microsoft\.com))?"
     ),
-    "other": re.compile(r"(?!.*::)[^\0-\x20\x7f?#\\]*"),
+    "other": re.compile(r"(?!.*::)[^\0-\x20\x7f?#\\\ud800-\udfff]*"),
 }
 _PORTS = {"http": ":80", "https": ":443"}
 _AS_TYPED = "/%!$&'()*+,;=:@-._~[]|^"
@@ -47,10 +47,7 @@ _AS_TYPED = "/%!$&'()*+,;=:@-._~[]|^"
 
 _SECRET = (
     "credentials belong in the environment (docs/remote.md names the variables): name the place "
-    "without them, as in s3://bucket/shard"
-)
-_WEB_SECRET = (
-    "a web server with a password is not read: copy the shards, or use a store such as s3://"
+    "without them, as in s3://bucket/shard; a web server with a password is not read"
 )
 
 
@@ -90,7 +87,7 @@ class Location:
         if place.web:
             host = host.lower().removesuffix(_PORTS[place.protocol])
         kind = "web" if place.web else OBJECTS.get(place.protocol, "other")
-        if not _HOSTS[kind].fullmatch(host) or not _is_text(host):
+        if not _HOSTS[kind].fullmatch(host):
             raise LoaderError(
                 "this URL names no host or bucket, or none that can be",
                 path=masked(url),
@@ -115,33 +112,25 @@ class Location:
     def __truediv__(self, path: str, /) -> Location:
         """Return the place of a path below this one."""
         _refuse_signed(f"{self}/{path}")
-        if self.web:
-            self._refuse_unless("?" not in path, path, "a query (all after the ?)")
-            self._refuse_unless("#" not in path, path, "a fragment (all after the #)")
-            self._refuse_unless("\\" not in path, path, "a backslash")
-            path = quote(path, safe=_AS_TYPED, errors="surrogatepass")
-        else:
-            self._refuse_unless(
-                self.protocol in OBJECTS or "::" not in path, path, "a chain of file systems"
-            )
-        parts = path.split("/")
-        if self.web:
-            parts = [unquote(part) for part in parts]
-        self._refuse_unless("" not in parts, path, "an empty name, as in a//b")
-        self._refuse_unless(not {".", ".."} & {*parts}, path, "the name . or ..")
-        self._refuse_unless(not any(map(_CONTROL.search, parts)), path, "a control character")
-        self._refuse_unless(_is_text(path), path, "bytes that are not UTF-8")
-        return replace(self, key=f"{self.key}/{path}" if self.key else path)
-
-    def _refuse_unless(self, fits: bool, path: str, what: str) -> None:
-        if not fits:
-            raise UnsafeContentError(
-                f"a URL with {what} is not read",
-                path=masked(f"{self}/{path}").encode("utf-8", "backslashreplace").decode(),
-                advice="rename the file; or name the store itself, as in s3://bucket/shard, where "
-                "? and # belong to names (a ? or # in a name of a web server is written %3F or "
-                "%23)",
-            )
+        key = quote(path, safe=_AS_TYPED, errors="surrogatepass") if self.web else path
+        parts = [unquote(part) if self.web else part for part in key.split("/")]
+        chains = not self.web and self.protocol not in OBJECTS
+        faults = {
+            "a query (?), a fragment (#) or a backslash": self.web and re.search(r"[?#\\]", path),
+            "a chain of file systems": chains and "::" in path,
+            "an empty name, as in a//b": "" in parts,
+            "the name . or ..": {".", ".."} & {*parts},
+            "a control character, or bytes that are not UTF-8": any(map(_UNWRITABLE.search, parts)),
+        }
+        for what, found in faults.items():
+            if found:
+                raise UnsafeContentError(
+                    f"a URL with {what} is not read",
+                    path=masked(f"{self}/{path}").encode("utf-8", "backslashreplace").decode(),
+                    advice="rename the file (a ? or # in a name of a web server is written %3F or "
+                    "%23)",
+                )
+        return replace(self, key=f"{self.key}/{key}" if self.key else key)
 
     @property
     def name(self) -> str:
@@ -241,10 +230,8 @@ def _refuse_user(url: str, protocol: str, host: str) -> None:
         user = url.partition("://")[2].rpartition("@")[0]
     plain = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
     if ":" in user or (user and not plain):
-        advice = _WEB_SECRET if protocol in WEB else _SECRET
-        raise LoaderError(
-            "a URL with a user or a password is not read", path=masked(url), advice=advice
-        )
+        problem = "a URL with a user or a password is not read"
+        raise LoaderError(problem, path=masked(url), advice=_SECRET)
 
 
 def _refuse_signed(url: str) -> None:
@@ -252,11 +239,3 @@ def _refuse_signed(url: str) -> None:
     if _SIGNED.search(url):
         problem = "a URL with a signature or a token, such as a presigned URL, is not read"
         raise LoaderError(problem, path=masked(url), advice=_SECRET)
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

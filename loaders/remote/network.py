@@ -21,11 +21,6 @@ PATIENCE = "TWINFEED_PATIENCE"
 
 _HOUR = 3600.0
 
-S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-"""The environment variables that give the URL of a store that speaks S3's protocol. The first that
-is set counts.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -74,7 +69,8 @@ class PassingError(Exception):
         *,
         after: float = 0.0,
         problem: str = "the server cannot be reached, or fails",
-        advice: str | None = None,
+        advice: str = "check the URL, the network, the credentials and the endpoint; "
+        f"{PATIENCE}=60 in the environment tries for a minute",
     ) -> None:
         super().__init__(masked(reason))
         self.after, self.problem, self.advice = min(after, _HOUR), problem, advice
@@ -110,26 +106,14 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
                 raise LoaderError(
                     error.problem,
                     path=url,
-                    expected=None if error.advice else wanted,
+                    expected=wanted,
                     found=f"{error} ({attempts} attempts in {seconds:.1f} seconds{asks})",
-                    advice=error.advice
-                    or f"check the URL, the network and the credentials{_endpoint(url)}, and "
-                    f"try again; {PATIENCE}=60 in the environment tries for a minute",
+                    advice=error.advice,
                 ) from error
             asked = error.after
         pause = min(max(pause, asked), left)
         time.sleep(max(random.uniform(pause / 2, pause), min(asked, left)))
         left, pause = left - pause, min(NETWORK.longest_pause, 2 * pause)
-
-
-def _endpoint(url: str) -> str:
-    """Say where s3:// leads, by the environment."""
-    if not url.startswith(("s3:", "s3a:")):
-        return ""
-    for name in S3_ENDPOINTS:
-        if given := os.environ.get(name):
-            return f" ({name} is {masked(given)})"
-    return " (AWS_ENDPOINT_URL is not set, so s3:// is Amazon's)"
 
 
 def patience() -> float:
@@ -161,17 +145,9 @@ def gone(url: str, /) -> FileNotFoundError:
 
 def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
     """Return the error of a web server's answer that holds no data."""
-    answered = f"status {status} {reason}"
+    answered = masked(f"status {status} {reason}")
     if status in (404, 410):
         return gone(url)
-    if status == 407:
-        return LoaderError(
-            "the proxy refuses the request",
-            path=url,
-            found=answered,
-            advice="give its user and password in the variable that names it, as in "
-            "http_proxy=http://user:password@host:3128",
-        )
     if status in (401, 403):
         return RefusedError(
             "the store refuses to serve this",
@@ -182,10 +158,11 @@ def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
         )
     if refused(status):
         return LoaderError(
-            "the server refuses the request",
+            f"the {'proxy' if status == 407 else 'server'} refuses the request",
             path=url,
             found=answered,
-            advice="check the URL",
+            advice="check the URL, and the password of a proxy, as in "
+            "http_proxy=http://user:password@host:3128",
         )
     return PassingError(answered, after=after)
 

@@ -41,7 +41,7 @@ class Store(ABC):
     The methods of a subclass make a single request, and raise PassingError for a failure that may
     pass: `_facts`, `_read` (as much of a range as the file has), `_stream` (from the first byte
     on), `_walk` (the paths of all files, in any order), and, unless it cannot be written to,
-    `_write` (a file is there whole or not at all) and `_delete`; `_folders` where it is cheap.
+    `_write` (a file is there whole or not at all) and `_delete`.
     """
 
     gives_facts = False
@@ -60,9 +60,6 @@ class Store(ABC):
     def _stream(self, path: str, /) -> Iterator[memoryview]: ...
     @abstractmethod
     def _walk(self) -> Iterator[str]: ...
-
-    def _folders(self) -> Sequence[str]:
-        return ()
 
     def _write(self, path: str, file: Path, /) -> None:
         raise not_written(self.root)
@@ -149,12 +146,6 @@ class Store(ABC):
     def write(self, path: str, file: Path, /) -> None:
         """Write a local file to `path`."""
         patiently(self.url(path), "to write there", lambda: self._write(path, file))
-
-    def folders(self) -> list[str]:
-        """Return the names of the folders directly below, sorted; none if the store has no such
-        listing.
-        """
-        return sorted(patiently(str(self.root), "a listing", self._folders))
 
     def list(self) -> list[str]:
         """Return the paths of all files."""
