@@ -76,14 +76,17 @@ def evaluates(framework: str, folder: Path) -> None:
 def refuses(framework: str, folder: Path) -> None:
     """Refuse the batches of another loader, and those whose order is not the loader's."""
     others = arranged(loader(framework, folder))
-    wrong = [(ValueError, "must come from the loader, got others", lambda batches: others)]
+    words = "must come from the loader, got others"
+    if framework == "tensorflow":
+        words = "do not come from this loader alone"
+    wrong = [(ValueError, words, lambda batches: others)]
     if framework == "torch":
         from accelerate import skip_first_batches
 
         words = "give the trainer the TorchLoader itself"
         wrong.append((TypeError, words, skip_first_batches))  # type: ignore[arg-type]
     else:
-        words = r"dataset.shuffle\(\) changes which batches come"
+        words = "has a Shuffle, which changes which batches come"
         wrong.append((ValueError, words, lambda batches: batches.shuffle(2)))
     for number, (error, words, change) in enumerate(wrong):
         one = loader(framework, folder)

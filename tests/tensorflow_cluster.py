@@ -54,9 +54,9 @@ def work(folder: Path) -> None:
         name: given(strategy, TensorFlowLoader(Feed(index, sampler)))
         for name, sampler in samplers.items()
     }
-    # A loop of its own shares nothing out.
+    # A loop over the loader shares nothing out.
     rank = TensorFlowLoader(Feed(index, samplers["rank"]))
-    found["loop"] = {"ids": [batch["id"].numpy().tolist() for batch in rank.dataset]}
+    found["loop"] = {"ids": [batch["id"].numpy().tolist() for batch in rank.counted(rank.dataset)]}
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     (folder / f"worker-{task}.json").write_text(json.dumps(found))
 

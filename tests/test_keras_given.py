@@ -71,12 +71,9 @@ def test_a_loader_that_keras_cannot_take_is_refused(tmp_path: Path) -> None:
 
 
 def test_keras_on_tensorflow_is_refused_a_torch_loader(tmp_path: Path) -> None:
-    """It asks for batches in a thread of TensorFlow, which may train, validate or look."""
     torch = TorchLoader(made().feed, device="cpu")
     with pytest.raises(TypeError, match="take a TensorFlowLoader, or set KERAS_BACKEND=torch"):
         ResumeCallback(torch, tmp_path).fit(model(), pairs, verbose=0)
-    with pytest.raises(tf.errors.OpError, match=r"TypeError: .* take a TensorFlowLoader"):
-        model().fit(torch.dataloader(pairs), shuffle=False, verbose=0)
 
 
 def test_a_feed_or_a_dataset_in_the_place_of_the_loader_is_refused(tmp_path: Path) -> None:
@@ -164,9 +161,6 @@ def test_arrange_is_a_function_or_a_dataset(tmp_path: Path) -> None:
 def test_a_field_that_batches_lack_is_told_from_those_they_have(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as raised:
         ResumeCallback(made(), tmp_path).fit(model(), lambda batch: (batch["y"], batch["label"]))
-    assert raised.value.__notes__[-1] == "the fields of a batch are id, label, x"
-    with pytest.raises(KeyError) as raised:
-        made().dataset.prefetch(1).map(lambda batch: batch["y"])
     assert raised.value.__notes__[-1] == "the fields of a batch are id, label, x"
     with pytest.raises(KeyError) as raised:
         next(iter(TorchLoader(made().feed).dataloader(lambda batch: batch["y"])))

@@ -126,7 +126,7 @@ def train(
 ) -> keras.Model:
     """Train three epochs by one call of fit, from wherever the last call ended."""
     one, network = one or made(), model(**options)
-    resume = ResumeCallback(one, folder, every=3)
+    resume = ResumeCallback(one, folder, every=3, order="mine")
     resume.restore(network)
     fit(
         network,
@@ -182,7 +182,7 @@ class StopEarly(keras.callbacks.Callback):
 def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
     one, network = made(), model()
     one.load_state_dict({**one.state_dict(), "step": 5})
-    callbacks = [ResumeCallback(one, tmp_path), StopEarly()]
+    callbacks = [ResumeCallback(one, tmp_path, order="mine"), StopEarly()]
     fit(network, one.dataset.map(pairs), 3, callbacks=callbacks[:: -1 if first else 1])
     assert (one.epoch, one.step) == (1, 0)
 
@@ -213,7 +213,7 @@ def test_a_resumed_fit_refuses_other_data_and_models(tmp_path: Path) -> None:
 @saves_weights
 def test_a_fit_of_something_else_is_refused(tmp_path: Path, how: str, message: str) -> None:
     one = made()
-    options: dict[str, Any] = {"callbacks": [ResumeCallback(one, tmp_path)]}
+    options: dict[str, Any] = {"callbacks": [ResumeCallback(one, tmp_path, order="mine")]}
     dataset = one.dataset.map(pairs)
     if how == "steps_per_epoch":
         dataset, options = dataset.repeat(), options | {"steps_per_epoch": 3}
@@ -239,7 +239,7 @@ class Killed(keras.callbacks.Callback):
 @saves_weights
 def test_after_a_killed_fit_passes_go_on_with_what_was_not_trained_on(tmp_path: Path) -> None:
     one = made()
-    callbacks = [ResumeCallback(one, tmp_path), Killed()]
+    callbacks = [ResumeCallback(one, tmp_path, order="mine"), Killed()]
     with pytest.raises(KeyboardInterrupt):
         fit(model(), one.dataset.map(pairs), 2, callbacks=callbacks)
     assert (one.epoch, one.step) == (0, 3)
@@ -264,7 +264,7 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
     )
     one.load_state_dict({**one.state_dict(), "step": 5})
     places = Places(one)
-    fit(network, distributed, 2, callbacks=[ResumeCallback(one, tmp_path), places])
+    fit(network, distributed, 2, callbacks=[ResumeCallback(one, tmp_path, order="mine"), places])
     assert places.seen == list(range(6, 17))
 
 
@@ -290,7 +290,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
             one.dataset_for(context).map(lambda batch: (batch["x"], batch["id"])).prefetch(ahead)
         )
     )
-    fit(network, distributed, 3, callbacks=[ResumeCallback(one, tmp_path)])
+    fit(network, distributed, 3, callbacks=[ResumeCallback(one, tmp_path, order="mine")])
     assert (one.epoch, one.step) == (3, 0)
     assert sorted(seen) == sorted(n for ids in ids_of(sampler(records), 0, 1, 2) for n in ids)
 

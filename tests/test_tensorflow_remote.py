@@ -257,8 +257,9 @@ import keras
 import tensorflow as tf
 import tensorflow_help
 from range_server import RangeServer
-from twinfeed.loaders import open_index
+from twinfeed.loaders import LoaderError, open_index
 from twinfeed.loaders.reading.held import Ahead
+from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 gc.disable()
@@ -282,8 +283,8 @@ def pairs(batch):
 def fit(loader):
     kept = None
     try:
-        network.fit(loader.dataset.map(pairs), verbose=0, shuffle=False)
-    except tf.errors.OpError as error:
+        ResumeCallback(loader, Path(folder) / "saves").fit(network, pairs, verbose=0)
+    except LoaderError as error:
         kept = error  # in a cycle with this frame, as is the iterator of the pass
     print("failed" if kept else "trained", flush=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -45,12 +45,11 @@ def check_loader(loader: Any) -> None:
 
 
 def check_backend(loader: Loader[Any]) -> None:
-    """Refuse a TorchLoader to Keras on TensorFlow, which would wrap the refusal of its batches."""
+    """Refuse a TorchLoader to Keras on TensorFlow, which draws ahead in a thread of its own."""
     if keras.config.backend() == "tensorflow" and hasattr(loader, "dataloader"):
         raise TypeError(
-            f"Keras on TensorFlow does not say whether it trains on the batches of a "
-            f"{type(loader).__name__}, so the position after them is not known: take a "
-            f"TensorFlowLoader, or set KERAS_BACKEND=torch before keras is imported"
+            f"Keras on TensorFlow draws ahead from a {type(loader).__name__}, in its own thread: "
+            f"take a TensorFlowLoader, or set KERAS_BACKEND=torch before keras is imported"
         )
 
 
@@ -132,7 +131,11 @@ def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any
     """Return the callbacks beside `own`; warn of those that cannot be told what they knew."""
     given = [] if callbacks is None else keras.tree.flatten(callbacks)
     given = [one for one in given if one is not own]
-    refuse_another(given)
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in given):
+        raise ValueError(
+            "BackupAndRestore and ResumeCallback both restore the model, and BackupAndRestore does "
+            "not move the loader: leave BackupAndRestore out"
+        )
     if unknown := _known.unknown(given):
         warnings.warn(
             f"a resumed run cannot tell these callbacks what they knew: {', '.join(unknown)}: "
@@ -140,12 +143,3 @@ def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any
             stacklevel=3,
         )
     return given
-
-
-def refuse_another(callbacks: Sequence[Any]) -> None:
-    """Refuse a callback that restores the model too."""
-    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-        raise ValueError(
-            "BackupAndRestore and ResumeCallback both restore the model, and BackupAndRestore does "
-            "not move the loader: leave BackupAndRestore out"
-        )

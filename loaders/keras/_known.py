@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -81,25 +80,6 @@ def unknown(callbacks: Iterable[Any]) -> list[str]:
     return [name for name, one in found if not _keeps(one) and (_empties(one) or not _plain(one))]
 
 
-def beside() -> list[Any]:
-    """Return the callbacks of the calling `fit`.
-
-    Keras tells no callback of the others. Their list is in the frame that calls.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, keras.callbacks.CallbackList):
-            return list(found.callbacks)
-        frame = frame.f_back  # type: ignore[assignment]
-    return []
-
-
-def knowing(callbacks: Iterable[Any]) -> list[str]:
-    """Return the names of the callbacks that know something."""
-    return [name for name, one in _named(callbacks).items() if _knows(one)]
-
-
 def stopped(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
     """Return whether EarlyStopping has ended the run, and would end it today."""
     for name, callback in _named(callbacks).items():
@@ -147,13 +127,6 @@ def _plain(callback: Any) -> bool:
 
 def _of_keras(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "keras"
-
-
-def _knows(callback: Any) -> bool:
-    if isinstance(callback, keras.callbacks.History):  # the history is nothing that trains
-        return False
-    scheduler = isinstance(callback, keras.callbacks.LearningRateScheduler)
-    return scheduler or bool(_attributes(callback)) or _keeps(callback)
 
 
 def _keeps(callback: Any) -> bool:

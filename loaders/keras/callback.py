@@ -39,14 +39,16 @@ class ResumeCallback(keras.callbacks.Callback):
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
-    A `model.fit` of your own takes the callback too, after `restore(model)`. Keras then tells
-    nothing of the other callbacks, so they begin anew::
+    A `model.fit` of your own takes the callback too, after `restore(model)`. The callback then does
+    not see the dataset, so you answer for its order. What other callbacks know is not saved::
 
+        resume = ResumeCallback(loader, folder, order="mine")
         resume.restore(model)
         dataset = loader.dataset.map(inputs_and_targets)
         model.fit(dataset, initial_epoch=loader.epoch, epochs=epochs, callbacks=[resume])
 
-    Under a `tf.distribute` strategy, the steps of `fit` are counted as they are.
+    Under a `tf.distribute` strategy, the steps of `fit` are counted as they are. A validation on
+    the same loader gets the whole epoch, and moves nothing.
 
     `steps_per_execution` needs Keras 3.11.
 
@@ -54,8 +56,8 @@ class ResumeCallback(keras.callbacks.Callback):
         loader: what gives the batches.
         folder: the folder of the saves.
         every: a save is also made after so many batches.
-        order: `"mine"` says that each element is the next batch of the loader, although its
-            position is not known.
+        order: `"mine"` says that each element is the next batch of the loader, where the callback
+            cannot know.
         fresh: begins a new run beside the saves. Otherwise a folder that has a save is refused
             unless the save is restored.
 
@@ -65,8 +67,8 @@ class ResumeCallback(keras.callbacks.Callback):
         ValueError: an epoch of `fit` that is not one of the loader: `steps_per_epoch`, and datasets
             that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.
         ValueError: batches whose position is not known: `map`, `prefetch`, `take` and copies to a
-            device keep it. Other operators, as `cache` and `shuffle`, and pipelines that the loader
-            does not know, as `sample_from_datasets`, are refused before their first batch.
+            device keep it. Other operators, as `cache` and `shuffle`, are refused before their
+            first batch.
         ValueError: Keras's `BackupAndRestore` beside this callback.
 
     >>> from tempfile import mkdtemp
@@ -94,7 +96,6 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader = loader
         self.folder = Path(folder)
         self.order = order
-        self._strict = False
         self.every = None if every is None else checks.count("every", every)
         self.fresh = checks.flag("fresh", fresh)
         self._saves = Saves(self.folder)
@@ -157,8 +158,10 @@ class ResumeCallback(keras.callbacks.Callback):
         _given.check_arrange(arrange)
         _given.check_classes(self.loader, options.get("validation_data"))
         callbacks = _given.checked_callbacks(callbacks, self)
-        data = self.loader._for_keras(arrange, model) if callable(arrange) else arrange
+        data = self.loader._for_keras(arrange, model)
         _given.check_elements(self.loader, data, options.get("validation_data"))
+        if self.order is None:
+            self.loader._check_position(data)
         self._restore_into(model, arrange)
         saved = self._last.state if self._last is not None else {}
         known = saved.get("callbacks", {})
@@ -229,25 +232,26 @@ class ResumeCallback(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to replace a save that was not restored, and batches of an unknown order.
-
-        A strategy that distributes the batches makes their order unknown.
-        """
+        """Refuse to replace a save that was not restored, and batches that nobody answers for."""
+        if self._callbacks is None and self.order is None:
+            raise ValueError(
+                "in a model.fit of your own, ResumeCallback does not see the dataset: train by "
+                "resume.fit(model, dataset), or say order='mine' if each element is the next "
+                "batch of the loader"
+            )
         found = None if self._last is not None or self.fresh else self._saves.last()
         if found is not None:
             raise ValueError(
                 f"{found.folder} is a save that was not restored, and that this run would replace: "
                 f"call restore(model) before fit, or begin anew with fresh=True"
             )
-        others = _known.beside() if self._callbacks is None else []
-        _given.refuse_another(others)
-        if lost := _known.knowing(others):
-            warnings.warn(
-                f"a resumed model.fit cannot tell these callbacks what they knew: "
-                f"{', '.join(lost)}: train by fit of ResumeCallback",
-                stacklevel=2,
-            )
-        self._strict = self.order is None and not _distributed(self.model)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Let a validation on the same loader get the whole epoch, and move nothing."""
+        self.loader._uncounted.looking = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.loader._uncounted.looking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the epoch where the loader stands."""
@@ -267,7 +271,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `every` says."""
-        if not self.loader._uncounted.began_at(self._epoch, self._start):
+        first = self._step == self._start  # later on, a loop may have looked at batches
+        if first and not self.loader._uncounted.began_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, which gives the batches of the epoch that filled it again "
@@ -299,7 +304,6 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save the model that `fit` leaves, and let the loader count by itself again."""
         if self._last is not None and not self._last.final and not self._trained:
             self._save(logs, final=True)
-        self._strict = False
         self.loader._uncounted.stop_counting()
 
     def save(self) -> None:
@@ -314,7 +318,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start
-        self.loader._uncounted.count_from(self._epoch, self._start, strict=self._strict)
+        self.loader._uncounted.count_from(self._epoch, self._start)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
         """Save what was trained since the last save, or the end of the run."""
@@ -374,8 +378,12 @@ class ResumeCallback(keras.callbacks.Callback):
         # saved. Under a strategy, Keras builds the metrics before.
         short = len(model.metrics_variables) < len(save.state["metrics"])
         if not model.built or (short and not _distributed(model)):
-            data = self.loader._for_keras(arrange, None) if callable(arrange) else arrange
-            model.evaluate(data, steps=1, verbose=0)  # a look, which moves nothing
+            data = self.loader._for_keras(arrange, None)
+            self.loader._uncounted.looking = True
+            try:
+                model.evaluate(data, steps=1, verbose=0)
+            finally:
+                self.loader._uncounted.looking = False
         self.restore(model)
 
     def _say_where(self, epochs: int | None) -> None:

@@ -269,12 +269,15 @@ class Loader(Closing, Generic[B]):
         self._cursor.load_state_dict(state)
         self._epochs.clear()
 
-    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
-        """Return what `model.fit` trains on: the uncounted passes, each batch arranged."""
+    def _for_keras(self, arrange: Any, model: Any) -> Any:
+        """Return what `model.fit` trains on: uncounted passes of batches arranged, or a dataset."""
         raise TypeError(
             f"fit of Keras takes the batches of a TensorFlowLoader or a TorchLoader, got a "
             f"{type(self).__name__}"
         )
+
+    def _check_position(self, batches: Any) -> None:
+        """Raise ValueError where the position after a framework's batches is not known."""
 
     def _feed_of(self, batches: Any) -> Any:
         """Return the feed that a framework's batches were made of, or None if it is not known."""

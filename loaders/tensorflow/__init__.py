@@ -11,12 +11,12 @@ pipeline. `twinfeed.loaders.keras` resumes `fit` at any step.
 How a dataset is made:
 
 - _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
-  _operators.py knows which operators were applied, and _processes.py how many processes train.
+  _operators.py knows whether their positions are known, and _processes.py how many processes train.
 - _pipeline.py is the frame, in which an engine gives the batches of a pass: _gather.py,
   choosing.py with _optional.py, or for TFRecord files _native.py with _fields.py and _runs.py.
   _choose.py serves the last two.
 - _serve.py reads a batch, and _layout.py hands the batch over to TensorFlow.
-- _callbacks.py lets TensorFlow call all of them.
+- _callbacks.py lets TensorFlow call all of them, and _iterators.py ends their iterators.
 """
 
 from twinfeed.loaders.support.extras import needing

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.loop.loader import B, Loader
-from twinfeed.loaders.loop.uncounted import UNANNOUNCED, Order
-from twinfeed.loaders.tensorflow._operators import feed_of, iterator_of, loaders_of
+from twinfeed.loaders.loop.loader import B, Loader, fields_named
+from twinfeed.loaders.loop.uncounted import Order
+from twinfeed.loaders.tensorflow._iterators import guarded
+from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import originals_of
 
@@ -36,9 +37,9 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         runs from where the loader stands to the end of the epoch. An evaluation always runs whole,
         except in the first pass after `load_state_dict`. A pass begins when its first batch is
         drawn, and a pass that is given up costs nothing. When a pass has delivered its last batch,
-        the loader stands at the next epoch. Within `counted`, or with a `ResumeCallback`, the
-        loader follows what was received. What `evaluate`, `predict` or `adapt` of Keras asks for is
-        a whole epoch, and moves nothing.
+        the loader stands at the next epoch, whoever asked for the batches: give a validation a
+        loader of its own. Within `counted`, or with a `ResumeCallback`, the loader follows what was
+        received.
 
         A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
         batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
@@ -69,12 +70,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
                 other operators, and for pipelines and iterables that the loader does not know.
         """
         check_process()
-        strict = order is None and not isinstance(dataset, tf.distribute.DistributedDataset)
-        if strict and self._uncounted not in loaders_of(dataset):
-            raise ValueError(UNANNOUNCED)
+        if order is None:
+            self._check_position(dataset)
         self._stop()
         epoch, start = self._cursor.begin()
-        self._uncounted.count_from(epoch, start, strict=strict)
+        distributed = isinstance(dataset, tf.distribute.DistributedDataset)
+        self._uncounted.count_from(epoch, start, may_be_cut=distributed)
         self._meter.begin(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
@@ -87,8 +88,15 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Take the state from `tf.train.Checkpoint`."""
         self.load_state_dict(json.loads(state))
 
-    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
-        return self._sent(self.dataset.map(arrange))
+    def _for_keras(self, arrange: Any, model: Any) -> Any:
+        if callable(arrange):
+            with fields_named(self.dataset.element_spec):
+                arrange = self._sent(self.dataset.map(arrange))
+        return guarded(arrange)
+
+    def _check_position(self, batches: Any) -> None:
+        if not isinstance(batches, tf.distribute.DistributedDataset):
+            check_position(batches, self._uncounted)
 
     def _feed_of(self, batches: Any) -> Any:
         return feed_of(batches)
@@ -97,7 +105,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         return originals_of(None)  # the validation of a `fit` has a loader of its own
 
     def _begin(self, epoch: int, start: int) -> _Pass:
-        self._uncounted.count_from(epoch, start, strict=True)
+        self._uncounted.count_from(epoch, start, may_be_cut=False)
         return _Pass(self, self._on_device)
 
     @cached_property
@@ -139,7 +147,7 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         with originals_of(self._loader._uncounted):
             if self._batches is None:
-                self._batches = iterator_of(self._dataset, "fit")
+                self._batches = iter(guarded(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class PassServer:
         TensorFlow closes the generator when the iterator of the pass has ended or is given up. This
         ends the pass.
         """
-        if not self._by_rank and not self.uncounted.expects():
+        if not self._by_rank and self.uncounted.may_be_cut:
             check_cut(self.sampler)
         self.meter.begin_uncounted()
         epoch, start, counting = self.uncounted.begin()

@@ -11,7 +11,6 @@ from tensorflow.python.data.ops import debug_mode  # which TensorFlow does not e
 
 from twinfeed.loaders.tensorflow._callbacks import called, generated
 from twinfeed.loaders.tensorflow._gather import Gather
-from twinfeed.loaders.tensorflow._operators import followed
 from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._processes import policy_for
@@ -81,7 +80,7 @@ def _delivered(engine: Engine, prefetch: int) -> tf.data.Dataset:
     options.experimental_distribute.auto_shard_policy = policy_for(server.sampler)
     delivered = delivered.with_options(options)
     delivered.twinfeed_engine = engine  # what the graph calls lives as long as the dataset
-    return followed(delivered)
+    return delivered
 
 
 def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:

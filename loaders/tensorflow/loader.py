@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
@@ -121,9 +120,9 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         ranks = [self.feed.shard(first + n, replicas) for n in range(own)]
         return self._dataset_of(ranks, by_rank=True)
 
-    def _for_keras(self, arrange: Callable[[Any], Any], model: Any) -> Any:
+    def _for_keras(self, arrange: Any, model: Any) -> Any:
         strategy = getattr(model, "distribute_strategy", None)
-        if strategy is not None and strategy.num_replicas_in_sync > 1:
+        if callable(arrange) and strategy is not None and strategy.num_replicas_in_sync > 1:
             return strategy.distribute_datasets_from_function(
                 lambda context: self.dataset_for(context).map(arrange)
             )

@@ -17,7 +17,6 @@ from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B, fields_named
-from twinfeed.loaders.loop.uncounted import Announced, asker
 from twinfeed.loaders.making.ahead import batches_ahead, making
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
@@ -212,16 +211,16 @@ class TorchLoader(FeedLoader[B]):
         """
         return _Uncounted(self, arrange or as_served)
 
-    def _for_keras(self, arrange: Callable[[Batch], Any], model: Any) -> DataLoader[Any]:
-        return self.dataloader(arrange)
+    def _for_keras(self, arrange: Any, model: Any) -> Any:
+        return self.dataloader(arrange) if callable(arrange) else arrange
 
     def _feed_of(self, batches: Any) -> Feed | None:
         return batches._loader.feed if isinstance(batches, _Uncounted) else None
 
-    def _uncounted_pass(self, announced: Announced) -> Iterator[Batch]:
+    def _uncounted_pass(self) -> Iterator[Batch]:
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
-        begun = self._uncounted.begin(announced)
+        begun = self._uncounted.begin()
         start = begun.step
         self._meter.begin(start)
         running, left = self._begin(begun.epoch, start), count(len(self) - start - 1, -1)
@@ -248,13 +247,7 @@ class _Uncounted(DataLoader[Any]):
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        who = asker()
-        if who == "thread" and not self._loader.feed.sampler.evaluation:
-            raise TypeError(
-                "Keras on TensorFlow does not say whether it trains on the batches of a "
-                "TorchLoader, so the position after them is not known: take a TensorFlowLoader"
-            )
-        return map(self._arranged, self._loader._uncounted_pass(Announced(who)))
+        return map(self._arranged, self._loader._uncounted_pass())
 
     def __getattr__(self, name: str) -> NoReturn:
         instead = {

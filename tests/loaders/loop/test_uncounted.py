@@ -1,8 +1,6 @@
 """Passes of frameworks that do not say what they received: where they begin, and what they move."""
 
-import pytest
-
-from twinfeed.loaders.loop.uncounted import Announced, UncountedPasses
+from twinfeed.loaders.loop.uncounted import UncountedPasses
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
 from twinfeed.samplers.cursor import Cursor
 
@@ -79,16 +77,16 @@ def test_an_evaluation_is_whole_wherever_its_count_has_come_to() -> None:
     assert (cursor.epoch, cursor.step) == (0, 3)
 
 
-def test_an_announced_pass_is_known_for_as_long_as_its_iterator_exists() -> None:
-    one, _ = passes()
-    one.count_from(0, 0, strict=True)
-    iterator = Announced("fit")
-    one.announce(iterator)
-    assert one.begin()[:2] == (0, 0)
-    with pytest.raises(ValueError, match="does not know"):
-        one.begin()
-    one.announce(Announced("fit"))
-    with pytest.raises(ValueError, match="does not know"):
-        one.begin()
+def test_a_look_is_whole_and_moves_nothing() -> None:
+    one, cursor = passes()
+    one.count_from(0, 2)
+    one.looking = True
+    begun = one.begin()
+    assert begun[:2] == (0, 0)
+    one.delivered(begun)
+    one.looking = False
+    assert one.begin()[:2] == (0, 2)
+    assert (cursor.epoch, cursor.step) == (0, 0)
+    one.looking = True
     one.stop_counting()
-    one.begin()
+    assert not one.looking
