@@ -1,7 +1,8 @@
-"""Packers that die before the first change of a folder, before the second, and so on.
+"""Packers and builds that die before the first change of a folder, before the second, and so on.
 
-Run as a script: it is given a folder, where to copy the folder for each packer, and a number of
-shards. The packers are forked from a process that has no threads.
+Run as a script: it is given a folder, where to copy the folder for each process, "pack" or "build",
+and a number of shards, or the pattern of the shards. The processes are forked from one that has no
+threads.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import itertools
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from twinfeed.loaders import pack
+from twinfeed.loaders import build_index, pack
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 WRITES = os.O_WRONLY | os.O_RDWR
@@ -23,8 +26,19 @@ def samples(state: int, count: int = 12) -> list[dict[str, Any]]:
     return [{"__key__": f"k{n}", "number": n, "state": state} for n in range(count)]
 
 
-def packed(out: str, shards: int, last: int) -> int:
-    """The exit status of a child that packs over what is there and dies before change `last`."""
+def pack_anew(out: str, shards: str) -> None:
+    """Pack over what is there."""
+    split = {"train": 8, "eval": 4}
+    pack(samples(2), out, split=split, seed=2, shards=int(shards), overwrite=True)
+
+
+def build_anew(out: str, pattern: str) -> None:
+    """Build the index of the shards that fit the pattern."""
+    build_index(f"{out}/{pattern}", f"{out}/x.index", label="label")
+
+
+def killed(work: Callable[[], None], last: int) -> int:
+    """The exit status of a child that works and dies before change `last`."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -36,18 +50,17 @@ def packed(out: str, shards: int, last: int) -> int:
             os._exit(KILLED)
 
     sys.addaudithook(count)
-    split = {"train": 8, "eval": 4}
     try:
-        pack(samples(2), out, split=split, seed=2, shards=shards, overwrite=True)
+        work()
     except BaseException:
         os._exit(1)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    folder, where, shards = sys.argv[1:]
+    folder, where, what, value = sys.argv[1:]
     for last in itertools.count(1):
-        shutil.copytree(folder, f"{where}/{last}")
-        status = packed(f"{where}/{last}", int(shards), last)
+        out = shutil.copytree(folder, f"{where}/{last}")
+        status = killed(partial({"pack": pack_anew, "build": build_anew}[what], out, value), last)
         if status != KILLED:
             sys.exit(status)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from inside import (
 )
 from inside import store as _store
 from making_parts import made_parts, merged
-from making_shards import tars
+from making_shards import tars, tfrecords, tree
 
 from twinfeed.loaders import (
     IndexFormatError,
@@ -212,6 +216,39 @@ def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Pa
     assert [file.name for file in mixed.iterdir()] == ["mine.npy"]
     assert (others / "field-0.npy").exists()
     assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("before", [None, "d-00000*"])
+def test_a_build_killed_at_any_change_leaves_the_old_index_or_the_new_one(
+    tmp_path: Path, before: str | None
+) -> None:
+    """Whatever was left, either index is built again, with the same bytes and nothing beside."""
+
+    def indexed(folder: Path, pattern: str) -> dict[str, bytes]:
+        shards = f"{folder}/{pattern}"
+        path = build_index(shards, folder / "x.index", label="label", complete=False).path
+        assert len(list(path.iterdir())) == 2
+        return tree(path)
+
+    start = tmp_path / "start"
+    start.mkdir()
+    tfrecords(start, shards=2, each=2)
+    wanted = {pattern: indexed(start, pattern) for pattern in ("d-*", "d-00000*")}
+    if before is None:
+        shutil.rmtree(start / "x.index")
+    (tmp_path / "killed").mkdir()
+    script = str(Path(__file__).parent / "killed_pack.py")
+    command = [sys.executable, script, str(start), str(tmp_path / "killed"), "build", "d-*"]
+    subprocess.run(command, check=True)
+    seen = set()
+    for out in (tmp_path / "killed").iterdir():
+        with suppress(FileNotFoundError, IndexFormatError):
+            seen.add(len(open_index(out / "x.index")))
+        for pattern, held in wanted.items():
+            again = shutil.copytree(out, tmp_path / "again")
+            assert indexed(again, pattern) == held, (out.name, pattern)
+            shutil.rmtree(again)
+    assert seen == ({4} if before is None else {2, 4})
 
 
 def test_a_folder_that_only_looks_like_that_of_old_arrays_stays(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refus
         pack(samples(number), out, split=SPLIT, seed=number, shards=shards)
     script = str(Path(__file__).parent / "killed_pack.py")
     (tmp_path / "killed").mkdir()
-    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), str(after)]
+    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", str(after)]
     subprocess.run(command, check=True)
     old, new = map(state, whole)
     seen = []

@@ -31,7 +31,7 @@ from twinfeed.loaders.index.manifest import (
     file_digest,
     read_manifest,
 )
-from twinfeed.loaders.support.atomic import beside, locked, replace_file, sync, writable
+from twinfeed.loaders.support.atomic import LOCK, beside, locked, sync, writable
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.owned import (
     MARK,
@@ -47,8 +47,6 @@ from twinfeed.loaders.support.regular import open_file
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 PART_BEGINS = b"PK\x03\x04"
 """The first bytes of every part, which is a zip."""
-_HIDDEN = re.compile(r"\..*-[0-9a-f]{16}|\.twinfeed-lock")
-"""A file that was to get a name when its process was killed, and the lock."""
 _BUFFER = 1 << 17
 DAY = 86400.0
 """The seconds that a build waits for another build of the same index."""
@@ -145,12 +143,16 @@ class Store:
         manifest |= {"fingerprint": digest_of({**manifest, "arrays": data}), "arrays": entries}
         manifest["options"] = dict(options)
         manifest["folder"] = f"columns-{digest_of(entries)[:16]}"
-        _move_folder(self.folder, self.path / manifest["folder"])
         manifest["checksum"] = digest_of(manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+        add_to_mark(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
+        (self.folder / MANIFEST).write_text(text)
+        sync(self.folder / MANIFEST)
         final = self.path / manifest["folder"]
+        folder = _moved(self.folder, final)
         with _given_up(self.path):
-            replace_file(self.path / MANIFEST, text.encode())  # now the new state is the index
+            os.replace(folder / MANIFEST, self.path / MANIFEST)  # now the new state is the index
+            sync(self.path)
         (final / MARK).unlink(missing_ok=True)
         for left in self.path.iterdir():
             if left != final and COLUMNS.fullmatch(left.name.removeprefix(".")):
@@ -234,7 +236,7 @@ def others_in(path: Path, /) -> list[str]:
     found = []
     for each in path.iterdir():
         if not each.is_dir() or each.is_symlink():
-            found += [each.name] if not _HIDDEN.fullmatch(each.name) else []
+            found += [each.name] if each.name != LOCK else []
         else:
             left = {MARK, *(marked(each) or ())} if _is_columns(each) else set()
             found += [f"{each.name}/{one.name}" for one in each.iterdir() if one.name not in left]
@@ -255,17 +257,33 @@ def is_part(path: Path) -> bool:
     return False
 
 
-def _move_folder(temporary: Path, final: Path) -> None:
-    """Rename the folder into place. A folder that has the name must hold the same bytes."""
+def _moved(temporary: Path, final: Path) -> Path:
+    """Rename the folder, and return where it is now: a folder of the same bytes may be there."""
     sync(temporary)
+    if _named(final.parent) != final:
+        delete_marked(final)  # the build that was to use it, or to delete it, was killed
     try:
         os.rename(temporary, final)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        if any(file_digest(final / f.name) != file_digest(f) for f in temporary.glob("*.npy")):
+        if any(_differs(final / file.name, file) for file in temporary.glob("*.npy")):
             raise IndexFormatError(
                 "damaged index: a folder of this name holds other bytes",
                 path=final,
                 advice="delete the index folder and build it again",
             ) from None
+        return temporary
+    return final
+
+
+def _named(path: Path) -> Path | None:
+    """Return the folder that the manifest of an index names; None for no index."""
+    with suppress(LoaderError, OSError):
+        return path / str(read_manifest(path)["folder"])
+    return None
+
+
+def _differs(one: Path, other: Path) -> bool:
+    """Tell whether a file is missing or holds other bytes."""
+    return not one.exists() or file_digest(one) != file_digest(other)
