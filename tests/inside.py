@@ -43,8 +43,8 @@ from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PLACING
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
-from twinfeed.loaders.packing import _compressed, _inputs, _shard_writer
-from twinfeed.loaders.packing._compressed import CompressedShards
+from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shard_writer
+from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading._handles import Handles
 from twinfeed.loaders.reading.fetcher import Followed

@@ -566,7 +566,6 @@ def test_a_command_in_a_message_can_be_pasted(
     for command, pasted in (
         (["info", str(shard)], f"twinfeed index {quoted[:-1]}/{shard.name}' --out '"),
         (["info", f"{odd}/x"], f"twinfeed index SHARDS --out {quoted[:-1]}/x'"),
-        (["pack", str(shard), f"{tmp_path}/y"], f"{shard.name}' --out {quoted[:-1]}/"),
     ):
         assert main(command) == 1
         assert pasted in capsys.readouterr().err
@@ -924,12 +923,3 @@ def test_the_root_of_an_index_is_told_to_pack_too(
     assert capsys.readouterr().out.endswith("data.index: 30 records, 1 shard\n")
     assert main(["pack", str(tmp_path), str(tmp_path / "out"), *root]) == 2
     assert "--root is the root of an index" in capsys.readouterr().err
-
-
-def test_a_shard_in_place_of_a_source_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (shard,) = tars(tmp_path, shards=1)
-    assert main(["pack", str(shard), str(tmp_path / "out")]) == 1
-    assert f"then pack the index: twinfeed index {shard} --out" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -285,7 +285,6 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         (samples, {"overwrite": "no"}, "overwrite must be True or False, got 'no'"),
         (samples, {"split": ["a"], "seed": 0}, r"such as {'train': 0.8, .*}, got \['a'\]"),
         (samples, {"split": {"a": "1"}, "seed": 0}, "must be numbers, got '1' for 'a'"),
-        (samples, {"split": {"a": np.arange(573)}, "seed": 0}, "got 573 ids for 'a': pack a gen"),
         (samples, {"split": np.arange(10**6), "seed": 0}, r"0.2}, got array.{,40}$"),
     ]
     for source, options, text in wrong:
@@ -297,7 +296,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
         pack(samples, tmp_path / "out", seed=-1)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(FileNotFoundError, match="no images below"):
+    with pytest.raises(FileNotFoundError, match=r"no image .* below"):
         ImageFolder(tmp_path)
 
 
@@ -349,9 +348,9 @@ def test_a_label_may_be_any_integer(tmp_path: Path, container: Any, label: Any) 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_labels_are_names_or_integers_not_both(tmp_path: Path, container: Any) -> None:
     samples = [{"label": label} for label in ("cat", "dog", 3)]
-    with pytest.raises(ValueError, match=r"record 2: label 3 is among the integers, .* are names"):
+    with pytest.raises(ValueError, match=r"record 2: field 'label' has integers here and bytes in"):
         pack(samples, tmp_path, container=container)
-    with pytest.raises(ValueError, match="labels are names in one split and integers in another"):
+    with pytest.raises(ValueError, match=r"record [01]: field 'label' has \w+ here and \w+ in"):
         pack(samples[1:], tmp_path, container=container, split={"a": 1, "b": 1}, seed=0)
 
 
@@ -416,8 +415,12 @@ def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
     (root / "c").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(b"S")
     (root / "c" / "a.png").symlink_to(tmp_path / "secret.png")
-    with pytest.raises(UnsafeContentError, match="path leaves its root"):
+    with pytest.raises(UnsafeContentError, match=r"path leaves its root: 'c/a.png'[^$]*secret.png"):
         pack(ImageFolder(root), tmp_path / "out")
+    (root / "c" / "a.png").unlink()
+    (root / "c" / "b.png").write_bytes(b"B")
+    (tmp_path / "link").symlink_to(root)
+    assert len(pack(tmp_path / "link", tmp_path / "out")["data"]) == 1  # a folder that is named
 
 
 def test_a_folder_is_packed_by_its_path(tmp_path: Path) -> None:
@@ -456,7 +459,7 @@ def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> Non
     def keyed(*keys: str) -> list[dict[str, Any]]:
         return [{"__key__": key, f"x{n}": n} for n, key in enumerate(keys)]
 
-    text = r"record {} \(key 'k'\): record 0 has the key 'k' too, .* a __key__ of its own"
+    text = r"record {} \(key 'k'\): record 0 of the tar shard has the key 'k' too"
     for keys in ("kk", "kjk"):
         with pytest.raises(ValueError, match=text.format(len(keys) - 1)):
             pack(keyed(*keys), tmp_path / "out", container="tar")
@@ -526,7 +529,7 @@ def test_the_path_of_an_index_is_packed_and_that_of_a_shard_is_refused(tmp_path:
     index = pack(numbered(0, 4), tmp_path / "a")["data"]
     assert len(pack(index.path, tmp_path / "b", container="tar")["data"]) == 4
     shard = tmp_path / "b" / "data-00000-of-00001.tar"
-    with pytest.raises(LoaderError, match=f"index the shards, .* twinfeed index {shard} --out"):
+    with pytest.raises(LoaderError, match="index the shards with twinfeed index, then pack"):
         pack(shard, tmp_path / "c")
 
 

@@ -9,21 +9,24 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from format_help import flip
-from inside import Limits, _compressed, main
+from inside import Limits, ShardContainer, _compressed, main
 from making_shards import write_tar, write_tfrecord
 from range_server import RangeServer
 
 from twinfeed.loaders import (
+    CompressedShards,
     DataCorruptionError,
+    FromJson,
     LoaderError,
     Reader,
     ShardWarning,
     TruncatedShardError,
+    open_index,
     pack,
 )
 
@@ -165,11 +168,51 @@ def test_a_shard_that_is_damaged_is_named(tmp_path: Path) -> None:
         assert any(str(one.message) == f"{tmp_path / 'b.gz'} has no records" for one in heard)
 
 
+@pytest.mark.filterwarnings("ignore:fields that some")
+def test_the_label_is_chosen_and_a_missing_field_stays_empty(tmp_path: Path) -> None:
+    rows = [
+        {"image/class/label": n % 3, "x": b"1"} | ({"note": b"a"} if n % 2 else {})
+        for n in range(6)
+    ]
+    path = tfrecord(tmp_path / "a.gz", "gz", rows)
+    field = "image/class/label"
+    words = ["pack", str(path), f"{tmp_path}/cli", "--label", field, "-q"]
+    assert main(words) == 0
+    for index in (
+        pack(CompressedShards(path, label=field), tmp_path / "out")["data"],
+        pack(CompressedShards(path, label=field), tmp_path / "tar", container="tar")["data"],
+        pack(CompressedShards(path, label=lambda row: row[field][0]), tmp_path / "f")["data"],
+        open_index(tmp_path / "cli" / "data.index"),
+    ):
+        assert index.labels.tolist() == [0, 1, 2] * 2
+        with Reader(index) as reader:
+            assert reader.read([0, 1], ["note"]) == {"note": [b"", b"a"]}
+    samples = [(f"{n}", {"cls": b"%d" % (9 + n), "json": b'{"a": "b"}'}) for n in range(2)]
+    tar = write_tar(tmp_path / "plain", samples).read_bytes()
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar))
+    for container in get_args(ShardContainer):
+        for label, want, classes in (
+            ("cls", [1, 0], ("10", "9")),
+            (FromJson("cls"), [9, 10], ()),
+            (FromJson("json", "a"), [0, 0], ("b",)),
+        ):
+            source = CompressedShards(tmp_path / "a.tar.gz", label=label)
+            if container == "tar" and classes == ("b",):
+                with pytest.raises(ValueError, match="would both be the tar member 'cls'"):
+                    pack(source, tmp_path / "more", container=container)
+                continue
+            index = pack(source, tmp_path / f"{container} {label}", container=container)["data"]
+            assert (index.labels.tolist(), index.classes) == (want, classes)
+    with pytest.raises(ValueError, match="3 of 6 samples have a label: give all one"):
+        pack(CompressedShards(path, label="note"), tmp_path / "more")
+
+
 def test_plain_shards_are_to_be_indexed(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "a.tfrecord", ROWS)
-    with pytest.raises(LoaderError, match="nor compressed") as caught:
-        pack(f"{tmp_path}/*.tfrecord", tmp_path / "out")
-    assert "index the shards, then pack the index" in str(caught.value)
+    for source in (f"{tmp_path}/*.tfrecord", [tmp_path / "a.tfrecord"]):
+        with pytest.raises(LoaderError, match="nor compressed") as caught:
+            pack(source, tmp_path / "out")
+        assert "index the shards with twinfeed index" in str(caught.value)
 
 
 def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
@@ -178,10 +221,8 @@ def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
     with RangeServer(tmp_path) as server:
         packed = pack(f"{server.url}/a-00000-of-00001", tmp_path / "out")["data"]
         assert len(packed) == len(ROWS)
-        with pytest.raises(LoaderError, match="nor compressed") as caught:
+        with pytest.raises(LoaderError, match="nor compressed"):
             pack(f"{server.url}/plain", tmp_path / "more")
-    command = f"twinfeed index {server.url}/plain --out data.index"
-    assert str(caught.value.advice).endswith(command)
 
 
 CONVERT = """

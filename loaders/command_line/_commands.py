@@ -39,7 +39,7 @@ from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.packing import pack
+from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote.location import is_url
 from twinfeed.loaders.support.checks import count
@@ -79,7 +79,7 @@ def run_pack(options: argparse.Namespace) -> None:
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
     packed = pack(
-        source,
+        source if options.label is None else CompressedShards(options.source, label=options.label),
         options.out,
         container=options.container,
         split=_once("--split", options.split),

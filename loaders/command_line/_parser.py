@@ -147,13 +147,14 @@ def _pack(commands: Any) -> None:
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
         "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
-        "pack 'old/*.tar.gz' new/ --container tar",
+        "pack 'old/*.tar.gz' new/ --container tar --label cls",
     )
     add = partial(_add, parser)
     kinds = "a folder with a folder of images for each class, a folder of images, or an index"
     add("source", f"{kinds}; or compressed shards, by paths or patterns", nargs="+")
     add("out", "the folder to write shards and indexes to")
     add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
+    _add_label(parser)
     split = "a split, and its number of records, or its fraction of them; needs --seed"
     add("--split NAME=SIZE...", split)
     add("--seed N", "shuffle the records by this seed; default: their own order")
@@ -166,6 +167,17 @@ def _pack(commands: Any) -> None:
     add("-q/--quiet", "no progress bar")
 
 
+def _add_label(parser: argparse.ArgumentParser) -> Callable[..., None]:
+    """Add the options of the label. Return what adds another option in place of these."""
+    add = partial(_add, parser.add_mutually_exclusive_group())
+    add("--label FIELD", "the feature or tar member that holds the label")
+    json_key = "a key of a JSON member: json:object.name; without a key, all of it"
+    add("--label-json FIELD[:KEY]", json_key, dest="label")
+    folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
+    add("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
+    return add
+
+
 def _index(commands: Any) -> None:
     parser = _command(
         commands,
@@ -176,15 +188,10 @@ def _index(commands: Any) -> None:
         "index images/ --out images.index",
         "index /mnt/readonly/*.tar --out ~/x.index --root /mnt/readonly --jobs 4",
     )
-    add, label = partial(_add, parser), partial(_add, parser.add_mutually_exclusive_group())
+    add = partial(_add, parser)
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
     add("--out FOLDER", "the folder to make, or the index to replace", required=True)
-    label("--label FIELD", "the feature or tar member that holds the label")
-    json_key = "a key of a JSON member: json:object.name; without a key, all of it"
-    label("--label-json FIELD[:KEY]", json_key, dest="label")
-    folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
-    label("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
-    label("--label-table FILE", "a CSV or TSV file of keys and labels")
+    _add_label(parser)("--label-table FILE", "a CSV or TSV file of keys and labels")
     names = "the class names, one a line, in order; or an index, whose class names are taken"
     add("--classes FILE", names)
     add("--background LABEL", "the label of records that have none")

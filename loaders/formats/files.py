@@ -166,6 +166,7 @@ class Places:
             raise UnsafeContentError(
                 f"path leaves its root: {path!r}",
                 path=self.root,
+                found=full,
                 advice="give a root that holds all the files, also the files that links lead to",
             )
         return full

@@ -5,8 +5,9 @@ _check.py refuses what is no sample, _split.py divides, _shard_writer.py writes,
 place.
 """
 
+from twinfeed.loaders.packing._compressed import CompressedShards
 from twinfeed.loaders.packing._inputs import ImageFolder, LooseFiles
 from twinfeed.loaders.packing._pack import pack
 from twinfeed.loaders.packing._shard_writer import SHARD_BYTES, ShardContainer
 
-__all__ = ["SHARD_BYTES", "ImageFolder", "LooseFiles", "ShardContainer", "pack"]
+__all__ = ["SHARD_BYTES", "CompressedShards", "ImageFolder", "LooseFiles", "ShardContainer", "pack"]

@@ -16,8 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from twinfeed.loaders.building.labels import FromJson, RecordLabel, label_clash, label_of
+from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import local
-from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    LoaderError,
+    ShardWarning,
+    TruncatedShardError,
+)
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
@@ -26,6 +33,8 @@ from twinfeed.loaders.remote.location import Location, is_url, place_of
 from twinfeed.loaders.remote.opening import split
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
+
+Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _STREAMS: dict[str, Callable[[], Any]] = {
     "gzip": partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS),
@@ -39,40 +48,64 @@ _PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied 
 
 
 class CompressedShards:
-    """Give the samples of shards of which some are compressed. `work` is a folder of the packer."""
+    """Take samples from shards that are compressed, and choose their label.
 
-    def __init__(self, paths: Sequence[str], /) -> None:
-        self.paths = paths
+    The kinds are gzip, bzip2, xz and zlib. A shard among them may be plain. The shards are
+    decompressed one at a time, in the folder that `pack` writes to.
 
-    def samples(self, work: Path, /) -> Iterator[dict[str, Any]]:
-        """Yield a dict of fields for each record, in stored order."""
-        work = work / "decompressed"
-        work.mkdir()
-        for path in self.paths:
-            out = work / os.path.basename(path)  # the name that warnings show
-            empty = True
-            with local(place_of(path)) as here:
-                plain = _decompressed(here.path, path, out)
-                try:
-                    for record in _scan(plain):
-                        yield _sample(record)
-                        empty = False
-                except DataCorruptionError as error:  # offsets are those of the decompressed shard
-                    error.path = f"{path}, decompressed" if plain == str(out) else path
-                    raise
-                finally:
-                    out.unlink(missing_ok=True)
-            if empty:
-                warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
+    Args:
+        shards: TFRecord or tar shards, named by a path, a pattern or a list.
+        label: the label of a record, as for `build_index`: the name of a field, `FromJson`,
+            `FromFolder` or a function. It is packed as the field "label".
 
+    Raises:
+        LoaderError: no shard is compressed.
+        DataCorruptionError: from `pack`, a shard that is damaged, or goes on after its end.
 
-def some_compressed(paths: Sequence[str], /) -> bool:
-    """Whether one of the shards is compressed, by its name or its first bytes.
-
-    Of shards at URLs, the bytes of the first alone are looked at.
+    >>> import gzip, pathlib, tempfile
+    >>> from twinfeed.loaders import pack
+    >>> root = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = pack([{"word": "to"}, {"word": "be"}], root)
+    >>> data = (root / "data-00000-of-00001.tfrecord").read_bytes()
+    >>> _ = (root / "a.gz").write_bytes(gzip.compress(data))
+    >>> pack(CompressedShards(root / "a.gz", label="word"), root / "new")["data"].classes
+    ('be', 'to')
     """
-    seen = [path for n, path in enumerate(paths) if n == 0 or not is_url(path)]
-    return any(map(is_compressed, paths)) or any(compression(head_of(path)) for path in seen)
+
+    def __init__(self, shards: Shards, /, *, label: RecordLabel | None = None) -> None:
+        self.paths = expand(shards, compressed=True)
+        self.label = label
+        if not any(map(is_compressed, self.paths)):
+            # Of shards at URLs, the bytes of the first alone are looked at.
+            seen = [path for n, path in enumerate(self.paths) if n == 0 or not is_url(path)]
+            if not any(compression(head_of(path)) for path in seen):
+                raise LoaderError(
+                    "a file, which is neither a folder of images nor an index, nor compressed",
+                    path=self.paths[0],
+                    advice="index the shards with twinfeed index, then pack the index",
+                )
+
+
+def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
+    """Yield a dict of fields for each record, in stored order. `work` is the packer's folder."""
+    work = work / "decompressed"
+    work.mkdir()
+    for path in shards.paths:
+        out = work / os.path.basename(path)  # the name that warnings show
+        empty = True
+        with local(place_of(path)) as here:
+            plain = _decompressed(here.path, path, out)
+            try:
+                for record in _scan(plain):
+                    yield _sample(record, shards.label, path)
+                    empty = False
+            except DataCorruptionError as error:  # offsets are those of the decompressed shard
+                error.path = f"{path}, decompressed" if plain == str(out) else path
+                raise
+            finally:
+                out.unlink(missing_ok=True)
+        if empty:
+            warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
 
 
 def head_of(path: str, /) -> bytes:
@@ -148,11 +181,20 @@ def _scan(path: str) -> Iterator[Record]:
     return tar.scan(path) if is_tar(head_of(path)) else tfrecord.scan(path)
 
 
-def _sample(record: Record) -> dict[str, Any]:
+def _sample(record: Record, label: RecordLabel | None, path: str) -> dict[str, Any]:
     """Return a record as a sample to pack, a single integer as an int."""
     sample: dict[str, Any] = {} if record.key is None else {"__key__": record.key}
     for name, part in record.fields.items():
         value = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
         single = part.kind == "int64_list" and len(value) == 1
         sample[name] = int(value[0]) if single else value
+    if label is not None:
+        whole = FromJson(label) if isinstance(label, str) else label
+        if isinstance(whole, FromJson) and not whole.key:
+            sample.pop(whole.field, None)  # the label itself, under another name
+        if "label" in sample:
+            raise label_clash(path)
+        found = label_of(label, record, path)
+        if found is not None:
+            sample["label"] = found
     return sample

@@ -127,13 +127,13 @@ class ImageFolder(LooseFiles):
         entries = folder(root, extensions=extensions)
         if not entries:
             raise no_images(root, extensions)
+        super().__init__(root, entries)
         outside = [entry.paths["image"] for entry in entries if entry.label is None]
-        if 0 < len(outside) < len(entries):
+        if self.classes and outside:
             raise DataCorruptionError(
                 f"images lie outside any class folder ({len(outside)}: {', '.join(outside[:5])})",
                 advice="move them into one, or remove them",
             )
-        super().__init__(root, entries)
         empty = empty_classes(root, entries)
         if empty is not None:
             raise FileNotFoundError(

@@ -5,27 +5,25 @@ from __future__ import annotations
 import copy
 import math
 import os
-import re
 import reprlib
-import shlex
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromJson, LabelSource
-from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.sniff import image_extension, is_compressed, is_index
+from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.packing._compressed import CompressedShards, head_of, some_compressed
+from twinfeed.loaders.packing._compressed import CompressedShards, Shards, samples_of
 from twinfeed.loaders.packing._inputs import (
     ImageFolder,
     InAnyOrder,
@@ -44,33 +42,18 @@ from twinfeed.loaders.packing._shard_writer import (
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.remote.location import is_url
 from twinfeed.loaders.support.atomic import locked, room_for
 from twinfeed.loaders.support.checks import choice, count, flag
-from twinfeed.loaders.support.progress import bar
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import root_key
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.validate import counted
 
-Source = InAnyOrder | Iterable[Sample]
-Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Source = InAnyOrder | Iterable[Sample] | CompressedShards
 
-_MAGIC = re.compile(r"[*?\[{]")
 _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
-
-
 _SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
-
-
-class _Piece(NamedTuple):
-    """Hold one split: its numbered samples, how many, and after how many records its shards end."""
-
-    name: str
-    samples: Iterable[tuple[int, Sample]]
-    records: int | None = None
-    stops: Collection[int] = ()
 
 
 @counterparts()
@@ -104,13 +87,11 @@ def pack(
     iterable that is shuffled, split or cut to several `shards` is written twice, first as it comes.
 
     Args:
-        source: an `ImageFolder`, `LooseFiles`, an `Index`, the path of an image folder or of an
-            index, an iterable of dicts, or compressed shards: TFRecord or tar of gzip, bzip2, xz or
-            zlib, named by a path, a pattern or a list. A dict has bytes, str, numbers or arrays by
-            field name, `__key__` (a str) for the key, and `label` (an int or a str) for the class.
-            The fields and columns of an index are packed as they are, whatever the index was made
-            of. Compressed shards are decompressed one at a time, in `out`. To choose their label,
-            index the new shards with `build_index(label=…)`.
+        source: an `ImageFolder`, `LooseFiles`, an `Index`, `CompressedShards`, an iterable of
+            dicts, or the path of an image folder, of an index or of compressed shards. A dict has
+            bytes, str, numbers or arrays by field name, `__key__` (a str) for the key, and `label`
+            (an int or a str) for the class. The fields and columns of an index are packed as they
+            are, whatever the index was made of.
         out: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
             (`train.index`).
         container: "tfrecord", or "tar" (webdataset).
@@ -148,70 +129,42 @@ def pack(
     opened = _opened(source)
     folder = to_write(out)
     with workplace(folder) as work:
-        source = opened.samples(work) if isinstance(opened, CompressedShards) else opened
+        source = samples_of(opened, work) if isinstance(opened, CompressedShards) else opened
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         with room_for(folder, None, work=work):
             samples = _samples(source, work if random_access else None)
-        pieces = _pieces(samples, split, seed, shards, shard_bytes)
-        written = {piece.name: Written(work, piece.name, container) for piece in pieces}
-        limits = _Limits(size_of(samples), shard_bytes, shard_records)
-        with room_for(folder, limits.known, work=work):
-            _write(pieces, written, limits, progress)
-            classes = _classes(samples, written.values())
-            for done in written.values():
-                _index(done, classes, progress)
-                _warn_of_gaps(done)
+        new = partial(Written, work, container)
+        splits = _splits(new, samples, split, seed, shards, shard_bytes)
+        known, kinds = size_of(samples), Kinds()
+        # Shards of a known size are cut evenly, at the stops.
+        most = shard_bytes if known is None else math.inf
+        with room_for(folder, known, work=work):
+            for each in splits:
+                write_shards(each, kinds, most, shard_records, progress=progress)
+            classes = _classes(samples, splits)
+            for each in splits:
+                _index(each, classes, progress)
+                _warn_of_gaps(each)
         with locked(folder):
-            check_free(folder, written, overwrite)  # another packer may have been here meanwhile
+            # Another packer may have been here meanwhile.
+            check_free(folder, [each.name for each in splits], overwrite)
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
-            return {name: open_index(folder / f"{name}.index") for name in written}
+            return {each.name: open_index(folder / f"{each.name}.index") for each in splits}
 
 
-class _Limits(NamedTuple):
-    """Hold the bytes of all samples, if they are known, and the most of a shard."""
-
-    known: int | None
-    nbytes: int
-    records: int | None
-
-
-def _write(
-    pieces: Iterable[_Piece], written: Mapping[str, Written], limits: _Limits, progress: bool
-) -> None:
-    """Write the shards of all splits."""
-    kinds: Kinds = {}
-    for name, samples, records, stops in pieces:
-        write_shards(
-            written[name],
-            bar(samples, f"packing {name}", "record", progress, total=records),
-            kinds=kinds,
-            stops=stops,
-            # Shards of a known size are cut evenly, at the stops.
-            most_bytes=limits.nbytes if limits.known is None else math.inf,
-            most_records=limits.records,
-        )
-
-
-def _opened(source: Any) -> Source | CompressedShards:
+def _opened(source: Any) -> Source:
     """Return a source of samples. What is named by a path is opened."""
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        if is_index(path) or index_at_url(source):
+    if isinstance(source, (list, tuple)) and source:
+        if all(isinstance(one, (str, os.PathLike)) for one in source):
+            return CompressedShards(source)
+    elif isinstance(source, (str, os.PathLike)):
+        if is_index(Path(source)) or index_at_url(source):
             return open_index(source)
-    if _names_shards(source):
-        paths = expand(source, compressed=True)
-        if some_compressed(paths):
-            return CompressedShards(paths)
-        raise LoaderError(
-            "a file, which is neither a folder of images nor an index, nor compressed",
-            path=paths[0],
-            advice=_indexed_first(source, paths[0]),
-        )
-    if isinstance(source, (str, os.PathLike)):
-        return ImageFolder(source)
-    if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
+        return ImageFolder(source) if os.path.isdir(source) else CompressedShards(source)
+    known = (LooseFiles, Index, CompressedShards, Iterable)
+    if isinstance(source, Mapping) or not isinstance(source, known):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
             f"got {reprlib.repr(source)}"
@@ -219,27 +172,9 @@ def _opened(source: Any) -> Source | CompressedShards:
     return source
 
 
-def _indexed_first(source: Any, path: str) -> str:
-    """Say how the records of files that are not compressed are packed."""
-    if image_extension(head_of(path)):
-        return f"give the folder that holds the images: {os.path.dirname(path) or '.'}"
-    shards = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "SHARDS"
-    out = Path(path).with_suffix(".index") if shards == path else Path(path).parent / "data.index"
-    command = ["twinfeed", "index", shards, "--out", "data.index" if is_url(path) else str(out)]
-    return f"index the shards, then pack the index: {shlex.join(command)}"
-
-
-def _names_shards(source: Any) -> bool:
-    """Whether a source is a file's name, a pattern, or a list of these."""
-    if isinstance(source, (str, os.PathLike)):
-        name = os.fspath(source)
-        magic = not os.path.exists(name) and _MAGIC.search(name)
-        return bool(is_url(name) or is_compressed(name) or os.path.isfile(name) or magic)
-    named = isinstance(source, (list, tuple)) and len(source)
-    return bool(named) and all(isinstance(one, (str, os.PathLike)) for one in source)
-
-
-def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample]:
+def _samples(
+    source: InAnyOrder | Iterable[Sample], spool: Path | None
+) -> InAnyOrder | Iterable[Sample]:
     """Return samples that can be taken in any order: an iterable is first written to `spool`, and
     shards at a URL are read through a cache there.
 
@@ -256,27 +191,28 @@ def _samples(source: Source, spool: Path | None) -> InAnyOrder | Iterable[Sample
         return source
     spool = spool / "spool"
     spool.mkdir()
-    done = Written(spool, "data", "tfrecord")
-    write_shards(done, enumerate(source), kinds={})
+    done = Written(spool, "tfrecord", "data", enumerate(source))
+    write_shards(done, {})
     _index(done, tuple(sorted(done.named)), progress=False)
     return open_index(spool / "data.index")
 
 
-def _pieces(
+def _splits(
+    new: Callable[..., Written],
     samples: InAnyOrder | Iterable[Sample],
     split: Split | None,
     seed: int | None,
     shards: int,
     shard_bytes: int,
-) -> list[_Piece]:
+) -> list[Written]:
     """Return the splits with their samples in the order they are written."""
     if not isinstance(samples, _IN_ANY_ORDER):
-        return [_Piece("data", enumerate(samples))]
+        return [new("data", enumerate(samples))]
     n = len(samples)
     order = np.arange(n)
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)
-    pieces, start = [], 0
+    splits, start = [], 0
     for name, records in counts_of(split or {"data": n}, n).items():
         share = (size_of(samples) or 0) * records / max(n, 1)
         number = max(shards, math.ceil(share / shard_bytes))
@@ -288,18 +224,15 @@ def _pieces(
         stops = {records * (shard + 1) // number for shard in range(number)}
         chosen = order[start : start + records]
         numbered = zip(chosen.tolist(), taken(samples, chosen), strict=True)
-        pieces.append(_Piece(name, numbered, records, stops))
+        splits.append(new(name, numbered, records, stops))
         start += records
-    return pieces
+    return splits
 
 
-def _classes(source: object, written: Iterable[Written]) -> tuple[str, ...]:
+def _classes(source: object, splits: Iterable[Written]) -> tuple[str, ...]:
     """Return the class names of all splits together. The names of an index keep their order."""
-    written = [done for done in written if done.counts["label"]]
-    if len({bool(done.named) for done in written}) > 1:
-        raise ValueError("labels are names in one split and integers in another: give all one kind")
     known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
-    return tuple(known) or tuple(sorted(set().union(*(done.named for done in written))))
+    return tuple(known) or tuple(sorted(set().union(*(each.named for each in splits))))
 
 
 def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:

@@ -20,6 +20,7 @@ from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.packing._check import checked, kind_of, naming
 from twinfeed.loaders.packing._inputs import Sample
 from twinfeed.loaders.support.atomic import sync
+from twinfeed.loaders.support.progress import bar
 
 ShardContainer = Literal["tfrecord", "tar"]
 Kinds = dict[str, tuple[str, int]]
@@ -36,11 +37,18 @@ SHARD_BYTES = 200_000_000
 
 @dataclass
 class Written:
-    """Say what was written of one split to `folder`, so that the split can be indexed."""
+    """Hold the numbered samples of one split, and note what is written of them to `folder`.
+
+    A shard ends after each of `stops` records of the split. `total` is the number of samples, if
+    it is known.
+    """
 
     folder: Path
-    name: str
     container: ShardContainer
+    name: str
+    samples: Iterable[tuple[int, Sample]]
+    total: int | None = None
+    stops: Collection[int] = ()
     files: list[Path] = field(default_factory=list)
     records: int = 0
     keyed: int = 0
@@ -55,39 +63,30 @@ class Written:
         return {name: lack for name, lack in lacks.items() if lack}
 
     def note(self, key: str | None, values: dict[str, Any]) -> None:
-        """Note what a sample has. Its label must be of the same kind as the labels before."""
+        """Note what a sample has."""
+        self.records += 1
         self.keyed += key is not None
         self.counts.update(values.keys())
-        if "label" not in values:
-            return
-        label, named = values["label"], isinstance(values["label"], str)
-        if self.counts["label"] > 1 and named != bool(self.named):
-            kinds = ("names", "integers") if self.named else ("integers", "names")
-            raise ValueError(
-                f"label {label!r} is among the {kinds[1]}, the labels before it are {kinds[0]}"
-            )
-        if named:
+        if isinstance(label := values.get("label"), str):
             self.named.add(label)
 
 
 def write_shards(
     written: Written,
-    samples: Iterable[tuple[int, Sample]],
-    /,
-    *,
     kinds: Kinds,
-    stops: Collection[int] = (),
     most_bytes: float = SHARD_BYTES,
     most_records: int | None = None,
+    /,
+    *,
+    progress: bool = False,
 ) -> None:
     """Write the samples of a split to shards, and note in `written` what was written.
 
-    - `samples`: pairs of a number, which messages name, and the sample.
     - `kinds`: the kind of values of each field, in all splits together.
-    - `stops`: a shard ends after each of these numbers of records of the split.
     - `most_bytes`, `most_records`: a shard also ends when it has so many.
     """
-    items = iter(samples)
+    samples = written.samples
+    items = iter(bar(samples, f"packing {written.name}", "record", progress, total=written.total))
     open_writer = TarWriter if written.container == "tar" else TFRecordWriter
     for first in items:
         path = written.folder / f"{written.name}-{len(written.files):05d}.shard"
@@ -97,19 +96,17 @@ def write_shards(
             for in_shard, (number, sample) in enumerate(chain([first], items), 1):
                 with naming(number, sample):
                     key, values = checked(sample)
-                    written.note(key, values)
                     if isinstance(writer, TarWriter):
-                        if key is None:
-                            key = f"{written.records:09d}"
-                        else:
+                        members = _members(values, sample.get("__ext__", {}), written)
+                        if key is not None:
                             _check_key(key, number, keys)
-                        writer.write(key, _members(values, sample.get("__ext__", {}), written))
+                        writer.write(f"{written.records:09d}" if key is None else key, members)
                     else:
                         writer.write(_example(key, values))
-                        _check_kinds(values, number, kinds)
-                written.records += 1
+                    _check_kinds(values, number, kinds, written.container)
+                    written.note(key, values)
                 full = in_shard == most_records or writer.offset >= most_bytes
-                if full or written.records in stops:
+                if full or written.records in written.stops:
                     break
         sync(path)
 
@@ -118,18 +115,21 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
     """Return a sample as an Example."""
     if key is not None and "key" in values:
         raise ValueError(
-            "a sample has both __key__ and key, and a TFRecord room for one of them: "
-            "rename the field key"
+            "a sample has both __key__ and key, which are one in a TFRecord: rename the field key"
         )
     return encode(values | ({} if key is None else {"key": key}))
 
 
-def _check_kinds(values: dict[str, Any], number: int, kinds: Kinds) -> None:
-    """Check that each field has values of one kind in all records; labels were checked before."""
+def _check_kinds(
+    values: dict[str, Any], number: int, kinds: Kinds, container: ShardContainer
+) -> None:
+    """Check that a field has values of one kind in all records; in a tar the label alone must."""
     for name, value in values.items():
+        if container == "tar" and name != "label":
+            continue
         kind = kind_of(value)
         known, first = kinds.setdefault(name, (kind, number))
-        if kind != known and name != "label":
+        if kind != known:
             raise ValueError(
                 f"field {name!r} has {kind} here and {known} in record {first}: give all records "
                 "values of one kind, such as 1.0 for 1, or the one kind another field name"
@@ -141,8 +141,8 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
-            f"record {first} has the key {key!r} too, and a tar shard's keys must differ: give "
-            "each record a __key__ of its own, or pack to TFRecord"
+            f"record {first} of the tar shard has the key {key!r} too: give each record a __key__ "
+            "of its own, or pack to TFRecord"
         )
 
 
@@ -152,8 +152,7 @@ def _members(
     """Return a sample's tar members by extension, and note the extension of each field."""
     if not values:
         raise ValueError(
-            "it has no field, and what has no member is not in a tar: give it one, leave it out, "
-            "or pack to TFRecord"
+            "it has no field, and so no member in a tar: leave it out, or pack to TFRecord"
         )
     members: dict[str, str] = {}
     for name, value in values.items():

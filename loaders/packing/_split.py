@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
-
-import numpy as np
 
 Split = Mapping[str, int | float]
 
@@ -23,13 +21,8 @@ def check_split(split: Split, seed: int | None, /) -> None:
     for name, size in split.items():
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise ValueError(f"split= names must be fit for files, got {name!r}")
-        if isinstance(size, (np.ndarray, Sequence)) and not isinstance(size, str):
-            raise TypeError(
-                f"split= sizes must be numbers, got {len(size):,} ids for {name!r}: pack a "
-                "generator of their samples, as docs/shuffling.md shows"
-            )
         if isinstance(size, bool) or not isinstance(size, numbers.Real):
-            raise TypeError(f"split= sizes must be numbers, got {size!r} for {name!r}")
+            raise TypeError(f"split= sizes must be numbers, got {reprlib.repr(size)} for {name!r}")
         if not size >= 0:
             raise ValueError(f"split= sizes must be at least 0, got {size!r} for {name!r}")
     if seed is None:
