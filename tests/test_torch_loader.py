@@ -101,6 +101,9 @@ def test_lists_of_different_lengths(index: Index, how: Any) -> None:
     batch = next(iter(loader))
     assert isinstance(batch["numbers"], torch.Tensor)
     assert batch["numbers"].is_nested == (how == "ragged")
+    if how == "ragged":
+        longest = int(batch["numbers"].offsets().diff().max())
+        assert batch["numbers"].to_padded_tensor(0).shape[1] == longest
 
 
 def counted_often(sample: dict[str, Any]) -> dict[str, Any]:

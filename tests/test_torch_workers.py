@@ -308,6 +308,13 @@ def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
     dataset[23]  # warned already
 
 
+@pytest.mark.parametrize("number", [0, 5, 23])
+def test_a_record_between_those_of_the_sampler_is_left_out_too(index: Index, number: int) -> None:
+    some = ExactOnceBatchSampler(RECORDS, batch_size=2, records=[3, 9])
+    with pytest.warns(UserWarning, match=f"asked for record {number}, which"):
+        RecordDataset(Feed(index, some))[number]
+
+
 def test_plain_samples_do_not_know_a_side_table_by_sample_id(index: Index) -> None:
     views = ViewSampler(RandomSampler(RECORDS, seed=5), [2] * RECORDS, per_epoch="one", seed=0)
     captions = {"caption": np.zeros(2 * RECORDS)}

@@ -40,7 +40,7 @@ class Clock:
 
 def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step waits 2 of 3 seconds. The second batch, made together with the first, stands
-    ready for 4.5 from then on, and waits for 0.1.
+    ready for 5 from then on, and waits for 0.6, which is more than a tenth.
 
     The third is taken after 1 of 10, which is no more than a tenth.
     """
@@ -55,7 +55,7 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     meter.received(asked)
     clock.passes(4.4)
     asked = clock.now
-    clock.passes(0.1)
+    clock.passes(0.6)
     meter.received(asked)
     clock.passes(9)
     asked = clock.now
@@ -64,14 +64,14 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     meter.received(asked)
     assert meter.report() == PassReport(
         batches=3,
-        seconds=17.5,
+        seconds=18.0,
         reading=1.5,
         collating=1.0,
-        waiting=pytest.approx(3.1),
-        ready=5.0,
-        waited=pytest.approx(1 / 3),
+        waiting=pytest.approx(3.6),
+        ready=5.5,
+        waited=pytest.approx(2 / 3),
     )
-    assert "waited 3.1 s, at 33% of the steps: data hold it back" in str(meter.report())
+    assert "waited 3.6 s, at 67% of the steps: data hold it back" in str(meter.report())
 
 
 def test_an_error_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
