@@ -90,17 +90,15 @@ def test_an_index_of_empty_fields_is_taken(tmp_path: Path) -> None:
 def test_values_that_do_not_fit_are_refused(index: Index) -> None:
     sampler = ExactOnceBatchSampler(10, batch_size=4)
     with pytest.raises(
-        ValueError, match=r"missing names \['text'\], no field .* the feed reads \['jpg', 'txt'\]$"
+        ValueError, match=r"missing names \['text'\], the index has the fields \['jpg', 'txt'\]$"
     ):
         Feed(index, sampler, missing={"text": b""})
-    with pytest.raises(ValueError, match=r"reads \['jpg'\], and the index also has \['txt'\]$"):
-        Feed(index, sampler, fields=["jpg"], missing={"text": b""})
     with pytest.raises(KeyError, match="no field 'caption'"):
         Feed(index, sampler, fields=["caption"], missing={"text": b""})
     assert Feed(index, sampler, fields=["jpg"], missing={"txt": b""}).missing == {}
     with pytest.raises(TypeError, match="bytes or a str for the field 'txt', got 0"):
         Feed(index, sampler, missing={"txt": 0})
-    with pytest.raises(ValueError, match=r"missing=\{'txt': b''\}, got 'empty'"):
+    with pytest.raises(ValueError, match="one of 'error', 'late', got 'empty'"):
         Feed(index, sampler, missing="empty")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'error', 'late', got 'skip'"):
         Feed(index, sampler, missing="skip")  # type: ignore[arg-type]
@@ -117,7 +115,7 @@ def test_a_field_that_may_hold_images_is_named_to_decode(tmp_path: Path) -> None
     with pytest.raises(KeyError, match=r"as in DecodeImage\('jpg'\)"):
         Feed(index, ExactOnceBatchSampler(1, batch_size=1), decode=DecodeImage("jpeg"))
     for decode, fields in (DecodeArray("x", dtype="u1"), None), (DecodeImage("jpg"), ["cls"]):
-        with pytest.raises(KeyError, match=r"and the feed has .*: name one of these\"$"):
+        with pytest.raises(KeyError, match=r"and the feed has .*: name one of these"):
             Feed(index, ExactOnceBatchSampler(1, batch_size=1), decode=decode, fields=fields)
 
 

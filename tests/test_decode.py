@@ -3,7 +3,6 @@
 import io
 import json
 import pickle
-import re
 import struct
 import subprocess
 import sys
@@ -142,10 +141,9 @@ def test_a_format_that_runs_a_program_is_no_image() -> None:
         DecodeImage()({"image": eps})
 
 
-def test_a_field_that_is_no_image_leads_to_one_that_is(tmp_path: Path) -> None:
-    index = pack([{"cls": b"2", "jpg": encoded(PIXELS, "png"), "n": 3}], tmp_path)["data"]
-    told = "field 'cls' is no image, it begins with b'2': DecodeImage('jpg') decodes the field that"
-    with pytest.raises(DecodeError, match=re.escape(told)):
+def test_a_field_that_is_no_image_is_named(tmp_path: Path) -> None:
+    index = pack([{"cls": b"2", "n": 3}], tmp_path)["data"]
+    with pytest.raises(DecodeError, match=r"field 'cls' is no image, it begins with b'2'"):
         batch(index, DecodeImage("cls"), 1)
     with pytest.raises(UnidentifiedImageError, match=r"'x.png' is no image, it begins with b''$"):
         DecodeExtensions()({"x.png": b"", "cls": b"2"})
@@ -216,7 +214,7 @@ def claiming(kind: str, height: int, width: int) -> bytes:
 @pytest.mark.parametrize("size", [None, (4, 4)])
 def test_fault_64_a_header_that_claims_too_much_is_refused(kind: str, size: Any) -> None:
     data = claiming(kind, 13000, 13000)
-    with pytest.raises(ValueError, match=f"13000 x 13000 pixels, more than {LIMITS.pixels}: "):
+    with pytest.raises(ValueError, match=f"x 13000 pixels, more than max_pixels={LIMITS.pixels}"):
         DecodeImage(size=size)({"image": data})
 
 
@@ -224,9 +222,9 @@ def test_fault_64_a_header_that_claims_too_much_is_refused(kind: str, size: Any)
 def test_the_limit_of_pixels_is_met_exactly(kind: str) -> None:
     data = {"image": encoded(PIXELS, kind)}
     assert DecodeImage(max_pixels=77)(data)["image"].shape == PIXELS.shape
-    with pytest.raises(ValueError, match="11 x 7 pixels, more than 76: "):
+    with pytest.raises(ValueError, match="11 x 7 pixels, more than max_pixels=76"):
         DecodeImage(max_pixels=76)(data)
-    with pytest.raises(ValueError, match="11 x 7 pixels, more than 76: "):
+    with pytest.raises(ValueError, match="11 x 7 pixels, more than max_pixels=76"):
         DecodeExtensions(max_pixels=76)({"png": data["image"]})
 
 
@@ -239,7 +237,7 @@ def test_the_limit_holds_within_a_batch(tmp_path: Path) -> None:
         if most == 77:
             assert feed(Request.of(sampler, 0, 0))["image"].shape == (1, *PIXELS.shape)
         else:
-            with pytest.raises(DecodeError, match=r"record 0 .*11 x 7 pixels, more than 76"):
+            with pytest.raises(DecodeError, match=r"record 0 .*7 pixels, more than max_pixels=76"):
                 feed(Request.of(sampler, 0, 0))
 
 
@@ -558,7 +556,7 @@ def test_what_json_holds_is_no_batch(tmp_path: Path) -> None:
     index = build_index(tmp_path / "a.tar", tmp_path / "a.index")
     with pytest.raises(
         ValueError,
-        match=r"record 0 .*'json' holds a dict, which.*array of numbers, a number or a string",
+        match=r"record 0 .*'json' holds a dict, which.*array of numbers or a string",
     ):
         batch(index, DecodeExtensions(), 1)
 
@@ -621,7 +619,7 @@ def test_every_fit_gives_the_size(
 
 
 def test_a_fit_needs_a_size_and_a_known_name() -> None:
-    with pytest.raises(ValueError, match=r"\(height, width\), got 64: give size=\(64, 64\)"):
+    with pytest.raises(ValueError, match=r"\(height, width\), got 64"):
         DecodeImage(size=64)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"fit= needs size=\(height, width\)"):
         DecodeImage(fit="crop")

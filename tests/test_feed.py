@@ -559,20 +559,6 @@ def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
     assert batch_of(feed, requested(1, 3))["one"].tolist() == [1, 1]
 
 
-def test_a_column_that_decode_looks_for_is_told_to_be_one(tmp_path: Path) -> None:
-    sized = pack([{"image": bytes(4), "height": 2}] * 2, tmp_path)["data"]
-    sampler = ExactOnceBatchSampler(2, batch_size=2)
-
-    def shaped(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"x": np.frombuffer(sample["image"], np.uint8).reshape(int(sample["height"]), -1)}
-
-    told = r"given \['image'\], and 'height' is a column of the index: .* where fields= names it"
-    with pytest.raises(DecodeError, match=told):
-        batch_of(Feed(sized, sampler, decode=shaped), requested(0))
-    feed = Feed(sized, sampler, fields=["image", "height"], decode=shaped)
-    assert batch_of(feed, requested(0))["x"].shape == (1, 2, 2)
-
-
 def test_a_side_table_and_a_field_of_one_name_are_refused(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
@@ -703,7 +689,7 @@ def test_arguments_that_are_none_are_refused_at_once(
         with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
             Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]
     for rows in (np.zeros(3), np.zeros(7)):
-        with pytest.raises(ValueError, match=f"'w' has {len(rows)} rows for 6 sample ids: give it"):
+        with pytest.raises(ValueError, match=f"'w' has {len(rows)} rows, the sampler 6"):
             Feed(index, sampler, side={"w": rows})
     with pytest.raises(ValueError, match=r"collate names \['wrod'\], the fields are \['word'\]"):
         batch_of(Feed(index, sampler, collate={"wrod": "pad"}), requested(0))

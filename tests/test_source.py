@@ -91,7 +91,7 @@ def test_what_goes_wrong_names_the_record_as_the_source_does() -> None:
 
 def test_what_needs_byte_ranges_says_so(tmp_path: Path) -> None:
     feed = Feed(Words(), next(samplers()))
-    with pytest.raises(TypeError, match="plan needs an index, which knows in which bytes"):
+    with pytest.raises(TypeError, match="plan needs an index, and the feed has a Words"):
         plan(feed)
     with pytest.raises(ValueError, match="missing= is for an index, got a Words"):
         Feed(Words(), next(samplers()), missing={"word": b""})
@@ -204,6 +204,17 @@ def test_the_memory_of_a_batch_belongs_to_the_batch(give: Any) -> None:
     for rows in got:
         rows += 1
     assert (source.rows == whole).all()
+
+
+def test_a_source_in_memory_needs_no_thread() -> None:
+    source = Rows(lambda source, ids: source.rows[ids])
+    feed = Feed(source, BatchSampler(SequentialSampler(24), batch_size=8))
+    assert NumpyLoader(feed).prefetch == 2
+    source.in_memory = True  # type: ignore[attr-defined]
+    assert NumpyLoader(feed).prefetch == 0
+    assert NumpyLoader(feed, prefetch=1).prefetch == 1
+    decoding = Feed(source, feed.sampler, decode=dict)
+    assert NumpyLoader(decoding).prefetch == 2
 
 
 def test_a_decode_cannot_write_to_what_the_source_keeps() -> None:

@@ -32,25 +32,16 @@ def call(
     except Exception as error:
         failed = f"{index.describe(record)}: {name} failed: {error!r}"
         raise DecodeError(
-            failed + _given(index, error, row[0]),
+            failed + _given(error, row[0]),
             advice=f"mend {name}, or leave the record out: records= of the sampler, SubsetSampler",
         ) from error
 
 
-def _given(index: Source, error: Exception, sample: Made) -> str:
+def _given(error: Exception, sample: Made) -> str:
     """Say what there was where a field was not found, and what to do about a read-only array."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
-    if not isinstance(error, KeyError):
-        return ""
-    given = f"; it was given {sorted(sample)}"
-    wanted = error.args[0] if error.args else None
-    if isinstance(wanted, str) and wanted in index.columns:
-        given += (
-            f", and {wanted!r} is a column of the index: it is in every batch, and a transform "
-            f"gets it; decode does where fields= names it"
-        )
-    return given
+    return f"; it was given {sorted(sample)}" if isinstance(error, KeyError) else ""
 
 
 def check_values(index: Source, name: str, record: int, sample: Made, /) -> None:

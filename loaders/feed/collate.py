@@ -122,8 +122,8 @@ def _array(name: str, value: Any, place: int) -> Array:
 def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
     return MisfitError(
         f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold: "
-        f"make it an array of numbers, a number or a string in decode or transform, or collate a "
-        f"list of strings with 'ragged'",
+        f"make it an array of numbers or a string in decode or transform; a list of strings is "
+        f"collated with 'ragged'",
         place=place,
     )
 
@@ -296,14 +296,7 @@ def _other_shape(
     name: str, shape: Shape, other: Shape, place: int, *, first: bool = False
 ) -> MisfitError:
     beside = f"{other} as in the first record, or in spec=" if first else f"{other}"
-    ways = ["'pad'"]
-    if None not in other and shape[1:] == other[1:]:
-        ways.append("'ragged'")
-    also = f", or collate it with {' or '.join(ways)}" if len(shape) == len(other) else ""
-    if also and first:
-        also += ", or say with spec= that a length differs from batch to batch: None"
-    if len(shape) != len(other) and (0,) in (shape, other):
-        also = f" (np.reshape gives an empty list its {max(len(shape), len(other))} axes)"
+    also = ", or collate it with 'pad'" if len(shape) == len(other) else ""
     images = ", as DecodeImage(size=(height, width)) does" if len(shape) == len(other) == 3 else ""
     return MisfitError(
         f"field {name!r} has shape {shape} beside {beside}: make them equal in decode"

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from twinfeed.loaders.formats.example import parse, parse_sequence
 from twinfeed.loaders.formats.features import usual
-from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
@@ -90,8 +89,7 @@ class DecodeImage:
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = checks.count("max_pixels", max_pixels)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
-            square = f": give size=({size}, {size})" if type(size) is int else ""
-            raise ValueError(f"size must be (height, width), got {size!r}{square}")
+            raise ValueError(f"size must be (height, width), got {size!r}")
         self.size = size and (checks.count("height", size[0]), checks.count("width", size[1]))
         self.fit = checks.choice("fit", fit, get_args(Fit))
         for name, told in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
@@ -106,7 +104,7 @@ class DecodeImage:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
-        return {**sample, self.field: self._decoded(sample, self.field)}
+        return {**sample, self.field: self._decode(sample[self.field], self.field)}
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -123,7 +121,7 @@ class DecodeImage:
         data, slot = sample[self.field], slots[self.field]
         if _is_jpeg(data) and self._fills(data, slot):
             return {**sample, self.field: slot}
-        array = self._decoded(sample, self.field)
+        array = self._decode(data, self.field)
         if (array.shape, array.dtype) != (slot.shape, slot.dtype):
             return {**sample, self.field: array}
         slot[...] = array
@@ -143,21 +141,8 @@ class DecodeImage:
             return False
         return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
 
-    def _decoded(self, sample: Mapping[str, Any], field: str) -> Array:
-        """Return the image of a field; where it is none, the error names a field that is one."""
-        from PIL import UnidentifiedImageError
-
-        try:
-            return self._decode(sample[field])
-        except UnidentifiedImageError:
-            problem = f"field {field!r} is no image, it begins with {sample[field][:16]!r}"
-        held = (name for name, data in sample.items() if isinstance(data, bytes))
-        images = [name for name in held if image_extension(sample[name])]
-        way = f": DecodeImage({images[0]!r}) decodes the field that is one" if images else ""
-        raise UnidentifiedImageError(problem + way)
-
-    def _decode(self, data: bytes) -> Array:
-        from PIL import Image
+    def _decode(self, data: bytes, field: str) -> Array:
+        from PIL import Image, UnidentifiedImageError
 
         if _is_jpeg(data):
             array = self._jpeg(data)
@@ -165,12 +150,15 @@ class DecodeImage:
                 return array
             image = Image.fromarray(array)
         else:
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            try:
+                image = Image.open(io.BytesIO(data), formats=FORMATS)
+            except UnidentifiedImageError:
+                told = f"field {field!r} is no image, it begins with {data[:16]!r}"
+                raise UnidentifiedImageError(told) from None
             self._check(image.height, image.width)
             if image.mode in ("I", "F"):
                 raise ValueError(
-                    f"the image has pixels of 32 bits (Pillow's mode {image.mode!r}), which uint8 "
-                    f"cannot hold: decode it by a function of your own"
+                    f"the image has pixels of 32 bits (Pillow's mode {image.mode!r}), no uint8"
                 )
             image = image.convert(self.mode)
         huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
@@ -234,8 +222,7 @@ class DecodeImage:
         """Refuse an image for the size that its header tells."""
         if height * width > self.max_pixels:
             raise ValueError(
-                f"the image has {height} x {width} pixels, more than {self.max_pixels}: decode it "
-                f"with DecodeImage(max_pixels=…) if images are meant to be so large"
+                f"the image has {height} x {width} pixels, more than max_pixels={self.max_pixels}"
             )
 
 

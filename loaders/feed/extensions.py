@@ -97,7 +97,7 @@ class DecodeExtensions:
 
     def _decode(self, field: str, extension: str, data: bytes) -> Any:
         if extension in IMAGES:
-            return self._decode_image._decoded({field: data}, field)
+            return self._decode_image._decode(data, field)
         if extension in PLAIN:
             return PLAIN[extension](data)
         if extension == "npy":

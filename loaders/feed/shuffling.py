@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 
@@ -18,28 +18,6 @@ from twinfeed.samplers.misnamed import counterparts
 _BLOCK, _LANES = 1 << 22, 128  # bytes of a block; most blocks open at once
 
 
-@overload
-def shuffled(
-    index: Index,
-    /,
-    *,
-    seed: int,
-    records: None = None,
-    memory: int = 1 << 29,
-    sections: int = 1,
-    order_within: Literal["random", "stored"] = "random",
-) -> ShardShuffleSampler: ...
-@overload
-def shuffled(
-    index: Index,
-    /,
-    *,
-    seed: int,
-    records: Ids,
-    memory: int = 1 << 29,
-    sections: int = 1,
-    order_within: Literal["random", "stored"] = "random",
-) -> SubsetSampler: ...
 @counterparts(**OF_SHUFFLED)
 def shuffled(
     index: Index,
@@ -92,17 +70,14 @@ def shuffled(
     block = block_of(index, int(lengths.sum()))
     window = min(_LANES, int(memory / (block * each)))
     window = max(window, sections) // sections * sections
-    if memory < block * sections * each and block > 1:
-        raise ValueError(
-            f"memory must be at least a block for each section, "
-            f"{int(block * sections * each)} bytes, got {memory}"
-        )
+    least = int(block * sections * each)
+    if memory < least and block > 1:
+        raise ValueError(f"memory must be at least a block for each section, {least}, got {memory}")
     held, allowed = int(block * window * each), system.memory()
     if held > allowed / 10:
         warnings.warn(
-            f"the {window} open blocks of {block} records take {held >> 20} MiB, more than a tenth "
-            f"of the {allowed >> 20} MiB that this process may use: give shuffled() less memory "
-            f"(which is another stream)",
+            f"the open blocks take {held >> 20} MiB, more than a tenth of the {allowed >> 20} MiB "
+            f"that this process may use: give shuffled() less memory (which is another stream)",
             stacklevel=3,
         )
     order = ShardShuffleSampler(

@@ -22,6 +22,7 @@ class NumpyLoader(FeedLoader[B]):
     Args:
         feed: what is fed.
         prefetch: batches kept ready ahead of the step. With 0, the calling thread does all work.
+            Default: 2, or 0 for a source of your own that is `in_memory`.
         threads: threads that make one batch each. If the sampler reuses decoded images, the threads
             share one batch, and as many others decode one image each for coming batches, beside the
             live images. Default: the processors this process may use, at most 8; no threads if
@@ -47,7 +48,7 @@ class NumpyLoader(FeedLoader[B]):
         feed: Feed,
         /,
         *,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,

@@ -30,19 +30,13 @@ def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> 
             raise ValueError(f"missing= is for an index, got a {type(index).__name__}")
         return values
     if isinstance(missing, Mapping):
-        others = [name for name in index.fields if name not in fields]
-        unknown = missing.keys() - {*fields, *others}
+        unknown = missing.keys() - index.fields
         if unknown:
-            more = f", and the index also has {others}" if others else ""
             raise ValueError(
-                f"missing names {sorted(unknown)}, no field of the index: the feed reads "
-                f"{list(fields)}{more}"
+                f"missing names {sorted(unknown)}, the index has the fields {list(index.fields)}"
             )
         given = {name: _value(index, name, value) for name, value in missing.items()}
         values = {name: value for name, value in given.items() if name in fields}
-    elif str(missing) == "empty":  # as build_index calls it
-        lacking = [name for name in fields if name in index.fields and index.fields[name].missing]
-        raise ValueError(f"a feed takes the values, missing={_empty(index, lacking)}, got 'empty'")
     elif choice("missing, unless a dict,", missing, ("error", "late")) == "late":
         return values
     stored = set(fields) & index.fields.keys() - index.columns.keys() - values.keys()

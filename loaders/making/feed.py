@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
-from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.feed.definition import Batch, Decode, Definition
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
@@ -191,10 +190,9 @@ class Feed(Definition):
                 )
         for name in getattr(self.decode, "reads", ()):
             if name not in self.fields:
-                likely = _image(self.fields) if isinstance(self.decode, DecodeImage) else None
                 raise KeyError(
                     f"decode reads the field {name!r}, and the feed has {list(self.fields)}: name "
-                    f"one of these" + (f", as in DecodeImage({likely!r})" if likely else "")
+                    f"one of these, as in DecodeImage('jpg')"
                 )
 
     def _check_plain(self) -> None:
@@ -204,8 +202,8 @@ class Feed(Definition):
                 continue
             if isinstance(self.index, Index) and self.index.fields[name].kind == "bytes_list":
                 raise ValueError(
-                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', leave "
-                    f"it out with fields=, or make an array of it with decode="
+                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
+                    f"leave it out with fields="
                 )
         self._check_collated(self.fields)
         if self._given_spec is not None and self._given_spec.keys() != set(self.fields):
@@ -216,22 +214,13 @@ class Feed(Definition):
         if name in self.index.columns:
             raise ValueError(f"side table {name!r} has the name of a column of the index")
         if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
-            raise TypeError(
-                f"side table {name!r} must be an array of numbers (numpy's, or a SideTable), "
-                f"got {type(rows).__name__}"
-            )
+            got = type(rows).__name__
+            raise TypeError(f"side table {name!r} must be an array of numbers, got {got}")
         if len(rows) != self.sampler.num_ids:
             raise ValueError(
-                f"side table {name!r} has {counted(len(rows), 'row')} for "
-                f"{counted(self.sampler.num_ids, 'sample id')}: "
-                f"give it a row for each id of the sampler, in their order"
+                f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
+                f"{counted(self.sampler.num_ids, 'sample id')}: give it a row for each of these"
             )
-
-
-def _image(fields: Sequence[str]) -> str | None:
-    """Return the first field whose name is that of an image."""
-    words = ("jpg", "jpeg", "png", "webp", "bmp", "image", "img")
-    return next((name for name in fields if any(word in name.lower() for word in words)), None)
 
 
 def _field(name: str, given: object) -> FieldSpec:
@@ -254,10 +243,7 @@ def index_of(feed: object, what: str, /) -> Index:
     """Return the index of a feed; raise TypeError where `what` cannot serve another source."""
     index = check_feed(feed).index
     if not isinstance(index, Index):
-        raise TypeError(
-            f"{what} needs an index, which knows in which bytes records lie, and the feed has a "
-            f"{type(index).__name__}"
-        )
+        raise TypeError(f"{what} needs an index, and the feed has a {type(index).__name__}")
     return index
 
 
@@ -279,7 +265,6 @@ def _check_fit(index: Source, sampler: BatchStream) -> None:
     if sampler.num_records != len(index):
         raise ValueError(
             f"the sampler was made for {counted(sampler.num_records, 'record')}, "
-            f"the index has {len(index):,}: "
-            f"make it with index.labels or len(index); a part of the records is drawn from with "
-            f"PKBatchSampler(…, records=ids) or SubsetSampler(ids, of={len(index)})"
+            f"the index has {len(index):,}: make it with index.labels or len(index), and give a "
+            f"part of the records by records=, or by SubsetSampler(ids, of={len(index)})"
         )

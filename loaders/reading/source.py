@@ -53,7 +53,9 @@ class OwnSource(Source, Protocol):
 
     A `Feed` takes such a source in place of an index, and all loaders serve it. Only what needs
     byte ranges does not: reading ahead, `plan`, `shuffled`, and the engine "choose_from_datasets".
-    For worker processes that are started by "spawn" the source must pickle.
+    For worker processes that are started by "spawn" the source must pickle. With an attribute
+    `in_memory` that is True, loaders make its batches in the loop's thread, unless they are told
+    otherwise: to hand a batch over to another thread takes longer.
 
     >>> import numpy as np
     >>> from twinfeed.loaders import Feed, NumpyLoader

@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B, fields_named
-from twinfeed.loaders.making.ahead import batches_ahead, making
+from twinfeed.loaders.making.ahead import PREFETCH, batches_ahead, making
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
@@ -56,7 +56,8 @@ class TorchLoader(FeedLoader[B]):
         feed: what is fed.
         device: gets the tensors. Default: the current CUDA device, or the CPU where there is none.
         prefetch: batches kept ready on the device, ahead of the step. With 0, the calling thread
-            does all the work.
+            does all the work. Default: 2, or 0 for a source of your own that is `in_memory`, on a
+            CPU.
         threads: threads that make one batch each. If the sampler reuses decoded images, the threads
             share one batch, and as many others decode one image each for coming batches, beside the
             live images. Default: the processors this process may use, at most 8; no threads if
@@ -96,7 +97,7 @@ class TorchLoader(FeedLoader[B]):
         /,
         *,
         device: torch.device | str | None = None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         threads: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
@@ -110,12 +111,10 @@ class TorchLoader(FeedLoader[B]):
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = chosen_device(device)
         self.num_workers = checks.count("num_workers", num_workers, minimum=0)
-        if num_workers:
-            self.prefetch = checks.count("prefetch", prefetch, minimum=0)
-            wanted = checks.count("threads", threads or 0, minimum=0)
-            self.threads = 0 if feed._alone else wanted
-        else:
-            self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+        if prefetch is None and (num_workers or self.device.type != "cpu"):
+            prefetch = PREFETCH
+        threads = threads or 0 if num_workers else threads
+        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
         if num_workers and not prefetch:
             raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
         if num_workers and feed.sampler.live is not None:

@@ -76,7 +76,7 @@ def test_padding_is_zeros_and_empty_bytes(how: Mode) -> None:
 
 
 def test_stack_of_unequal_shapes_names_the_field_and_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"'x' has shape \(2,\) beside \(1,\).*'pad' or 'ragged'"):
+    with pytest.raises(ValueError, match=r"'x' has shape \(2,\) beside \(1,\).*with 'pad'"):
         of([np.ones(1, FLOAT), np.ones(2, FLOAT)], (1,))
 
 
@@ -156,9 +156,6 @@ def test_values_of_other_axes_are_refused(how: Mode) -> None:
         match=r"shape \(2, 2\) beside \(1,\) as in the first record.*: make them equal in decode$",
     ):
         of([np.ones(1, FLOAT), np.ones((2, 2), FLOAT)], (1,), how)
-    for values, shape in (([[]], (None, 4)), ([np.ones((1, 4), FLOAT)], (0,))):
-        with pytest.raises(MisfitError, match=r"\(np.reshape gives an empty list its 2 axes\)$"):
-            of(values, shape, how)
 
 
 @pytest.mark.parametrize(
