@@ -10,7 +10,7 @@ from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Retry
-from urllib3.exceptions import HTTPError, ProxyError, ReadTimeoutError
+from urllib3.exceptions import HTTPError, ProxyError
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import network as _network
@@ -143,6 +143,7 @@ class Web(Store):
     def _request(self, url: str, headers: dict[str, str], *, sent_on: bool) -> BaseHTTPResponse:
         """Make one request, on a kept connection if there is one that still works."""
         key = origin, _ = _origin(url), sent_on
+        path = url[len(origin) :].removeprefix("/")
         while True:
             pool = self._pools.get(key)
             if pool is None:
@@ -152,7 +153,7 @@ class Web(Store):
                 return pool.urlopen(
                     "GET",
                     # A proxy is asked for the whole URL, unless it makes a tunnel.
-                    url if pool.proxy and url.startswith("http:") else url[len(origin) :] or "/",
+                    url if pool.proxy and url.startswith("http:") else f"/{path}",
                     headers=headers,
                     redirect=False,
                     assert_same_host=False,
@@ -161,9 +162,6 @@ class Web(Store):
                 )
             except ClosedError:
                 continue
-            except ReadTimeoutError:  # others that are kept may have fallen silent too
-                self._pools.pop(key, None)
-                raise
 
     def _check_network(self, origin: str, sent_on: bool, address: str) -> None:
         """Raise LoaderError where another server sends on into a network that it may not name."""
