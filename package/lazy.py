@@ -9,13 +9,13 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
 def attach(package: str, file: str, /) -> tuple[Callable[[str], Any], list[str]]:
     """Return `__getattr__` and `__all__` of the package at `file`, as the stub beside it says."""
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
+    stub = ast.parse(loader.get_data(f"{file.rpartition('.')[0]}.pyi"))  # also from a zip
     where = {
         alias.name: node.module
         for node in stub.body

@@ -145,7 +145,7 @@ def test_cat_tells_keys_from_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
         shown = [line for line in capsys.readouterr().out.splitlines() if line[:1] != " "]
         assert [int(line.split()[1]) for line in shown] == records, words
     assert main(["cat", index, "--key", "5"]) == 2
-    assert "no record has the key '5'" in capsys.readouterr().err
+    assert "no record has the key '5': give a key, such as '7', '000001'" in capsys.readouterr().err
     assert main(["cat", index, "6"]) == 2
     assert "give a key that is a number with --key" in capsys.readouterr().err
 

@@ -363,7 +363,7 @@ def test_the_environment_names_a_cache(
         open_index(path, root=server.url)
     monkeypatch.setenv("TWINFEED_CACHE_BYTES", "1MB")
     index = open_index(path, root=server.url)
-    assert index.cache == DiskCache(tmp_path / "cache", bytes=10**6)
+    assert index.cache == DiskCache(tmp_path / "cache", bytes="1M")
     assert pickle.loads(pickle.dumps(index)).cache == index.cache
     with Reader(index) as reader:
         reader.read([1])

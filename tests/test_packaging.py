@@ -61,6 +61,26 @@ def test_the_sdist_holds_every_file_of_the_sources(source: Path, built: Path) ->
     assert not any("__pycache__" in name for name in names)
 
 
+ZIPPED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import twinfeed
+from twinfeed.loaders import Feed, NumpyLoader, pack
+index = pack([{"x": b"1", "label": n % 3} for n in range(9)], sys.argv[2])["data"]
+batches = list(NumpyLoader(Feed(index, twinfeed.PKBatchSampler(index.labels, p=2, k=2, seed=0))))
+print(twinfeed.__file__, len(batches))
+"""
+
+
+def test_a_zip_is_imported_and_no_text_is_read_in_the_encoding_of_the_place(
+    built: Path, tmp_path: Path
+) -> None:
+    (wheel,) = built.glob("*.whl")
+    command = [sys.executable, "-X", "warn_default_encoding", "-W", "error", "-c", ZIPPED]
+    done = subprocess.run([*command, wheel, tmp_path], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{wheel}/twinfeed/__init__.py 2\n", done.stderr
+
+
 LOOK = """
 import pickle, sys
 from concurrent.futures import ProcessPoolExecutor

@@ -175,6 +175,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "labels must be integers or strings",
     ),
     "pk-p-zero": (pk(p=0), ValueError, "p must be at least 1, got 0"),
+    "pk-k-function": (
+        pk(k=len),
+        TypeError,
+        "or a schedule by global step such as k={0: 2, 1000: 3}",
+    ),
     "pk-k-float": (pk(k=1.0), TypeError, "k must be an integer, got 1.0"),
     "pk-k-range": (pk(k=(3, 2)), ValueError, "k must be a range (low, high) with low at most high"),
     "pk-k-triple": (pk(k=(1, 2, 3)), ValueError, "k must be a range (low, high)"),

@@ -346,7 +346,10 @@ def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[i
             found[key].append(record)
     for key, records in found.items():
         if not records:
-            raise KeyError(f"no record has the key {key!r}; see twinfeed info, or give a number")
+            some = ", ".join(map(repr, index.keys(range(min(3, len(index))))))
+            raise KeyError(
+                f"no record has the key {key!r}: give a key, such as {some}, or a number"
+            )
     chosen = [[_numbered(index, one)] if _NUMBER.fullmatch(one) else found[one] for one in wanted]
     return [record for records in chosen + [found[key] for key in keys] for record in records]
 

@@ -14,7 +14,6 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
-from twinfeed.samplers.validate import counted
 
 USUAL_K = 4
 
@@ -22,26 +21,14 @@ USUAL_K = 4
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
     """Return the sampler of random or P x K batches."""
     if options.p is None and options.k is not None:
-        raise ValueError(
-            "--k is of P x K batches: give --p too, the number of classes in a batch, or leave "
-            "--k out"
-        )
+        raise ValueError("--k is of P x K batches: give --p too, or leave --k out")
     if options.p is None:
         order = RandomSampler(len(index), seed=options.seed)
         return BatchSampler(order, batch_size=options.batch_size)
     if not index.has_labels:
         raise ValueError("--p needs labels, and this index has none: index again with --label")
     k = USUAL_K if options.k is None else options.k
-    sizes = np.unique(index.labels, return_counts=True)[1]
-    small = int((sizes < k).sum())
-    if small:
-        raise ValueError(
-            f"{counted(small, 'class')} of {len(sizes):,} have fewer than {k} records: give --k "
-            f"{sizes.min()}"
-        )
-    if options.p > len(sizes):
-        raise ValueError(f"--p must be at most {len(sizes):,}, the number of classes")
-    return PKBatchSampler(index.labels, p=options.p, k=k, seed=options.seed)
+    return PKBatchSampler(index.labels, p=options.p, k=k, small=options.small, seed=options.seed)
 
 
 def feed_of(

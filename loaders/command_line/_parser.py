@@ -261,6 +261,8 @@ def _opened(
         add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
         add("--field NAME", "the field that holds the images; default: the only one that does")
         add("--k N", f"records of each class of a P x K batch; needs --p; default {USUAL_K}")
+        small = "of classes with fewer than K records, use records again, or leave the classes out"
+        add("--small", small, "repeat", choices=["repeat", "drop"])
     if draws == "shuffles":
         add("--block N", "records of a block; default: about 4 MB, less of small data")
         add("--window N", "blocks that are open at once; default: up to 128, 512 MB")

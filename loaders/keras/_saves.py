@@ -104,7 +104,7 @@ def _number(folder: Path) -> int:
 def _write(folder: Path, state: dict[str, Any]) -> None:
     """Write a state: arrays to a file of arrays, all else to JSON."""
     arrays: list[Array] = []
-    (folder / "state.json").write_text(json.dumps(plain(state, arrays)))
+    (folder / "state.json").write_bytes(json.dumps(plain(state, arrays)).encode())
     with (folder / "arrays.npz").open("xb") as file:
         np.savez(file, allow_pickle=False, **{str(n): array for n, array in enumerate(arrays)})
 

@@ -20,28 +20,29 @@ class DiskCache:
     of data sets.
 
     A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
-    TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (such as 200G or 1.5 TiB) name a cache for
-    every index that is opened without a cache, if the index or its shards lie at a URL.
+    TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (`bytes`) name a cache for every index that
+    is opened without a cache, if the index or its shards lie at a URL.
 
     Args:
         folder: if it does not exist, it is made, for its owner alone. `~` is your home. The
             folder may be deleted whenever nobody uses it.
-        bytes: the most that the folder holds, in bytes.
+        bytes: the most that the folder holds: a number of bytes, or a text such as 200G or 1.5 TiB.
 
     Raises:
-        TypeError: `bytes` is no integer.
-        ValueError: `bytes` is not positive.
+        TypeError: `bytes` is neither.
+        ValueError: `bytes` is not positive, or another text.
 
-    >>> DiskCache("/mnt/ssd/twinfeed", bytes=200 * 10**9).bytes
+    >>> DiskCache("/mnt/ssd/twinfeed", bytes="200G").bytes
     200000000000
     """
 
     folder: str
     bytes: int
 
-    def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int) -> None:  # noqa: A002
+    def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int | str) -> None:  # noqa: A002
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(folder)))
-        object.__setattr__(self, "bytes", count("bytes", bytes))
+        number = bytes_of(bytes) if isinstance(bytes, str) else bytes
+        object.__setattr__(self, "bytes", count("bytes", number))
 
     @property
     def path(self) -> Path:
@@ -59,4 +60,4 @@ def cache_of_environment() -> DiskCache | None:
             f"{FOLDER} must be a folder and {BYTES} a number of bytes, both or neither, "
             f"got {folder!r} and {size!r}"
         )
-    return DiskCache(folder, bytes=bytes_of(size))
+    return DiskCache(folder, bytes=size)

@@ -52,7 +52,9 @@ def peak_memory() -> int:
     if sys.platform == "darwin":
         return peak
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "")
+    found = re.search(
+        r"VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8") if status.exists() else ""
+    )
     return 1024 * (int(found[1]) if found else peak)
 
 
@@ -60,14 +62,14 @@ def memory() -> int:
     """Return how many bytes of memory this process may use: the machine's, or a control group's."""
     least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
         _, kinds, path = line.split(":", 2)
         if kinds in _GROUPS:
             root, name = _GROUPS[kinds]
             # In a container the path may be the host's, and the root the container's own group.
             for place in (root / path.lstrip("/") / name).parents:
                 with suppress(OSError, ValueError):  # there is none, or it says "max"
-                    least = min(least, int((place / name).read_text()))
+                    least = min(least, int((place / name).read_text(encoding="utf-8")))
     return least
 
 

@@ -33,6 +33,12 @@ class Schedule:
         self.lowest_k: int | None = None
         if isinstance(k, tuple):
             self.lowest_k, k = _range(k)
+        for name, value in (("p", p), ("k", k)):
+            if callable(value):
+                raise TypeError(
+                    f"{name} must be a number, or a schedule by global step such as "
+                    f"{name}={{0: 2, 1000: 3}}, got {value!r}"
+                )
         ps, ks = (
             validate.schedule(name, v)
             if isinstance(v, Mapping)
