@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import LIMITS, Batcher, Request, TarWriter, encode
+from inside import IMAGES, LIMITS, Batcher, Request, TarWriter, encode
 from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
@@ -477,6 +477,10 @@ def test_arrays_and_images_by_extension() -> None:
         "label": np.int64(3),
     }
     decoded = DecodeExtensions(mode="RGB")(sample)
+    for extension in IMAGES:  # the bytes tell the kind of the image
+        named = DecodeExtensions(mode="RGB")({extension: sample["png"]})
+        np.testing.assert_array_equal(named[extension], PIXELS)
+    assert {"gif", "pbm"} < set(IMAGES)
     assert list(decoded) == ["png", "npy", "npz.a", "npz.b", "label"]
     np.testing.assert_array_equal(decoded["png"], PIXELS)
     assert decoded["npy"].tolist() == [0, 1, 2]
