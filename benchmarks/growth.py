@@ -74,6 +74,19 @@ def one_rank(name: str) -> Found:
     return draws(stream.shard(77, ranks))
 
 
+def many_blocks(blocks: int) -> Found:
+    """Draw 128 ids at a time from shards of 400 blocks; the first batch is that of epoch 1."""
+    from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+
+    lengths = [400 * 256 - 7] * (blocks // 400)
+    order = ShardShuffleSampler(lengths, block=256, window=256, seed=0)
+    stream = BatchSampler(order, batch_size=128)
+    stream.batch(0, 0)
+    first = timed(lambda: stream.batch(1, 0))[1]
+    seconds = timed(lambda: [stream.batches(1, at, at + 256) for at in range(0, 2560, 256)])[1]
+    return {"first batch ms": first * 1e3, "µs a batch": seconds / 2560 * 1e6}
+
+
 def mixture_of_many() -> Found:
     """Draw 64 ids of 1,000 orders."""
     from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
@@ -377,6 +390,8 @@ def many_names(number: int) -> Found:
 SCALE = ("random", "shard shuffle", "1,000 sections", "P x K", "weighted")
 WAYS: Ways = {
     **{f"a rank of 10,000: {name}": (partial(one_rank, name), None) for name in SCALE},
+    "shuffle of 500,000 blocks": (partial(many_blocks, 500_000), None),
+    "shuffle of 4 million blocks": (partial(many_blocks, 4_000_000), None),
     "mixture of 1,000 orders": (mixture_of_many, None),
     "reuse, 100,000 live": (reuse_of_many, None),
     "weighted, no replacement, 10 million": (weighted_epochs, None),

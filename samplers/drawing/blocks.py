@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.drawing.bits import Int64
-from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.permutation import permute, turns_of
 from twinfeed.samplers.drawing.sums import RunningSums
 
 _MOST = 1 << 17  # entries of a table
@@ -22,7 +22,7 @@ class Blocks:
     """
 
     def __init__(self, lengths: NDArray[Any], block: int) -> None:
-        self._lengths, self._block = lengths, block
+        self._lengths, self.block = lengths, block
         self._records = RunningSums(lengths, _MOST)
         self._numbers = RunningSums(_Divided(lengths, block), _MOST)
 
@@ -30,15 +30,27 @@ class Blocks:
         return self._numbers.total
 
     @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self._lengths)
+
+    def short(self) -> tuple[Int64, Int64]:
+        """Return the numbers of the blocks that are short, and how many records each lacks."""
+        lengths = self._at(np.arange(self.shards))
+        rest = lengths % self.block
+        shard = np.flatnonzero(rest)
+        return np.cumsum(-(-lengths // self.block))[shard] - 1, self.block - rest[shard]
+
+    @property
     def usual(self) -> int:
         """The size that most blocks have; of several such sizes, the largest."""
         times: dict[int, int] = {}
         for some in pieces(len(self._lengths)):
             lengths = np.asarray(self._lengths[some]).astype(np.int64)
-            sizes, found = np.unique(lengths % self._block, return_counts=True)
+            sizes, found = np.unique(lengths % self.block, return_counts=True)
             for size, count in zip(sizes.tolist(), found.tolist(), strict=True):
                 times[size] = times.get(size, 0) + count
-            times[self._block] = times.get(self._block, 0) + int((lengths // self._block).sum())
+            times[self.block] = times.get(self.block, 0) + int((lengths // self.block).sum())
         times.pop(0, None)  # of shards that their blocks fill
         most = max(times.values(), default=0)
         return max(size for size, count in times.items() if count == most) if most else 1
@@ -46,15 +58,15 @@ class Blocks:
     def of_records(self, records: Int64) -> tuple[Int64, Int64]:
         """Return where the blocks of these records begin and stop."""
         shard, begin = self._records.locate(records)
-        first = records - (records - begin) % self._block
-        stop: Int64 = np.minimum(first + self._block, begin + self._at(shard))
+        first = records - (records - begin) % self.block
+        stop: Int64 = np.minimum(first + self.block, begin + self._at(shard))
         return first, stop
 
     def spans(self, numbers: Int64) -> tuple[Int64, Int64]:
         """Return the first record and the size of these blocks."""
         shard, before = self._numbers.locate(numbers)
-        within = (numbers - before) * self._block
-        sizes: Int64 = np.minimum(self._at(shard) - within, self._block)
+        within = (numbers - before) * self.block
+        sizes: Int64 = np.minimum(self._at(shard) - within, self.block)
         return self._records.before(shard) + within, sizes
 
     def _at(self, shard: Int64) -> Int64:
@@ -83,7 +95,8 @@ class BlockOrder:
         self._table: NDArray[Any] | None = None
         if self._count <= _MOST:
             self._table = permute(self._count, key, np.arange(self._count)).astype(np.int32)
-        self._sums = RunningSums(_Sizes(self), _MOST)
+        few = self._table is None and blocks.shards <= _MOST
+        self._sums = _Pieces(blocks, key) if few else RunningSums(_Sizes(self), _MOST)
 
     def __len__(self) -> int:
         return self._count
@@ -100,6 +113,29 @@ class BlockOrder:
         """
         turns, begin = self._sums.locate(places)
         return begin, *self.spans(turns)
+
+
+class _Pieces:
+    """Find blocks in their order by those alone that are shorter than the others.
+
+    A piece is some whole blocks and a short one after them. So the table has one entry a shard, and
+    does not grow with the blocks.
+    """
+
+    def __init__(self, blocks: Blocks, key: int) -> None:
+        numbers, missing = blocks.short()
+        turns = turns_of(len(blocks), key, numbers)
+        order = np.argsort(turns)
+        self._block = blocks.block
+        self._turns = np.append(0, turns[order] + 1)
+        self._begins = self._turns * self._block - np.append(0, np.cumsum(missing[order]))
+
+    def locate(self, places: Int64) -> tuple[Int64, Int64]:
+        """Return the turn of the block at each place, and the place where the block begins."""
+        piece = np.searchsorted(self._begins, places, side="right") - 1
+        within = (places - self._begins[piece]) // self._block
+        turns: Int64 = self._turns[piece] + within
+        return turns, self._begins[piece] + within * self._block
 
 
 class _Sizes:

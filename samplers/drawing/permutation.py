@@ -137,17 +137,33 @@ def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
     return _walk(sizes, rounds, positions.astype(np.uint64), _hash).view(np.int64)
 
 
+def turns_of(n: int, key: int, entries: Int64) -> Int64:
+    """Return where the permutation of `range(n)` under `key` has these entries.
+
+    >>> turns_of(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
+    [7, 0, 999999]
+    """
+    if n <= SMALL:
+        return np.argsort(_shared_table(n, key))[entries]
+    rounds = words(key, np.arange(_ROUNDS)[::-1, None])
+    sizes = np.array([n], np.uint64)
+    return _walk(sizes, rounds, entries.astype(np.uint64), _hash, _decrypt).view(np.int64)
+
+
 Hash = Callable[[Any, Any, Any], Any]
 
 
-def _walk(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsigned:
+def _walk(
+    n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash, step: Callable[..., Any] | None = None
+) -> Unsigned:
     """Encrypt numbers below n until the results are below n, all of one type and broadcast."""
-    x = _encrypt(n, rounds, x, hashed)
+    step = step or _encrypt
+    x = step(n, rounds, x, hashed)
     at = np.nonzero(x >= n)  # rare: fewer than 1 cell in sqrt(n) lies outside
     while at[0].size:
         inner = np.broadcast_to(n, x.shape)[at]
         keys = np.stack([np.broadcast_to(key, x.shape)[at] for key in rounds])
-        x[at] = moved = _encrypt(inner, keys, x[at], hashed)
+        x[at] = moved = step(inner, keys, x[at], hashed)
         at = tuple(axis[moved >= inner] for axis in at)
     return x
 
@@ -164,6 +180,19 @@ def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsign
         np.minimum(moved, left, out=left)  # modulo: a difference below 0 is huge
         left, right, left_size, right_size = right, left, right_size, left_size
     left += right * left_size  # after an even number of rounds the halves are back in place
+    return left
+
+
+def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Any:
+    """Walk once backwards; `rounds` come from the last to the first."""
+    a = np.ceil(np.sqrt(n)).astype(n.dtype)
+    right = x // a
+    left, left_size, right_size = x - right * a, a, (n + a - 1) // a
+    for key in rounds:
+        left, right, left_size, right_size = right, left, right_size, left_size
+        left = left + left_size - hashed(right, key, left_size)
+        np.minimum(left, left - left_size, out=left)  # modulo: a difference below 0 is huge
+    left += right * left_size
     return left
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,9 +60,8 @@ class RunningSums:
         """Return the sum of the counts before each entry, int64[entries]."""
         run, rest = np.divmod(entries, self._run)
         sums: Int64 = self._bounds[run]
-        for some in self._some(len(run)):
-            inner = np.where(np.arange(self._run) < rest[some, None], self._of(run[some]), 0)
-            sums[some] += inner.sum(axis=1)
+        for mine, row, starts, _ in self._starts(run):
+            sums[mine] = starts[row, rest[mine]]
         return sums
 
     def find(self, places: Int64) -> Int64:
@@ -73,17 +73,27 @@ class RunningSums:
         run = np.searchsorted(self._bounds, places, side="right") - 1
         entry: Int64 = run * self._run
         sums: Int64 = self._bounds[run]
-        for some in self._some(len(run)):
-            passed = np.cumsum(self._of(run[some]), axis=1)
-            number = (passed <= (places[some] - sums[some])[:, None]).sum(axis=1)
-            entry[some] += number
-            last = passed[np.arange(len(number)), number - 1]
-            sums[some] += np.where(number > 0, last, 0)
+        for mine, _, starts, runs in self._starts(run):
+            at = np.searchsorted(starts.reshape(-1), places[mine], side="right") - 1
+            row, number = np.divmod(at, self._run)
+            entry[mine] = runs[row] * self._run + number
+            sums[mine] = starts[row, number]
         return entry, sums
 
-    def _some(self, count: int) -> Any:
-        """Yield slices of a request: none where the table has all that is needed."""
-        return pieces(count if self._run > 1 else 0, max(1, _AT_ONCE // self._run))
+    def _starts(self, run: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+        """Yield the sums before each count of the distinct runs, some runs at a time.
+
+        With them come the requests in these runs, each one's row, and the runs. Nothing comes if
+        the table has all that is needed.
+        """
+        if self._run == 1:
+            return
+        runs, row = np.unique(run, return_inverse=True)
+        for some in pieces(len(runs), max(1, _AT_ONCE // self._run)):
+            mine = np.flatnonzero((some.start <= row) & (row < some.stop))
+            counts = self._of(runs[some])
+            starts = self._bounds[runs[some], None] + np.cumsum(counts, axis=1) - counts
+            yield mine, row[mine] - some.start, starts, runs[some]
 
     def _of(self, run: Int64) -> Int64:
         """Return the counts of runs, int64[runs, run length]; zeros after the last count."""

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from twinfeed.samplers import RandomSampler
 from twinfeed.samplers.drawing.bits import below, derive, root_key, words
-from twinfeed.samplers.drawing.permutation import SMALL, permute, permute_rows, sorted_rows
+from twinfeed.samplers.drawing.permutation import (
+    SMALL,
+    permute,
+    permute_rows,
+    sorted_rows,
+    turns_of,
+)
 
 KEYS = words(2026, np.arange(1000))
 LARGE = [2**20 - 1, 2**20 + 1, 10**12]
@@ -93,6 +99,13 @@ def test_permutations_hit_everything_once(n: int) -> None:
     assert np.array_equal(np.sort(permute(n, 11, np.arange(n))), np.arange(n))
     rows = permute_rows(np.full(3, n), KEYS[:3], np.resize(np.arange(n), (3, n)))
     assert np.array_equal(np.sort(rows), np.resize(np.arange(n), (3, n)))
+
+
+@pytest.mark.parametrize("n", [1, 5, 1 << 15, (1 << 15) + 1, 40_000, 2**20 + 1, 10**12])
+def test_turns_are_the_inverse(n: int) -> None:
+    at = np.unique(np.linspace(0, n - 1, 999).astype(np.int64))
+    for key in (0, 7, 2**64 - 1):
+        assert np.array_equal(turns_of(n, key, permute(n, key, at)), at)
 
 
 def test_random_access_needs_no_memory_that_grows() -> None:
