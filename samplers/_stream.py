@@ -126,6 +126,10 @@ class BatchStream(Epochs, ABC):
                 f"multiple of {processes}"
             )
 
+    def divisible(self, by: int, /) -> bool:
+        """Return whether `by` divides the size of every global batch of every epoch."""
+        return self._even and self._largest % by == 0
+
     @property
     def constant_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None where sizes may differ."""

@@ -97,6 +97,9 @@ class BucketBatchSampler(BatchStream):
         super().__init__(steps=len(self._counts), size=len(given), batch_size=largest, seed=seed)
         self._even = bool((self._counts == largest).all())
 
+    def divisible(self, by: int, /) -> bool:
+        return not (self._counts % by).any()
+
     def _cut(self, costs: Int64, window: int) -> Int64:
         """Return where each batch ends in the order of costs, if records move up by `window`."""
         n, multiple = len(costs), self._multiple

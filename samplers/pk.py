@@ -306,6 +306,10 @@ class PKBatchSampler(BatchStream):
         texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
         return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
 
+    def divisible(self, by: int, /) -> bool:
+        stretches, low = self._schedule.stretches, self._schedule.lowest_k
+        return all(s.p * k % by == 0 for s in stretches for k in range(low or s.k, s.k + 1))
+
     def _check_world(self, world_size: int) -> None:
         for p in sorted({stretch.p for stretch in self._schedule.stretches}):
             if p % world_size:

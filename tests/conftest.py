@@ -20,8 +20,17 @@ import pytest
 import running
 from hypothesis import HealthCheck, settings
 
-FRAMEWORKS = {"accelerate", "keras", "lightning", "matplotlib", "tensorflow", "torch", "torchdata"}
-BACKENDS = ("twinfeed.loaders.torch", "twinfeed.loaders.tensorflow", "twinfeed.loaders.pictures")
+FRAMEWORKS = {
+    "accelerate",
+    "jax",
+    "keras",
+    "lightning",
+    "matplotlib",
+    "tensorflow",
+    "torch",
+    "torchdata",
+}
+BACKENDS = tuple(f"twinfeed.loaders.{name}" for name in ("jax", "torch", "tensorflow", "pictures"))
 HERE = Path(__file__).parent
 START = HERE / "start"
 

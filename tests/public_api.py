@@ -15,6 +15,7 @@ MODULES = (
     "twinfeed.samplers",
     "twinfeed.loaders",
     "twinfeed.loaders.formats",
+    "twinfeed.loaders.jax",
     "twinfeed.loaders.keras",
     "twinfeed.loaders.pictures",
     "twinfeed.loaders.tensorflow",

@@ -20,7 +20,7 @@ import twinfeed.loaders
 import twinfeed.samplers
 
 BACKENDS = tuple(
-    f"twinfeed.loaders.{name}" for name in ("keras", "pictures", "torch", "tensorflow")
+    f"twinfeed.loaders.{name}" for name in ("jax", "keras", "pictures", "torch", "tensorflow")
 )
 
 

@@ -81,7 +81,7 @@ def test_samplers_import_numpy_and_themselves(path: Path) -> None:
 @pytest.mark.parametrize("path", files(twinfeed.loaders), ids=lambda path: path.name)
 def test_only_a_backend_imports_its_framework(path: Path) -> None:
     used = {name.partition(".")[0] for name in imports(path)} & FRAMEWORKS
-    allowed = {"torch": {"torch"}, "tensorflow": {"tensorflow"}, "keras": {"keras"}}
+    allowed = {name: {name} for name in FRAMEWORKS}
     name = path.name if path.parent.name == "loaders" else path.parent.name
     assert used <= allowed.get(name, set())
 
@@ -97,7 +97,7 @@ FLOORS = (
     ("feed",),
     ("making",),
     ("loop", "packing"),
-    ("keras", "tensorflow", "tools", "torch"),
+    ("jax", "keras", "tensorflow", "tools", "torch"),
     ("pictures",),
     ("command_line",),
     ("loaders", "__main__"),
@@ -182,7 +182,8 @@ def test_functions_are_short(path: Path) -> None:
 
 
 PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing"} | {
-    f"twinfeed.loaders.{name}" for name in ("torch", "tensorflow", "keras", "pictures", "formats")
+    f"twinfeed.loaders.{name}"
+    for name in ("torch", "tensorflow", "jax", "keras", "pictures", "formats")
 }
 
 

@@ -24,6 +24,7 @@ WITH_FRAMEWORKS = [
     "augmentation",
     "command-line",
     "index",
+    "jax",
     "keras",
     "tensorflow",
 ]

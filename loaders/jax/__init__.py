@@ -1,0 +1,11 @@
+"""The JAX backend: the only package here that imports jax.
+
+`JaxLoader` (loader.py) makes the rows that this process's devices hold, and gives global arrays.
+"""
+
+from twinfeed.loaders.support.extras import needing
+
+with needing("twinfeed.loaders.jax", "jax"):
+    from twinfeed.loaders.jax.loader import JaxLoader
+
+__all__ = ["JaxLoader"]

@@ -1,0 +1,145 @@
+"""The loader for JAX: global arrays, of which each process makes the rows of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import jax
+import numpy as np
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.loader import B
+from twinfeed.loaders.making.ahead import batches_ahead, making
+from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.prefetch import Prefetcher
+from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
+from twinfeed.samplers.misnamed import counterparts
+
+
+class JaxLoader(FeedLoader[B]):
+    """Iterate over the batches of the whole `feed` as global arrays of JAX.
+
+    Every process gives the whole feed. Which rows a process makes follows from the sharding, and
+    not from a rank. So the stream, and a state, are the same for any number of processes.
+
+    Numbers go to the devices. `id`, strings and ragged fields stay on the host, and hold the rows
+    of this process. Without `jax_enable_x64`, JAX has no 64-bit numbers: integers become 32-bit
+    where every value fits, and are refused where one does not; float64 becomes float32.
+
+    Where a pass begins, and what the state counts: see `Loader`.
+
+    Args:
+        feed: what is fed, for all processes: not one rank of `shard`.
+        sharding: how batches lie on devices, such as `NamedSharding(mesh, PartitionSpec("data"))`.
+            Only the first axis may be cut. Default: the first device, in one process.
+        prefetch: batches kept ready on the devices. With 0, the calling thread does all work.
+        threads: threads that make one batch each. Default: the processors this process may use, at
+            most 8; no threads if nothing is decoded.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+        readahead: bytes to read before their batches need them, as in `NumpyLoader`.
+
+    Raises:
+        ValueError: the sharding does not divide every batch, cuts another axis, or gives this
+            process rows that do not lie side by side; the feed is one rank's.
+
+    >>> from tempfile import mkdtemp
+    >>> import numpy as np
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> index = pack([{"x": np.float32(n)} for n in range(4)], mkdtemp())["data"]
+    >>> sampler = BatchSampler(RandomSampler(4, seed=0), batch_size=2)
+    >>> with JaxLoader(Feed(index, sampler)) as loader:
+    ...     for batch in loader:
+    ...         print(batch["id"], batch["x"])
+    [0 2] [0. 2.]
+    [1 3] [1. 3.]
+    """
+
+    @counterparts(**OF_LOADERS, **OF_PROCESSES)
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        sharding: jax.sharding.Sharding | None = None,
+        prefetch: int = 2,
+        threads: int | None = None,
+        checksums: bool = True,
+        readahead: int | None = None,
+    ) -> None:
+        if check_feed(feed).sampler.world_size > 1:
+            raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
+        if sharding is None:
+            if jax.process_count() > 1:
+                raise ValueError("sharding must be given where several processes train together")
+            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        self.sharding = sharding
+        part, self._parts = _own_rows(sharding, feed)
+        own = feed.shard(part, self._parts) if self._parts > 1 else feed
+        super().__init__(own, checksums=checksums, readahead=readahead)
+        self.prefetch, self.threads = batches_ahead(own, prefetch, threads)
+
+    def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+        batches = making(
+            self.feed,
+            self._reader,
+            epoch,
+            start,
+            threads=self.threads,
+            meter=self._meter,
+            plans=self._plans,
+            then=self._sent,
+        )
+        return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
+
+    def _sent(self, batch: Batch) -> Batch:
+        """Return a batch on the devices."""
+        return {
+            name: self._global(name, value)
+            if isinstance(value, np.ndarray) and value.dtype != object and name != "id"
+            else value
+            for name, value in batch.items()
+        }
+
+    def _global(self, name: str, rows: Array) -> jax.Array:
+        # JAX may keep the memory itself: nothing here writes to a batch that was made.
+        dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
+        if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
+            fits = np.iinfo(dtype)
+            for value in (rows.min(), rows.max()):
+                if not fits.min <= value <= fits.max:
+                    raise LoaderError(
+                        f"{name!r} holds {value}, and JAX has integers of 32 bits",
+                        advice='jax.config.update("jax_enable_x64", True), or leave the field out',
+                    )
+        shape = (len(rows) * self._parts, *rows.shape[1:])
+        sent: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+            self.sharding, rows.astype(dtype, copy=False), shape
+        )
+        return sent
+
+
+def _own_rows(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
+    """Return which of how many equal parts of each batch the devices of this process hold."""
+    devices = len(sharding.device_set)
+    try:
+        cuts = devices // sharding.shard_shape((devices,))[0]
+        places = sharding.addressable_devices_indices_map((devices,)).values()
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"sharding must cut the first axis alone, got {sharding}") from error
+    if not feed.sampler.divisible(cuts):
+        raise ValueError(
+            f"the sharding cuts each batch into {cuts} parts, and {feed.sampler!r} has batches "
+            f"that {cuts} does not divide: final='pad', or another batch size"
+        )
+    rows = {row for place in places if place for row in range(devices)[place[0]]}
+    first, count = min(rows), len(rows)
+    if max(rows) - first + 1 != count or first % count or devices % count:
+        raise ValueError(
+            f"the devices of a process must hold rows side by side, got rows {sorted(rows)} of "
+            f"{devices}: order the devices of the mesh by their process"
+        )
+    return first // count, devices // count

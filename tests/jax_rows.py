@@ -1,0 +1,91 @@
+"""One process of a JAX run: its shards are rows of the batches of `NumpyLoader`.
+
+python jax_rows.py INDEX [PROCESSES RANK PORT]
+"""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from twinfeed.loaders import Feed, NumpyLoader, open_index
+from twinfeed.loaders.jax import JaxLoader
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
+
+index_path, *cluster = sys.argv[1:]
+if cluster:
+    processes, rank, port = map(int, cluster)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
+
+
+def shardings() -> list[Sharding]:
+    """The ways to lay out a batch on all devices of all processes."""
+    every = np.array(jax.devices())
+    row, grid = Mesh(every, "d"), Mesh(every.reshape(2, -1), ("d", "m"))
+    cut = [NamedSharding(row, PartitionSpec("d")), NamedSharding(row, PartitionSpec())]
+    return [*cut, *(NamedSharding(grid, PartitionSpec(spec)) for spec in ("d", ("d", "m")))]
+
+
+def compare(feed: Feed, sharding: Sharding | None) -> None:
+    """Compare every shard of every batch of two epochs with the rows of the plain batch."""
+    loader, plain = JaxLoader(feed, sharding=sharding), NumpyLoader(feed)
+    for _ in range(2):
+        assert loader.state_dict() == plain.state_dict()
+        for batch, expected in zip(loader, plain, strict=True):
+            assert batch.keys() == expected.keys()
+            low = feed.sampler.batch_size
+            for name, rows in expected.items():
+                value = batch[name]
+                if not isinstance(value, jax.Array):
+                    assert name in ("id", "word")
+                    continue
+                assert value.shape == rows.shape
+                for shard in value.addressable_shards:
+                    np.testing.assert_array_equal(shard.data, rows[shard.index])
+                    low = min(low, shard.index[0].start or 0)
+            own = [*expected["id"][low : low + len(batch["id"])]]
+            assert [*batch["id"]] == own
+            assert [*batch["word"]] == [*expected["word"][low : low + len(own)]]
+
+
+def brighter(sample: dict) -> dict:
+    """An augmentation that draws from the sample's seed."""
+    return sample | {"x": sample["x"] + np.random.default_rng(sample["seed"]).random(3, np.float32)}
+
+
+index = open_index(index_path)
+classes = np.arange(len(index)) % 10
+samplers = [
+    BatchSampler(RandomSampler(len(index), seed=0), batch_size=8),
+    ExactOnceBatchSampler(len(index), batch_size=16, final="pad"),
+    PKBatchSampler(classes, p=8, k={0: 1, 2: 2}, seed=0, batches_per_epoch=4),
+]
+for sampler in samplers:
+    for sharding in shardings() if len(jax.devices()) > 1 else [None]:
+        compare(Feed(index, sampler, transform=brighter), sharding)
+
+
+def refused(feed: Feed, sharding: Sharding, words: str) -> None:
+    """Hold that a loader is refused when it is made."""
+    with pytest.raises(ValueError, match=words):
+        JaxLoader(feed, sharding=sharding)
+
+
+every = np.array(jax.devices())
+if len(every) > 2:
+    grid = Mesh(every.reshape(2, -1), ("d", "m"))
+    feed = Feed(index, samplers[0])
+    for spec in (PartitionSpec(None, "d"), PartitionSpec("d", "m")):
+        refused(feed, NamedSharding(grid, spec), "first axis")
+    uneven = Feed(index, ExactOnceBatchSampler(len(index), batch_size=8 + 1))
+    refused(uneven, shardings()[0], "does not divide")
+    refused(Feed(index, samplers[0].shard(0, 2)), shardings()[0], "whole feed")
+    schedule = PKBatchSampler(classes, p=4, k={0: 2, 3: 1}, seed=0, batches_per_epoch=4)
+    refused(Feed(index, schedule), shardings()[0], "does not divide")
+    if cluster:
+        mixed = NamedSharding(Mesh(every.reshape(2, -1).T.reshape(-1), "d"), PartitionSpec("d"))
+        refused(feed, mixed, "side by side")
+print("all rows are equal")

@@ -1,0 +1,79 @@
+"""`JaxLoader`: global arrays whose shards are rows of the batches of every other loader."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from launching import QUIET, free_port
+
+from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
+from twinfeed.loaders.jax import JaxLoader
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
+
+ROWS = Path(__file__).with_name("jax_rows.py")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    records = [
+        {"x": np.arange(3, dtype=np.float32) + n, "word": b"%d" % n, "n": np.int64(n)}
+        for n in range(40)
+    ]
+    return pack(records, tmp_path_factory.mktemp("jax"))["data"]
+
+
+def shuffled(**options) -> BatchSampler:
+    return BatchSampler(RandomSampler(40, seed=0), batch_size=8, **options)
+
+
+@pytest.mark.parametrize(("devices", "processes"), [(1, 1), (8, 1), (4, 2), (1, 2)])
+def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, processes: int) -> None:
+    port, flag = free_port(), f"--xla_force_host_platform_device_count={devices}"
+    ranks = [[str(processes), str(rank), port] for rank in range(processes)]
+    ranks = ranks if processes > 1 else [[]]
+    started = [
+        subprocess.Popen(
+            [sys.executable, ROWS, index.path, *ranks[rank]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | QUIET | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"},
+        )
+        for rank in range(processes)
+    ]
+    for process in started:
+        printed, errors = process.communicate(timeout=300)
+        assert "all rows are equal" in printed, errors
+
+
+def test_a_state_of_another_loader_is_continued(index: Index) -> None:
+    feed = Feed(index, shuffled())
+    first, rest = JaxLoader(feed), NumpyLoader(feed)
+    for _ in zip(range(3), first, strict=False):
+        pass
+    rest.load_state_dict(first.state_dict())
+    again = JaxLoader(feed)
+    again.load_state_dict(rest.state_dict())
+    assert [[*b["id"]] for b in again] == [[*b["id"]] for b in rest]
+
+
+def test_a_batch_keeps_its_memory(index: Index) -> None:
+    """JAX may keep the memory that numpy has: all batches of an epoch, looked at in the end."""
+    feed = Feed(index, shuffled())
+    kept = list(JaxLoader(feed))
+    for batch, expected in zip(kept, NumpyLoader(feed), strict=True):
+        assert np.asarray(batch["x"]).tolist() == expected["x"].tolist()
+
+
+@pytest.mark.parametrize("value", [1 << 40, -(1 << 31) - 1])
+def test_integers_that_32_bits_cannot_hold_are_refused(tmp_path: Path, value: int) -> None:
+    big = pack([{"n": np.int64(value)}], tmp_path)["data"]
+    loader = JaxLoader(Feed(big, ExactOnceBatchSampler(1, batch_size=1)))
+    with pytest.raises(LoaderError, match=f"'n' holds {value}"):
+        next(iter(loader))
+    with jax.enable_x64(True):
+        assert int(next(iter(JaxLoader(loader.feed, prefetch=0)))["n"][0]) == value
