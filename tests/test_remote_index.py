@@ -380,10 +380,10 @@ def test_the_command_takes_urls(
     assert capsys.readouterr().out.startswith(f"{url}: 20 records")
     for command in (["info", url], ["verify", url], ["cat", url, "3"]):
         assert main(command) == 0, command
-    for folder in (f"{s3}/command", f"{s3}/command/"):
-        assert main(["index", folder, "--out", url, "-q"]) == 2
-        assert f"got the folder {folder}: name" in (error := capsys.readouterr().err)
-        assert error.endswith(f"such as '{s3}/command/d-*.tar'\n")
+    assert main(["index", f"{s3}/command/", "--out", url, "-q"]) == 2
+    assert f"got the folder {s3}/command/: name them by a pattern" in capsys.readouterr().err
+    assert main(["index", f"{s3}/command", "--out", url, "-q"]) == 1
+    assert f"{s3}/command: no such file" in capsys.readouterr().err
     assert main(["verify", f"{s3}/command/d-000000.tar"]) == 0
     capsys.readouterr()
     assert main(["verify", url, "--root", f"{s3}/wrong", "-q"]) == 1
