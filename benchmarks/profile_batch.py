@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
+from twinfeed.loaders.ahead.planner import Planner
+from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.reading.planner import Planner
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
 
 BATCH, ROUNDS = 128, 7
@@ -68,7 +68,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
     for name, limit in (("planner, pages warm", None), ("planner, bound of 64 MiB", 1 << 26)):
 
         def plan(limit: int | None = limit) -> None:
-            planner = Planner(reader, feed.fields, Schedule(stream), 1, 0, limit=limit)
+            planner = Planner(reader._fetcher, feed.fields, Schedule(stream), 1, 0, limit=limit)
             for step in range(batches):
                 planner.reached(step)
 

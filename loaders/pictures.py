@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.spans import most_open
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
@@ -132,22 +133,15 @@ def _costs(ids: Int64s, records: int, stream: BatchStream, epoch: int) -> list[s
     if stream.in_blocks:
         first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
-        kept = counted(_most_open(first, stop), "record")
+        _, begins = np.unique(first, return_index=True)
+        _, ends = np.unique(first[::-1], return_index=True)
+        most = most_open(begins, len(first) - ends, (stop - first)[begins])
+        kept = counted(most, "record")
         return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
     row = round(_together(ids, records))
     reads = "single records" if row <= 2 else f"about {row:,} records in a row"  # 2 by chance
     kept = "no record" if stream.live is None else counted(stream.live, "decoded image")
     return [f"reads {reads}", f"keeps {kept}"]
-
-
-def _most_open(first: Int64s, stop: Int64s) -> int:
-    """Return the most records of open spans, given the span of each sample in turn."""
-    _, begins = np.unique(first, return_index=True)
-    _, ends = np.unique(first[::-1], return_index=True)
-    changes = np.zeros(len(first) + 1, np.int64)
-    np.add.at(changes, begins, (stop - first)[begins])
-    np.subtract.at(changes, len(first) - ends, (stop - first)[begins])
-    return int(changes.cumsum().max(initial=0))
 
 
 def _together(ids: Int64s, records: int) -> float:

@@ -1,13 +1,13 @@
 """Batches as plain Python: those that a loop receives, and those that it must receive."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from inside import Batcher, Plans
+from inside import ALONE, Batcher, Plans, extents_ahead
 from plain import batches as plain
 
-from twinfeed.loaders import Feed, Index, Ragged
+from twinfeed.loaders import Feed, Index, Ragged, Reader
 from twinfeed.samplers import BatchStream
 
 Noted = dict[str, Any]
@@ -64,3 +64,11 @@ def _plain(value: Any) -> Any:
     if array.dtype == object:
         return array.tolist()
     return str(array.dtype), array.shape, array.tolist()
+
+
+def read_ahead(reader: Reader, records: Any, fields: Sequence[str] = (), /) -> None:
+    """Ask for the bytes of records, as a planner does."""
+    ids = np.asarray(records, np.int64)
+    names = [one for one in fields or reader.index.fields if one not in reader.index.columns]
+    told = extents_ahead(reader._fetcher, names, ids, ALONE, np.zeros(len(ids), np.int64))
+    reader._fetcher.ahead(told)

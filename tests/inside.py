@@ -3,6 +3,10 @@
 Tests below `tests/samplers` and `tests/loaders` are of the module at the same path, and import it.
 """
 
+from twinfeed.loaders.ahead import chunks
+from twinfeed.loaders.ahead.planner import Plans, extents_ahead
+from twinfeed.loaders.ahead.ranges import ALONE, EXTENT, near_rows
+from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.building import (
     _classes,
     _collect,
@@ -47,12 +51,8 @@ from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shar
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading._handles import Handles
-from twinfeed.loaders.reading.fetcher import Followed
-from twinfeed.loaders.reading.planner import Plans
-from twinfeed.loaders.reading.ranges import EXTENT, near_rows
-from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.loaders.reading.source import OwnSource, Reads, reader_of, values_of
-from twinfeed.loaders.remote import _connections, _web, chunks, disk, network, opening, wire
+from twinfeed.loaders.remote import _connections, _web, disk, network, opening, wire
 from twinfeed.loaders.remote.cache import cache_of_environment
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted

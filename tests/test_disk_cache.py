@@ -23,7 +23,6 @@ import pytest
 from batches import made
 from inside import (
     Disk,
-    Followed,
     Schedule,
     TFRecordWriter,
     cache_of_environment,
@@ -128,10 +127,10 @@ def test_hits_are_as_many_as_can_be(
     accesses = [int(one) for epoch in range(4) for one in order.ids(epoch, range(8))]
     server.clear()
     with Reader(index) as reader:
-        stream = Followed(Schedule(feed.sampler), feed.fields, planned=False)
+        stream = Schedule(feed.sampler)
         for epoch in range(4):
             for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8]):
-                reader._follow(stream, epoch, step)
+                reader._fetcher.follow(stream, feed.fields, False, 8 * epoch + step)
                 reader.read([record])
     assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
     assert len(files(tmp_path / "cache")) <= room

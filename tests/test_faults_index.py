@@ -873,11 +873,12 @@ def test_fault_53_five_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
         from concurrent.futures import ThreadPoolExecutor
         from twinfeed.loaders.building.build import build_index
         from twinfeed.loaders.reading.reader import Reader
+        from twinfeed.loaders.ahead.planner import extents_ahead
         index = build_index(f"{sys.argv[1]}/*.tar", f"{sys.argv[1]}/x.index")
         ids = np.random.default_rng(0).permutation(5000)
         with Reader(index) as reader, ThreadPoolExecutor(4) as pool:
             got = list(pool.map(lambda part: reader.read(part)["txt"], np.split(ids, 20)))
-            reader._ahead(reader._extents(ids))
+            reader._fetcher.ahead(extents_ahead(reader._fetcher, ["txt"], ids, -1, ids))
         assert sum(got, []) == [b"%d" % n for n in ids]
         print("all", len(index))
     """

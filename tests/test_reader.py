@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import fsspec
 import numpy as np
 import pytest
+from batches import read_ahead
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import Entry, Handles, Limits, arrays, find_source, local, near_rows, sources
@@ -126,7 +127,7 @@ def test_many_shards_are_read_through_few_files(tmp_path: Path) -> None:
         for _ in range(2):
             assert reader.read(ids)["txt"] == [b"%d" % n for n in ids]
             assert len(os.listdir("/proc/self/fd")) <= before + 8
-        reader._ahead(reader._extents(ids))
+        read_ahead(reader, ids)
         assert len(os.listdir("/proc/self/fd")) <= before + 8
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -254,8 +255,8 @@ def test_a_reader_that_is_never_closed_ends_with_its_process_in_silence(index: I
 
 def test_asking_ahead_changes_nothing_that_is_read(index: Index) -> None:
     with Reader(index) as reader:
-        reader._ahead(reader._extents([5, 3, 199], ["image", "label"]))
-        reader._ahead(reader._extents([]))
+        read_ahead(reader, [5, 3, 199], ["image", "label"])
+        read_ahead(reader, [])
         assert reader.read([5], ["image"])["image"] == [WANT[5]]
 
 
@@ -263,10 +264,8 @@ def test_what_is_no_index_and_a_name_for_a_list_are_refused(tmp_path: Path) -> N
     index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
     with pytest.raises(TypeError, match=r"must be an Index, got a str: open_index\(path\) gives"):
         Reader(str(index.path))  # type: ignore[arg-type]
-    with Reader(index) as reader:
-        for read in (reader.read, reader._extents):
-            with pytest.raises(TypeError, match="list of names, got 'png'"):
-                read([0], "png")
+    with Reader(index) as reader, pytest.raises(TypeError, match="list of names, got 'png'"):
+        reader.read([0], "png")
 
 
 @pytest.fixture
@@ -291,7 +290,7 @@ def test_remote_shards_are_indexed_and_read_by_ranges(tmp_path: Path, memory: An
     assert verify(again).ok
     with Reader(again) as reader:
         assert reader.read([29, 3, 3, 4], ["image"])["image"] == [WANT[n] for n in (29, 3, 3, 4)]
-        reader._ahead(reader._extents([1]))
+        read_ahead(reader, [1])
     with Reader(pickle.loads(pickle.dumps(again))) as reader:
         assert reader.read([29], ["image"])["image"] == [WANT[29]]
 
@@ -357,7 +356,7 @@ def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> 
     index = build_index(tmp_path / "images", tmp_path / "x.index")
     before = len(os.listdir("/proc/self/fd"))
     with Reader(index) as reader:
-        reader._ahead(reader._extents(range(20)))
+        read_ahead(reader, range(20))
         got = reader.read([19, 0, 19])["image"]
         assert len(os.listdir("/proc/self/fd")) == before
     assert got == [b"9", b"0", b"9"]

@@ -258,7 +258,7 @@ import tensorflow as tf
 import tensorflow_help
 from range_server import RangeServer
 from twinfeed.loaders import LoaderError, open_index
-from twinfeed.loaders.reading.held import Ahead
+from twinfeed.loaders.ahead.held import Held
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
@@ -271,8 +271,8 @@ def hostile(method):
         return method(*arguments, **options)
     return call
 
-for name in ("need", "begin", "taken", "tell"):
-    setattr(Ahead, name, hostile(getattr(Ahead, name)))
+for name in ("need", "begin", "left", "passed", "tell"):
+    setattr(Held, name, hostile(getattr(Held, name)))
 network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
 network.compile("sgd", "mse")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.reading.schedule import Schedule, growing
+from twinfeed.loaders.ahead.schedule import Schedule, growing
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.samplers import BatchStream
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from twinfeed.loaders.ahead.planner import Plans
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.making.feed import Feed, check_feed
-from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
 from twinfeed.loaders.support import checks
 from twinfeed.samplers import StateMismatchError

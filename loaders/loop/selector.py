@@ -8,8 +8,8 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.schedule import Schedule, growing
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.reading.schedule import Schedule, growing
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.samplers import BatchStream

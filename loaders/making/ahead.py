@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TypeVar
 
+from twinfeed.loaders.ahead.planner import Plans
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.definition import Batch, Definition
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.prefetch import in_order
-from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support import checks, system
 

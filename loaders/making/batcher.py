@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.planner import Following, Plans
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
@@ -15,8 +16,7 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import tried
-from twinfeed.loaders.reading.planner import Plans
-from twinfeed.loaders.reading.source import Reads, reader_of
+from twinfeed.loaders.reading.source import Reads, fetcher_of, reader_of
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
@@ -53,9 +53,7 @@ class Batcher(Closing):
         self._empty = empty
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
-        self._reached: Callable[[int, int], None] | None = (
-            None  # what reads ahead, told of each batch
-        )
+        self._following: Following | None = None  # what reads ahead, told of each batch
 
     def __call__(self, request: Request, /) -> Batch:
         """Make one batch.
@@ -63,8 +61,8 @@ class Batcher(Closing):
         Raises:
             LoaderError: an error of reading, or DecodeError. Each names the record.
         """
-        if self._reached is not None:
-            self.meter.timed("reading", self._reached, request.epoch, request.step)
+        if self._following is not None:
+            self.meter.timed("reading", self._following.reached, request.step)
         held = request.ids >= 0 if self._masked else None
         kept = request if held is None else request.where(held)
         joined = joined_rows(self._index, self._side, kept)
@@ -73,6 +71,8 @@ class Batcher(Closing):
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
+        if self._following is not None:
+            self._following.passed(request.step)
         if len(kept.ids) and values.keys() != self.spec.keys():
             raise DecodeError(
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
@@ -136,7 +136,8 @@ class Batcher(Closing):
         """
         plans = Plans() if plans is None else plans
         stored = stored_fields(feed)
-        self._reached = plans.begin(self._reader, stored, feed.sampler, epoch, start)
+        fetcher = fetcher_of(self._reader)
+        self._following = plans.begin(fetcher, stored, feed.sampler, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
             coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=False)

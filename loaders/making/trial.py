@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import FieldSpec, MisfitError, is_string, mode_of, spec_of
 from twinfeed.loaders.feed.definition import Definition
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
-from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
 

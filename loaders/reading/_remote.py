@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import inside, join, stale_file
-from twinfeed.loaders.reading.fetcher import Fetcher, Followed, WrongBytes
-from twinfeed.loaders.reading.held import Ahead, HeldRange
-from twinfeed.loaders.reading.ranges import (
+from twinfeed.loaders.ahead.chunks import Chunks, chunk_bytes
+from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes
+from twinfeed.loaders.ahead.held import Held, HeldRange
+from twinfeed.loaders.ahead.ranges import (
     MOST_AT_ONCE,
     Extents,
     Rows,
@@ -19,16 +19,16 @@ from twinfeed.loaders.reading.ranges import (
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.remote.chunks import Chunks, chunk_bytes
+from twinfeed.loaders.ahead.schedule import Schedule
+from twinfeed.loaders.ahead.uses import NOW, NextUses
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.paths import inside, join, stale_file
 from twinfeed.loaders.remote.download import describe
 from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.stores import Facts
-from twinfeed.loaders.remote.uses import NOW, NextUses
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.support.checksum import crc32c
-
-_LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
 
 
 class RemoteShards(Fetcher):
@@ -42,32 +42,30 @@ class RemoteShards(Fetcher):
         super().__init__(index, checksums)
         assert isinstance(index.shards_at, Location)
         self.store = store_of(index.shards_at)
-        self.gap = _gap(index)
         self.chunks = _chunks(index)
         self._uses: NextUses | None = None
-        self._followed: Followed | None = None
+        self._followed: tuple[Schedule, Sequence[str], bool] | None = None
         self._known: set[int] = set()
         self._lock = threading.Lock()
-        self._ahead = Ahead(self._read)
+        self._held = Held(self._read)
 
-    def follow(self, stream: Followed, epoch: int, step: int, /) -> None:
+    def follow(
+        self, schedule: Schedule, fields: Sequence[str], planned: bool, step: int, /
+    ) -> None:
         """Note which batch is read, so that the cache knows which chunks are needed last."""
         if self.chunks is None:
             return
-        if self._uses is None or self._followed != stream:
-            self._followed = stream
+        followed = schedule, fields, planned
+        if self._uses is None or self._followed != followed:
+            self._followed = followed
             chunks = int(self.chunks.starts[-1])
-            whole = stream.schedule.whole
-            self._uses = NextUses(
-                whole.sampler, whole.batches, chunks, self._chunks_of, planned=stream.planned
-            )
-        self.chunks.follow(self._uses, epoch, step)
+            where = partial(self._chunks_of, fields)
+            self._uses = NextUses(schedule.whole, chunks, where, planned=planned)
+        self.chunks.follow(self._uses, step)
 
-    def _chunks_of(self, records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the first and the last chunk of each field, and the place of its record."""
         assert self.chunks is not None
-        assert self._followed is not None
-        fields = self._followed.fields
         rows = self.index.rows(fields, records)
         held = rows["length"] > 0
         rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]
@@ -75,53 +73,63 @@ class RemoteShards(Fetcher):
         last = rows["offset"] + rows["length"] - 1
         return starts + rows["offset"] // size, starts + last // size, places
 
-    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
-        """Begin to fetch ranges, in this order, as far as there is room."""
+    def ahead(self, extents: Extents, /) -> None:
+        """Begin to fetch ranges, in this order."""
         with self._lock:
-            self._ahead.tell(extents, fresh=fresh)
+            self._held.tell(extents)
+
+    def left(self, spans: Sequence[tuple[int, int]], /) -> None:
+        """Note the step that needs each of these spans last."""
+        with self._lock:
+            self._held.left(spans)
+
+    def passed(self, step: int, /) -> None:
+        """Drop what no batch from this step on needs."""
+        with self._lock:
+            self._held.passed(step)
+
+    def begin(self, step: int, told: int | None, /) -> None:
+        """Begin a plan at this step. The plan before, up to step `told`, has ended."""
+        with self._lock:
+            self._held.begin(step, told)
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
         self._look_at(rows)
         with self._lock:
             ranges = self._ranges(rows)
-        counts: dict[HeldRange, int] = {}
-        for one in ranges:
-            counts[one] = counts.get(one, 0) + 1
         try:
-            out = self._cut(rows, ranges)
+            return self._cut(rows, ranges)
         except BaseException:
             with self._lock:
-                for one in counts:
-                    self._ahead.lost(one)
+                for one in ranges:
+                    self._held.drop(one)
             raise
-        with self._lock:
-            for one, count in counts.items():
-                self._ahead.taken(one, count)
-        return out
 
     def close(self) -> None:
         """Give up what is held and what is under way."""
         with self._lock:
-            self._ahead.clear()
+            self._held.clear()
 
     def _ranges(self, rows: Rows) -> list[HeldRange]:
         """Return the range of each row: told ahead, or made here of rows near each other."""
-        nothing = HeldRange(0, 0, 0, 0, uses=0, step=NOW)  # of an empty field, which asks for none
+        nothing = HeldRange(
+            0, 0, 0, 0, step=NOW, last=NOW
+        )  # of an empty field, which asks for none
         found = [
-            self._ahead.find(file, offset, offset + length) if length else nothing
+            self._held.find(file, offset, offset + length) if length else nothing
             for offset, length, file, _ in rows.tolist()
         ]
         alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
         lone = rows[alone]
         for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
             start, stop = extent_of(lone[first:last])
-            one = HeldRange(0, int(lone["file"][first]), start, stop, uses=0, step=NOW)
+            one = HeldRange(0, int(lone["file"][first]), start, stop, step=NOW, last=NOW)
             one.begin(self._read, soon=True)
             for place in alone[first:last].tolist():
                 found[place] = one
         ranges = [one for one in found if one is not None]
-        self._ahead.need([one for one in dict.fromkeys(ranges) if one.number])
+        self._held.need([one for one in dict.fromkeys(ranges) if one.number])
         return ranges
 
     def _cut(self, rows: Rows, ranges: list[HeldRange]) -> list[bytes]:
@@ -220,9 +228,3 @@ def _sizes(index: Index) -> Int64s:
         held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
         sizes[held["file"]] = held["length"]
     return sizes
-
-
-def _gap(index: Index) -> int:
-    """Return the longest gap between two ranges that is read, not skipped: about a record."""
-    mean = int(index.shards["bytes"].sum()) // max(1, len(index))
-    return min(max(mean, _LEAST_GAP), _MOST_GAP)

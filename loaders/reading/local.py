@@ -17,14 +17,8 @@ from io import FileIO
 
 import numpy as np
 
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
-from twinfeed.loaders.formats.files import Places
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.paths import below, join, stale_file
-from twinfeed.loaders.reading._handles import Handles
-from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes, cut_rows
-from twinfeed.loaders.reading.ranges import (
+from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes, cut_rows
+from twinfeed.loaders.ahead.ranges import (
     LOCAL_GAP,
     SMALL,
     Extents,
@@ -34,6 +28,12 @@ from twinfeed.loaders.reading.ranges import (
     near_rows,
     pieces_of,
 )
+from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
+from twinfeed.loaders.formats.files import Places
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.arrays import StringColumn
+from twinfeed.loaders.index.paths import below, join, stale_file
+from twinfeed.loaders.reading._handles import Handles
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
@@ -128,7 +128,7 @@ class LocalShards(Fetcher):
         changes = np.flatnonzero(files[1:] != files[:-1]) + 1
         return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
-    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
+    def ahead(self, extents: Extents, /) -> None:
         """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
         self._advice.add(self._advised(extents))
 
@@ -233,7 +233,7 @@ class WholeFiles(Fetcher):
             out.append(data)
         return out
 
-    def ahead(self, extents: Extents, /, *, fresh: bool = False) -> None:
+    def ahead(self, extents: Extents, /) -> None:
         """Tell the kernel which files will be needed. A file that cannot be opened is left out."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:

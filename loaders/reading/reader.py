@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes
+from twinfeed.loaders.ahead.ranges import many_near, outside
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
@@ -21,9 +23,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.reading._handles import default_limit
 from twinfeed.loaders.reading._remote import RemoteShards
-from twinfeed.loaders.reading.fetcher import Fetcher, Followed, WrongBytes
 from twinfeed.loaders.reading.local import LocalShards, WholeFiles
-from twinfeed.loaders.reading.ranges import extents_of, many_near
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c
@@ -32,7 +32,6 @@ from twinfeed.loaders.support.limits import LIMITS
 
 Value = Any
 _MUCH = 1 << 26
-_LOOKED_AT = 16  # ranges that tell whether reading waits: a few may be warm by chance
 
 
 class Reader(Closing):
@@ -119,39 +118,6 @@ class Reader(Closing):
             values[name] = list(columns[name][ids])
         return {name: values[name] for name in names}
 
-    def _extents(
-        self, ids: Ids, fields: Sequence[str] | None = None, /, *, uses: Int64s | None = None
-    ) -> npt.NDArray[Any]:
-        """Return the ranges of files in which distinct records lie. Neighbours share a range.
-
-        A range has the fields `file`, `start`, `stop` (bytes) and `uses`: the rows that will be
-        taken from the range. Each record and field counts once, or `uses` times. Records outside
-        their shards are left out. Reading such a record says what is wrong.
-        """
-        names = [name for name in self._names(fields) if name not in self.index.columns]
-        ids = checks.check_ids(ids, len(self.index))
-        rows = self.index.rows(names, ids)
-        uses = np.repeat(np.ones_like(ids) if uses is None else uses, len(names))
-        held = rows["length"] > 0
-        held[self._outside(rows)] = False
-        return extents_of(rows[held], uses[held], self._fetcher.gap)
-
-    def _waits(self, extents: npt.NDArray[Any], /) -> bool:
-        """Whether reading would wait for a disk or a network, by a look at a few of the ranges."""
-        return self._fetcher.waits(extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT])
-
-    def _ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
-        """Begin to fetch the ranges that coming batches will read, without waiting.
-
-        `extents` come from `_extents`, in the order in which they will be read. With
-        `fresh`, ranges that were told before and have not begun are dropped.
-        """
-        self._fetcher.ahead(extents, fresh=fresh)
-
-    def _follow(self, stream: Followed, epoch: int, step: int, /) -> None:
-        """Note which batch of a stream is read now. A cache then keeps what is needed soonest."""
-        self._fetcher.follow(stream, epoch, step)
-
     @property
     def _fetcher(self) -> Fetcher:
         """The fetcher. A forked child makes a new one, as a thread may have held a lock."""
@@ -216,14 +182,14 @@ class Reader(Closing):
         try:
             data = self._fetcher.fetch(rows, neighbours=neighbours)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
-            outside = self._outside(rows).tolist()
+            beyond = outside(self.index, rows).tolist()
             wrong = error if isinstance(error, WrongBytes) else None
-            if not outside and wrong is None:
+            if not beyond and wrong is None:
                 raise
-            bad = wrong.place if wrong and not outside else outside[0]
+            bad = wrong.place if wrong and not beyond else beyond[0]
             place = bad if where is None else int(where[bad])
             record, name = int(ids[place // len(names)]), names[place % len(names)]
-            if wrong and not outside:
+            if wrong and not beyond:
                 raise self._wrong(record, name, rows[bad], wrong.found) from None
             raise self._damaged(record, name, rows[bad]) from None
         if where is None:
@@ -236,7 +202,7 @@ class Reader(Closing):
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError for more bytes than a batch may have, as in a hostile index."""
         wanted = int(rows["length"].sum())
-        if wanted > _MUCH and wanted > self._most and not len(self._outside(rows)):
+        if wanted > _MUCH and wanted > self._most and not len(outside(self.index, rows)):
             raise LoaderError(
                 "a batch of too many bytes",
                 path=self.index.where,
@@ -263,15 +229,6 @@ class Reader(Closing):
         if len(lacking):
             raise self._missing(int(lacking[0]), ids, names)
         return np.flatnonzero(held)
-
-    def _outside(self, rows: npt.NDArray[Any]) -> Int64s:
-        """Return the places of rows that do not lie within their shard as it was indexed."""
-        if self.index.container == "files":
-            return np.zeros(0, np.int64)  # a row is a whole file, and its size is checked
-        last = len(self.index.shards) - 1
-        sizes = self.index.shards["bytes"][np.minimum(rows["file"], last)]
-        inside = (rows["offset"] >= 0) & (rows["length"] >= 0)
-        return np.flatnonzero(~inside | (rows["offset"] > sizes - rows["length"]))
 
     def _damaged(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error of a row that does not lie within its shard."""

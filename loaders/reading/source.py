@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from twinfeed.loaders.ahead.fetcher import Fetcher
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
@@ -207,3 +208,8 @@ def values_of(
     if isinstance(reader, Reader):
         return reader._values(ids, fields, missing)
     return reader.read(ids, fields)
+
+
+def fetcher_of(reader: Reads, /) -> Fetcher | None:
+    """Return what fetches the bytes of an index; None of a source of one's own."""
+    return reader._fetcher if isinstance(reader, Reader) else None

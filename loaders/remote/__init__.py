@@ -5,6 +5,5 @@
   _web.py (web servers, over the connections of _connections.py) or _fsspec.py (fsspec).
 - network.py has the constants and the attempts. wire.py has the requests in flight. download.py
   brings whole files here.
-- cache.py names a cache on a disk. disk.py has the entries of the cache. chunks.py reads through
-  the cache and decides which chunks make room, by uses.py, which knows when each is needed next.
+- cache.py names a cache on a disk. disk.py has the entries of the cache.
 """

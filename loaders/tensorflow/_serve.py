@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders.ahead.planner import Plans
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
@@ -19,7 +20,6 @@ from twinfeed.loaders.making.ahead import most_threads
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.reading.planner import Plans
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.checks import Array, Int64s

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import shlex
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.chunks import chunk_bytes
+from twinfeed.loaders.ahead.fetcher import Fetcher
+from twinfeed.loaders.ahead.planner import LIMIT, Planner
+from twinfeed.loaders.ahead.ranges import EXTENT, Extents, Rows, gap_of
+from twinfeed.loaders.ahead.schedule import Schedule
+from twinfeed.loaders.ahead.spans import Spans, most_open
+from twinfeed.loaders.ahead.uses import Kept, every
 from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large, record_bytes
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
-from twinfeed.loaders.reading.held import ROUNDS, ROWS
-from twinfeed.loaders.reading.planner import LIMIT, Planner
-from twinfeed.loaders.reading.ranges import EXTENT
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.schedule import Schedule
 from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.remote.chunks import chunk_bytes
-from twinfeed.loaders.remote.uses import every
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.samplers.validate import counted
@@ -40,9 +40,6 @@ _MANY = 16
 
 # `shuffled` makes short blocks of shards that have fewer bytes together.
 _LITTLE = 1 << 29
-
-# A span counts as closed after a pause of so many times its usual pause.
-_PAUSES = 16
 
 
 @dataclass(frozen=True)
@@ -157,24 +154,24 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     if index.remote and index.cache is not None:
         cache_bytes = cache_bytes or index.cache.bytes
     limit = LIMIT if readahead is None else checks.count("readahead", readahead, minimum=0)
-    ledger, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
+    _, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
     used = int(share * each * first.samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
-    if index.remote:
-        first = first.lingering()
-    whole = ledger.spread(each, stored / max(1, len(index)))
-    held = min(stored, read, int(whole * first.most_open(first.sizes)) + limit)
+    record = stored / max(1, len(index))
+    # A block is read with what lies between its fields, if that is short.
+    whole = record / each if each and record - each <= gap_of(index) else 1.0
+    held = min(stored, read, int(whole * first.most_open) + limit)
     if not index.remote and not large(index):  # pages stay in memory once they were read
         read = min(read, stored)
     hits, bare = 0.0, read
     if cache_bytes and index.remote:
-        size = chunk_bytes(stored / max(1, len(index)), DiskCache("", bytes=cache_bytes))
+        size = chunk_bytes(record, DiskCache("", bytes=cache_bytes))
         missed, runs, later = _missed(feed, schedule, fields, steps, size, cache_bytes)
         read, requests = int(share * missed), int(share * runs)
         hits = max(0.0, 1 - share * later / max(1, bare))
     elif cache_bytes and exact:
         second = first if sampler.evaluation else _Epoch.of(schedule, 1, steps, each)
-        hits = found_again(first.units, second.units, second.sizes, cache_bytes / whole)
+        hits = found_again(first.firsts, second.firsts, second.sizes, cache_bytes / whole)
     elif cache_bytes:
         hits = min(1.0, cache_bytes / max(1, len(index) * each * whole))
     facts = Plan(
@@ -213,7 +210,7 @@ def _missed(
 
     def asked(epoch: int) -> Int64s:
         # Batch by batch: a few batches together have more neighbours, and many are seldom told.
-        return _asked(feed, schedule, fields, epoch, steps, 1)[0].chunks(size)
+        return _chunks(_asked(feed, schedule, fields, epoch, steps, 1)[0], size)
 
     chunks = asked(0)
     later = chunks if schedule.sampler.evaluation else asked(1)
@@ -223,101 +220,89 @@ def _missed(
 
 
 class _Epoch(NamedTuple):
-    """The spans of an epoch in the order they are opened: their first records and bytes."""
+    """The spans of an epoch in the order they are entered: their first records and bytes."""
 
     samples: int
-    units: Int64s
+    firsts: Int64s
     sizes: Array
-    opened: Int64s  # at which sample
-    closed: Int64s
-    partly: npt.NDArray[np.bool_]  # whether the span is used a second time, much later
+    most_open: int  # bytes
 
     @classmethod
     def of(cls, schedule: Schedule, epoch: int, steps: int, each: float) -> _Epoch:
         """Draw the samples of some steps."""
         sampler = schedule.sampler
-        ids = np.concatenate([np.zeros(0, np.int64), *schedule.batches(epoch, 0, steps)])
+        drawn = schedule.batches(epoch, 0, steps)
+        ids = np.concatenate([np.zeros(0, np.int64), *drawn])
         ids = ids[ids >= 0]
-        first, stop = sampler.spans(sampler.records(ids), epoch)
-        order = np.lexsort((np.arange(len(ids)), first))
-        same = first[order][1:] == first[order][:-1]
-        pause = np.diff(order)
-        usual = np.median(pause[same]) if same.any() else 0.0
-        # Without blocks each use is a new read, except for images that are kept.
-        again = same & (pause <= _PAUSES * usual) & (sampler.in_blocks or sampler.live is not None)
-        begins = np.flatnonzero(np.concatenate([[True], ~again])[: len(ids)])
-        ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
-        opened, closed, where = order[begins], order[ends], order[begins]
-        turn = np.argsort(opened)
-        records = (stop - first)[where][turn]
-        partly = np.diff(np.append(begins, len(ids)))[turn] < records
-        units = first[where][turn]
-        return cls(len(ids), units, each * records, opened[turn], closed[turn], partly)
-
-    def lingering(self) -> _Epoch:
-        """Keep spans of which a part is used later, as a reader of remote shards does."""
-        rows = ROUNDS * self.most_open(np.ones(len(self.units), np.int64)) + ROWS
-        return self._replace(closed=self.closed + rows * self.partly)
-
-    def most_open(self, sizes: Array) -> int:
-        """Return the most of `sizes` that are open at once."""
-        places = np.concatenate([self.opened, self.closed + 1])
-        changes = np.concatenate([sizes, -sizes])
-        open_bytes = np.cumsum(changes[np.lexsort((changes, places))])
-        return int(open_bytes.max(initial=0))
+        if not sampler.in_blocks and sampler.live is None:
+            sizes = np.full(len(ids), each)
+            most = each * max(map(len, drawn), default=0)
+            return cls(len(ids), sampler.records(ids), sizes, int(most))
+        begin = epoch * len(sampler)
+        spans = Spans(schedule, begin)
+        entered = spans.entered(begin + steps)
+        last: dict[int, deque[int]] = defaultdict(deque)
+        for span, step in spans.left(begin + steps):
+            last[span].append(step)
+        for one in entered:
+            last[one.first].append(begin + steps)  # of those that are not left yet
+        closed = [last[one.first].popleft() for one in entered]
+        first, stop, opened = np.array(entered, np.int64).reshape(-1, 3).T
+        sizes = each * (stop - first)
+        most = most_open(opened, np.array(closed, np.int64) + 1, sizes)
+        return cls(len(ids), first, sizes, most)
 
 
 def _asked(
     feed: Feed, schedule: Schedule, fields: list[str], epoch: int, steps: int, limit: int
-) -> tuple[_Ledger, int, int]:
-    """Return what an epoch asks for, how many ranges these are, and their bytes."""
-    ledger, total = _Ledger(index_of(feed, "plan")), len(feed.sampler)
+) -> tuple[Extents, int, int]:
+    """Return the ranges that an epoch asks for, how many there are, and their bytes."""
+    index, total = index_of(feed, "plan"), len(feed.sampler)
+    asking = _Asking(index, checksums=False)
     if not fields:
-        return ledger, 0, 0
-    planner = Planner(ledger, fields, schedule, epoch, 0, limit=limit or LIMIT)
-    middle = (0, 0, 0)
+        return np.zeros(0, EXTENT), 0, 0
+    planner = Planner(asking, fields, schedule, epoch, 0, limit=limit or LIMIT)
+    first = epoch * total
+    middle, part = first, 0
     for step in range(steps):
         planner.reached(step)
         if 2 * step < steps < total:
-            middle = (planner.told, ledger.requests, ledger.bytes)
-    told, requests, read = middle
-    share = (total - told) / max(1, planner.told - told)
+            middle, part = planner.next, len(asking.asked)
+    extents = [np.zeros(0, EXTENT), *asking.asked]
+    before, rest = np.concatenate(extents[: part + 1]), np.concatenate(extents)
     # The steps still to come are estimated from the second half of the steps looked at.
-    return (
-        ledger,
-        round(requests + share * (ledger.requests - requests)),
-        round(read + share * (ledger.bytes - read)),
-    )
+    share = (first + total - middle) / max(1, min(planner.next, first + total) - middle)
+    requests = len(before) + share * (len(rest) - len(before))
+    read = _length(before) + share * (_length(rest) - _length(before))
+    return rest, round(requests), round(read)
 
 
-class _Ledger(Reader):
+class _Asking(Fetcher):
     """Keep what a planner asks for."""
 
-    requests = bytes = 0
+    def __init__(self, index: Index, checksums: bool) -> None:
+        super().__init__(index, checksums)
+        self.asked: list[Extents] = []
 
-    def __init__(self, index: Index) -> None:
-        super().__init__(index)
-        self._asked = [np.zeros(0, EXTENT)]
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Read nothing."""
+        raise NotImplementedError
 
-    def spread(self, used: float, stored: float) -> float:
-        """Return how many bytes of neighbours are read for each one used, from those of a record.
+    def ahead(self, extents: Extents, /) -> None:
+        """Keep the ranges."""
+        self.asked.append(extents)
 
-        A block is read with what lies between its fields, if that is short.
-        """
-        return stored / used if used and stored - used <= self._fetcher.gap else 1.0
 
-    def _ahead(self, extents: Array, /, *, fresh: bool = False) -> None:
-        self._asked.append(extents)
-        self.requests += len(extents)
-        self.bytes += int((extents["stop"] - extents["start"]).sum())
+def _length(extents: Extents) -> int:
+    return int((extents["stop"] - extents["start"]).sum())
 
-    def chunks(self, size: int) -> Int64s:
-        """Return the chunks of `size` bytes in which the ranges lie, in order."""
-        asked = np.concatenate(self._asked)
-        first, stop = asked["start"] // size, -(-asked["stop"] // size)
-        # No two files share a number, and the last of a file has no neighbour in the next.
-        shift = asked["file"].astype(np.int64) * (stop.max(initial=1) + 1)
-        return every(shift + first, shift + stop - 1)
+
+def _chunks(asked: Extents, size: int) -> Int64s:
+    """Return the chunks of `size` bytes in which ranges lie, in order."""
+    first, stop = asked["start"] // size, -(-asked["stop"] // size)
+    # No two files share a number, and the last of a file has no neighbour in the next.
+    shift = asked["file"].astype(np.int64) * (stop.max(initial=1) + 1)
+    return every(shift + first, shift + stop - 1)
 
 
 def _runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
@@ -341,18 +326,14 @@ def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> 
 def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
     """Return which units a cache of so many units holds when they are asked for."""
     upcoming = _next_uses(units).tolist()
-    held: dict[int, int] = {}  # unit -> when it is needed next
-    furthest: list[tuple[int, int]] = []  # the same, as a heap; some are out of date
+    kept = Kept()
     met = np.zeros(len(units), bool)
     for place, (unit, coming) in enumerate(zip(units.tolist(), upcoming, strict=True)):
-        met[place] = held.pop(unit, None) is not None
+        met[place] = kept.next.pop(unit, None) is not None
         if coming < len(units):
-            held[unit] = coming
-            heapq.heappush(furthest, (-coming, unit))
-        while len(held) > places:
-            when, other = heapq.heappop(furthest)
-            if held.get(other) == -when:
-                del held[other]
+            kept.hold(unit, coming)
+        if len(kept.next) > places:
+            kept.furthest(-1)
     return met
 
 

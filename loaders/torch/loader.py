@@ -22,7 +22,7 @@ from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import values_of
+from twinfeed.loaders.reading.source import fetcher_of, values_of
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
@@ -318,17 +318,21 @@ class _Place:
         loader = self._loader
         feed, reader, plans = loader.feed, loader._reader, loader._plans
         stored = stored_fields(feed)
-        reached = plans.begin(reader, stored, feed.sampler, *self.begins)
+        following = plans.begin(fetcher_of(reader), stored, feed.sampler, *self.begins)
 
-        def read(records: Int64s) -> Mapping[str, Sequence[Any]]:
+        def read(records: Int64s, step: int) -> Mapping[str, Sequence[Any]]:
             if self.given_up:
                 raise LoaderError("the pass is given up")  # nobody sees this error
             given = reader, records, feed.fields, feed.missing
-            return loader._meter.timed("reading", values_of, *given)
+            values = loader._meter.timed("reading", values_of, *given)
+            if following is not None:
+                following.passed(step)
+            return values
 
         schedule = plans.schedule(feed.sampler)
         for request in requests(schedule, *self.begins, seeds=feed._seeded):
-            reached(request.epoch, request.step)
+            if following is not None:
+                following.reached(request.step)
             yield Sending(request, read) if loader._reads_for_workers else request
 
     def __len__(self) -> int:

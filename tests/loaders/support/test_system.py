@@ -34,6 +34,7 @@ PLAIN = """
     import numpy as np
     import twinfeed.loaders as loaders
     from twinfeed.loaders.support.system import processors
+    from twinfeed.loaders.ahead.planner import extents_ahead
     from twinfeed.loaders.command_line import main
 
     for module in pkgutil.walk_packages(loaders.__path__, "twinfeed.loaders."):
@@ -43,7 +44,9 @@ PLAIN = """
     for container in ("tfrecord", "tar"):
         index = loaders.pack(words, container, container=container)["data"]
         with loaders.Reader(index) as reader:
-            reader._ahead(reader._extents([99, 0]))
+            ids = np.array([99, 0])
+            ranges = extents_ahead(reader._fetcher, ["word"], ids, -1, ids)
+            reader._fetcher.ahead(ranges)
             assert reader.read([99, 0])["word"] == [b"99", b"0"]
         assert main(["verify", f"{container}/data.index", "-q"]) == 0
     assert processors() == os.cpu_count()

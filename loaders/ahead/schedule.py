@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from threading import Lock
 
+import numpy as np
+
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.samplers import BatchStream
 
@@ -72,6 +74,21 @@ class Schedule:
             out += self._chunk(epoch, number)[place : place + stop - start]
             start = min(stop, (number + 1) * self._together)
         return out
+
+    def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
+        """Return the records of some steps, without padding, and the step of each.
+
+        Here steps are counted over all epochs.
+        """
+        drawn: list[Int64s] = [np.zeros(0, np.int64)]
+        per, step = len(self.sampler), start
+        while step < stop:
+            epoch, first = divmod(step, per)
+            drawn += self.batches(epoch, first, min(per, first + stop - step))
+            step = start + len(drawn) - 1
+        ids = np.concatenate(drawn)
+        steps = np.repeat(np.arange(start, stop), [len(one) for one in drawn[1:]])
+        return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
 
     def _chunk(self, epoch: int, number: int) -> list[Int64s]:
         if self._pid != os.getpid():  # a thread may have held the lock at the fork

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.schedule import Schedule
+from twinfeed.loaders.ahead.spans import Spans
 from twinfeed.loaders.support.checks import Int64s
-from twinfeed.samplers import BatchStream
 
 NEVER = np.iinfo(np.int64).max
 
@@ -22,9 +24,6 @@ least `_LEAST` samples. A chunk that is not used there is needed later than ever
 
 _IDS = 1 << 15
 
-Draw = Callable[[int, int, int], list[Int64s]]
-"""Give the batches of an epoch from a step to another."""
-
 Where = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
 
 
@@ -32,17 +31,13 @@ class NextUses:
     """Tell the step of the next use of each chunk, as far as some samples ahead.
 
     `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
-    place of the record in the array. The stream is that of all ranks, and `draw` gives its batches.
-    Steps are counted over all epochs.
-
-    With `planned`, blocks are read as a whole when they are entered, and then held: the first use
-    of a block counts, and a use after a pause of a quarter of an epoch.
+    place of the record in the array. The stream is that of all ranks. Steps are counted over all
+    epochs. With `planned`, spans are read as a whole when they are entered, and then held.
     """
 
     def __init__(
         self,
-        sampler: BatchStream,
-        draw: Draw,
+        schedule: Schedule,
         chunks: int,
         chunks_of: Where,
         /,
@@ -50,9 +45,9 @@ class NextUses:
         planned: bool = False,
         samples: int = _SAMPLES,
     ) -> None:
-        self._sampler, self._draw = sampler, draw
+        self._schedule, self._sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        self._once = planned and (sampler.in_blocks or sampler.live is not None)
+        self._once = planned and (self._sampler.in_blocks or self._sampler.live is not None)
         epoch = len(self._sampler) * self._sampler.batch_size
         self._samples = min(samples, max(_LEAST, _EPOCHS * epoch))
         self.next: npt.NDArray[np.int64] = np.full(chunks, NEVER)
@@ -60,9 +55,9 @@ class NextUses:
         self._begin = self._end = self.now = 0
         self._span = 1
 
-    def reach(self, epoch: int, step: int, /) -> bool:
+    def reach(self, step: int, /) -> bool:
         """Go to a batch. Return whether the uses were computed anew."""
-        self.now = epoch * len(self._sampler) + step
+        self.now = step
         if self._begin <= self.now < self._begin + max(1, (self._end - self._begin) // 2):
             return False
         self._look_ahead()
@@ -81,20 +76,9 @@ class NextUses:
 
     def _look_ahead(self) -> None:
         """Sort the uses of the coming batches by chunk and step."""
-        sampler, per = self._sampler, len(self._sampler)
-        drawn, steps, seen, step = [], [], 0, self.now
-        while seen < self._samples:
-            epoch, first = divmod(step, per)
-            stop = min(per, first + max(1, _IDS // sampler.batch_size))
-            for place, ids in enumerate(self._draw(epoch, first, stop), step):
-                drawn.append(sampler.records(ids[ids >= 0]))
-                steps.append(np.full(len(drawn[-1]), place))
-                seen += len(ids)
-            step += stop - first
-        self._begin, self._end, self._span = self.now, step, step - self.now
-        records, at = np.concatenate(drawn), np.concatenate(steps)
-        if self._once:
-            records, at = self._entered(records, at)
+        steps = max(1, -(-self._samples // self._sampler.batch_size))
+        self._begin, self._end, self._span = self.now, self.now + steps, steps
+        records, at = self._coming()
         pieces = range(0, len(records), _IDS)
         keys = [self._keys_of(records[n : n + _IDS], at[n : n + _IDS]) for n in pieces]
         self._keys = np.unique(np.concatenate([np.zeros(0, np.int64), *keys]))
@@ -103,26 +87,45 @@ class NextUses:
         begins = np.flatnonzero(np.diff(chunk, prepend=-1))
         self.next[chunk[begins]] = self._begin + first_use[begins]
 
-    def _entered(self, records: Int64s, at: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the records of all blocks that are entered, and the step of each."""
-        epoch = at // len(self._sampler)
-        first, stop = np.empty_like(records), np.empty_like(records)
-        for number in np.unique(epoch).tolist():
-            mine = epoch == number
-            first[mine], stop[mine] = self._sampler.spans(records[mine], number)
-        order = np.argsort(first, kind="stable")
-        epoch = epoch[order]
-        again = (np.diff(first[order]) == 0) & (np.diff(epoch) == 0)
-        again &= np.diff(order) <= max(_LEAST, len(self._sampler) * self._sampler.batch_size // 4)
-        enters = np.sort(order[np.concatenate([[True], ~again])[: len(order)]])
-        first, stop = first[enters], stop[enters]
-        return every(first, stop - 1), np.repeat(at[enters], stop - first)
+    def _coming(self) -> tuple[Int64s, Int64s]:
+        """Return the records that the coming steps read, and the step of each."""
+        if self._once:
+            entered = Spans(self._schedule, self._begin).entered(self._end)
+            first, stop, step = np.array(entered, np.int64).reshape(-1, 3).T
+            return every(first, stop - 1), np.repeat(step, stop - first)
+        return self._schedule.records(self._begin, self._end)
 
     def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""
         low, high, places = self._chunks_of(records)
         steps = np.repeat(at[places], high - low + 1)
         return np.unique(every(low, high) * self._span + steps - self._begin)
+
+
+class Kept:
+    """Say what a cache holds, and what of it makes room first: what is needed last."""
+
+    def __init__(self) -> None:
+        self.next: dict[int, int] = {}  # the step of the next use of each that is held
+        self._heap: list[tuple[int, int]] = []  # the same; some are out of date
+
+    def hold(self, one: int, when: int, /) -> None:
+        """Hold one that is used next at a step."""
+        self.next[one] = when
+        heappush(self._heap, (-when, -one))
+
+    def furthest(self, after: int, /) -> int | None:
+        """Take out the one needed last; None if it is not needed after this step."""
+        while self._heap:
+            when, one = -self._heap[0][0], -self._heap[0][1]
+            valid = self.next.get(one) == when
+            if valid and when <= after:
+                return None
+            heappop(self._heap)
+            if valid:
+                del self.next[one]
+                return one
+        return None
 
 
 def every(low: Int64s, high: Int64s, /) -> Int64s:

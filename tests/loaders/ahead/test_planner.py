@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from batches import read_ahead
 from making_shards import tfrecords
 from running import started_threads
 from sampler_cases import CASES
@@ -26,13 +26,13 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
+from twinfeed.loaders.ahead.fetcher import Fetcher
+from twinfeed.loaders.ahead.planner import Planner, extents_ahead
+from twinfeed.loaders.ahead.ranges import AHEAD_GAP, ALONE, MOST_AT_ONCE, extents_of
+from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import large
 from twinfeed.loaders.reading import local
-from twinfeed.loaders.reading.planner import Planner
-from twinfeed.loaders.reading.ranges import EXTENT, MOST_AT_ONCE, REMOTE_GAP, extents_of
-from twinfeed.loaders.reading.schedule import Schedule
-from twinfeed.loaders.remote.location import is_url
 from twinfeed.loaders.support import system
 from twinfeed.samplers import (
     BatchSampler,
@@ -46,23 +46,26 @@ from twinfeed.samplers import (
 
 CHOSEN = ("sequential", "random", "subset-random", "shards", "shards-sections", "views-all")
 CHOSEN += ("mixture", "exact-once-pad", "reuse", "pk")
-RECORD = REMOTE_GAP + 1000
+RECORD = AHEAD_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
-class Noting(Reader):
-    """A reader that notes what it is told, and says that reading waits, or does not."""
+class Noting(Fetcher):
+    """Notes what it is asked for, and says that reading waits, or does not."""
 
     def __init__(self, index: Index, *, waiting: bool = True) -> None:
-        super().__init__(index)
+        super().__init__(index, checksums=False)
         self.told: list[list[tuple[int, int, int, int]]] = []
         self.looks = 0
         self.waiting = waiting
 
-    def _ahead(self, extents: Any, /, *, fresh: bool = False) -> None:
-        self.told.append(extents[["file", "start", "stop", "uses"]].tolist())
+    def fetch(self, rows: Any, /, *, neighbours: bool = True) -> list[bytes]:
+        raise NotImplementedError
 
-    def _waits(self, extents: Any, /) -> bool:
+    def ahead(self, extents: Any, /) -> None:
+        self.told.append(extents[["file", "start", "stop", "step"]].tolist())
+
+    def waits(self, extents: Any, /) -> bool:
         self.looks += 1
         return self.waiting
 
@@ -73,6 +76,10 @@ class Noting(Reader):
     @property
     def bytes(self) -> int:
         return sum(stop - start for _, start, stop, _ in self.ranges)
+
+    @property
+    def records(self) -> int:
+        return self.bytes // RECORD
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +116,8 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
             consumed.add((file, start))
         if not stream.in_blocks:
             most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
-            assert reader.bytes <= (len(consumed) + most) * RECORD + REMOTE_GAP * len(long)
-    assert plan.told == len(stream)
+            assert reader.bytes <= (len(consumed) + most) * RECORD + AHEAD_GAP * len(long)
+    assert plan.next == len(stream)
 
 
 @pytest.mark.parametrize("limit", [1, 20 * RECORD, 10**12])
@@ -120,10 +127,9 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
     plan, reader = planner(long, BatchSampler(order, batch_size=4), limit=limit)
     for step in range(50):
         plan.reached(step)
-        assert plan.told > step
-    assert all(uses % 10 == 0 for *_, uses in reader.ranges)
+        assert plan.next > step
     assert len(reader.ranges) <= 20
-    assert sum(uses for *_, uses in reader.ranges) == 200
+    assert reader.records == 200
 
 
 def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
@@ -131,35 +137,7 @@ def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
     plan, _ = planner(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
     for step in range(49):
         plan.reached(step)
-        assert plan.told == step + 2
-
-
-@pytest.mark.parametrize(("root", "memory"), [("/here", 0), ("s3://there", 1 << 40)])
-def test_a_block_left_for_long_is_told_again(
-    monkeypatch: pytest.MonkeyPatch, root: str, memory: int
-) -> None:
-    """The spans in use are remembered, not all of the epoch: of remote shards, in little memory."""
-    monkeypatch.setattr(system, "memory", lambda: memory)
-    stream = BatchSampler(
-        ShardShuffleSampler([1 << 17], seed=0, block=16, window=4), batch_size=1 << 10
-    )
-
-    class Nothing:
-        index = SimpleNamespace(root=root, remote=is_url(root))
-
-        def _extents(self, records: Any, fields: Any, *, uses: Any) -> Any:
-            counted.append(len(records))
-            return np.zeros(0, EXTENT)
-
-        def _ahead(self, extents: Any, *, fresh: bool = False) -> None:
-            pass
-
-    counted: list[int] = []
-    plan = Planner(Nothing(), ["x"], Schedule(stream), 0, 0, limit=1)  # type: ignore[arg-type]
-    for step in range(128):
-        plan.reached(step)
-    assert 1 << 17 <= sum(counted) <= (1 << 17) + 4 * 16
-    assert len(plan._recent) + len(plan._older) < 1 << 11
+        assert plan.next == step + 2
 
 
 def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
@@ -167,7 +145,7 @@ def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
     plan, reader = planner(long, stream, limit=1)
     for step in range(len(stream)):
         plan.reached(step)
-    assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + REMOTE_GAP)
+    assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + AHEAD_GAP)
 
 
 def test_records_in_order_are_few_large_ranges(long: Index) -> None:
@@ -175,43 +153,42 @@ def test_records_in_order_are_few_large_ranges(long: Index) -> None:
     for step in range(50):
         plan.reached(step)
     assert len(reader.ranges) <= 16
-    assert sum(uses for *_, uses in reader.ranges) == 200
+    assert reader.records == 200
 
 
 def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     """Overlapping rows too, as hard links in a tar give them."""
     rows = np.zeros(6, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4")])
-    rows["offset"] = [0, 0, 10, 100 + REMOTE_GAP, 101 + 2 * REMOTE_GAP + 5, 0]
+    rows["offset"] = [0, 0, 10, 100 + AHEAD_GAP, 101 + 2 * AHEAD_GAP + 5, 0]
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
-    found = extents_of(rows[::-1], np.arange(6)[::-1])[["file", "start", "stop", "uses"]].tolist()
-    gap = REMOTE_GAP
-    want = [(0, 0, 105 + gap, 6), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
+    alone, steps = np.full(6, ALONE), np.arange(6)[::-1]
+    found = extents_of(rows[::-1], alone, steps)[["file", "start", "stop", "step"]].tolist()
+    gap = AHEAD_GAP
+    want = [(0, 0, 105 + gap, 3), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
     assert found == want
     many = np.zeros(100, rows.dtype)
     many["offset"] = np.arange(100) * (MOST_AT_ONCE // 10)
     many["length"] = MOST_AT_ONCE // 10
-    lengths = [stop - start for _, start, stop, *_ in extents_of(many, np.ones(100, int)).tolist()]
+    ones = np.ones(100, np.int64)
+    lengths = [stop - start for _, start, stop, *_ in extents_of(many, ones, ones).tolist()]
     assert sum(lengths) == 100 * (MOST_AT_ONCE // 10)
     assert max(lengths) <= MOST_AT_ONCE + MOST_AT_ONCE // 10
 
 
-def test_without_a_bound_nothing_is_told_while_pages_are_in_memory(long: Index) -> None:
+def test_without_a_bound_the_first_batch_of_a_pass_says_whether_reading_waits(long: Index) -> None:
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=1)
     plan, reader = planner(long, stream, limit=None, waiting=False)
-    for step in range(96):
+    for step in range(200):
         plan.reached(step)
     assert reader.told == []
-    assert reader.looks == 2  # at steps 0 and 32
-    reader.waiting = True
-    for step in range(96, 140):
+    assert reader.looks == 1
+    assert not plan.leads_to(1, 0)
+    plan, reader = planner(long, stream, limit=None)
+    for step in range(200):
         plan.reached(step)
     assert reader.ranges
-    reader.waiting = False
-    told = plan.told
-    for step in range(140, 200):
-        plan.reached(step)
-    assert plan.told >= told
+    assert reader.looks == 1
 
 
 def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
@@ -243,7 +220,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
     reader = Reader(long)
     for _ in range(2):
         told.clear()
-        reader._ahead(reader._extents([0, 50, 150]))  # in three shards
+        read_ahead(reader, [0, 50, 150])  # in three shards
         assert begun.wait(20)
         closing = threading.Thread(target=reader.close)
         closing.start()
@@ -317,7 +294,10 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
     rows.flush()
     again = open_index(index.path)
     with Reader(again) as reader:
-        assert reader._extents(range(8), list(again.fields)[:1])["uses"].tolist() == [6]
+        ids, fields = np.arange(8), list(again.fields)[:1]
+        (told,) = extents_ahead(reader._fetcher, fields, ids, ALONE, ids).tolist()
+        row = again.rows(fields, np.array([5]))[0]
+        assert told[2:] == (row["offset"] + row["length"], ALONE, 5)
 
 
 def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> None:
@@ -379,9 +359,8 @@ def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None
                 assert any(
                     row[0] == f and a <= row[1] and row[2] <= b for f, a, b, _ in reader.ranges
                 )
-        assert plan.told == steps
-        uses = sum(uses for *_, uses in reader.ranges)
-        ahead = uses - (epoch + 1) * len(stream._order) if name != "exact-once" else 0
+        ahead = plan.next - (epoch + 1) * steps
+        assert ahead >= 0
         assert (ahead > 0) == (epoch > 0 and name != "exact-once")
         assert ahead <= 70
 
@@ -395,7 +374,7 @@ def test_a_loader_that_reads_on_does_not_move(
     sampler = BatchSampler(order, batch_size=20)
     feed = Feed(long, sampler)
     told: list[int] = []
-    monkeypatch.setattr(Reader, "_ahead", lambda self, found, fresh: told.extend(found["step"]))
+    monkeypatch.setattr(local.LocalShards, "ahead", lambda self, found: told.extend(found["step"]))
     with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
         for epoch in (0, 1, 2, 9, 10):
             if epoch == 9:

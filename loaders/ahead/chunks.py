@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.uses import NOW, Kept, NextUses
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.remote.disk import Disk
-from twinfeed.loaders.remote.uses import NOW, NextUses
 
 Fetch = Callable[[int, int, int], memoryview]
 """Return a range of a shard from its store: (shard, start, stop)."""
@@ -69,28 +69,27 @@ class Chunks:
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
-        self._heap: list[tuple[int, int]] = []  # what is needed last comes first
+        self._kept = Kept()
         self._due: list[tuple[int, int]] = []  # what is needed soonest comes first
-        self._present: set[int] = set()
 
-    def follow(self, uses: NextUses, epoch: int, step: int, /) -> None:
+    def follow(self, uses: NextUses, step: int, /) -> None:
         """Find out when each chunk is used next, if this batch of a stream is read now."""
         with self._lock:
+            present = list(self._kept.next)
             if uses is not self._uses:
                 self._uses = uses
                 starts = dict(zip(self._digests, self.starts.tolist(), strict=False))
                 held = [name.split("-") for name, _ in self._disk.entries()]
-                self._present = {starts[one] + int(n) for one, n in held if one in starts}
-            if uses.reach(epoch, step):
-                self._heap, self._due = [], []
-                for chunk in self._present:
-                    self._push(chunk)
+                present = [starts[one] + int(n) for one, n in held if one in starts]
+            if uses.reach(step):
+                self._kept, self._due = Kept(), []
+                for chunk in present:
+                    self._hold(chunk, int(uses.next[chunk]))
             # A use that the memory served is over too. Such a chunk would be kept for ever.
             while self._due and self._due[0][0] < uses.now:
                 when, chunk = heapq.heappop(self._due)
-                if chunk in self._present and int(uses.next[chunk]) == when:
-                    uses.used(chunk, uses.now - 1)
-                    self._push(chunk)
+                if self._kept.next.get(chunk) == when:
+                    self._hold(chunk, uses.used(chunk, uses.now - 1))
 
     def read(
         self, shard: int, start: int, stop: int, fetch: Fetch, /, *, step: int = NOW
@@ -185,15 +184,11 @@ class Chunks:
         """Note that a chunk was read for a step, and is in the cache."""
         with self._lock:
             if self._uses is not None:
-                self._uses.used(chunk, step)
-                self._present.add(chunk)
-                self._push(chunk)
+                self._hold(chunk, self._uses.used(chunk, step))
 
-    def _push(self, chunk: int) -> None:
-        """Sort a chunk in by its next use; the lock is held."""
-        assert self._uses is not None
-        when = int(self._uses.next[chunk])
-        heapq.heappush(self._heap, (-when, -chunk))
+    def _hold(self, chunk: int, when: int) -> None:
+        """Note the next use of a chunk that is in the cache; the lock is held."""
+        self._kept.hold(chunk, when)
         heapq.heappush(self._due, (when, chunk))
 
     def _victims(self, next_use: int | None) -> Iterator[str]:
@@ -205,24 +200,10 @@ class Chunks:
             yield name
         while next_use is not None:
             with self._lock:
-                chunk = self._furthest(next_use)
+                chunk = self._kept.furthest(next_use)
             if chunk is None:
                 return
             yield self._entry(chunk)[0]
-
-    def _furthest(self, next_use: int) -> int | None:
-        """Take the chunk needed last, if it is needed after `next_use`; the lock is held."""
-        assert self._uses is not None
-        while self._heap:
-            far, chunk = -self._heap[0][0], -self._heap[0][1]
-            valid = chunk in self._present and int(self._uses.next[chunk]) == far
-            if valid and far <= next_use:
-                return None
-            heapq.heappop(self._heap)
-            if valid:
-                self._present.discard(chunk)
-                return chunk
-        return None
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
