@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,42 +64,83 @@ def test_a_shard_that_is_met_again_warns_again(tmp_path: Path, capsys: Capture) 
     assert capsys.readouterr().out.count("10 records in 1 shard: 1 warning\n") == 2
 
 
-def test_what_is_given_twice_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    shard, index = str(tars(tmp_path, shards=1)[0]), str(tmp_path / "x.index")
-    build_index(shard, index)
-    for command, option in [
-        (["pack", index, f"{tmp_path}/out", "--split", "a=0.5", "--split", "a=1.0"], "--split"),
-        (["index", shard, "--out", f"{index}2", "--field", "a=png", "--field", "a"], "--field"),
-    ]:
-        assert main([*command, "-q"]) == 2
-        assert f"{option} gives 'a' 2 times: give it once" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+# The words of a command in the folder of `world`, its exit status, and what its one line has.
+REFUSED: list[tuple[str, int, str]] = [
+    ("cat data.index 3", 2, "no record 3: there are 3"),
+    ("cat data.index -4", 2, "no record -4"),
+    (f"cat data.index {'9' * 5000}", 2, "no record 999"),
+    ("cat data.index", 2, "--key"),
+    ("cat data.index nobody", 2, "'nobody'"),
+    ("cat data.index 0 --field image", 2, "'image'"),
+    ("cat tars/x.index 0", 1, "d-000001.tar"),
+    ("info none.index", 1, "beside it: data.index"),
+    ("info data.index/none", 1, "no index here"),
+    ("index {a,b --out x.index", 2, "unbalanced braces"),
+    ("index no*.tar --out x.index", 1, "no*.tar"),
+    ("index set/d-*.tar --out set/x.index", 1, "--incomplete"),
+    ("index data.index --out x.index", 1, "data.index"),
+    ("index data.index/manifest.json --out x.index", 1, "data.index/manifest.json"),
+    ("index tars/d-000000.tar --out x.index --label-table ''", 1, "No such file"),
+    (
+        "index tars/d-000000.tar --out x.index --field a=png --field a",
+        2,
+        "--field gives 'a' 2 times",
+    ),
+    ("verify data.index --jobs 0", 2, "jobs must be at least 1"),
+    ("verify data.index/manifest.json", 1, "data.index/manifest.json"),
+    ("pack empty out", 1, "empty"),
+    ("pack tars out", 1, "'tars/*.tar'"),
+    ("pack tars/*.tar out", 1, "twinfeed index"),
+    ("pack tars/d-000000.tar out", 1, "twinfeed index"),
+    ("pack set/one.jpg out", 1, "a folder of images"),
+    ("pack tars out --root tars", 2, "--root"),
+    ("pack data.index out --split a=0.5 --split a=1.0", 2, "--split gives 'a' 2 times"),
+    ("plan data.index --block 0", 2, "block must be at least 1, got 0"),
+    ("plan data.index --window -3", 2, "window must be at least 1, got -3"),
+    ("compare data.index --k 3", 2, "--p"),
+]
 
 
-@pytest.mark.parametrize("option", ["block", "window"])
-@pytest.mark.parametrize("command", ["plan", pytest.param("mixing", marks=pytest.mark.frameworks)])
-def test_zero_is_no_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: str, option: str
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of three records, one that lacks a shard, one shard of a set, and an image."""
+    folder = tmp_path_factory.mktemp("world")
+    pack([{"x": b"1", "label": n} for n in range(3)], folder)
+    for name in ("tars", "set", "empty"):
+        (folder / name).mkdir()
+    shards = tars(folder / "tars")
+    build_index(shards, folder / "tars" / "x.index")
+    shards[1].unlink()
+    write_tar(folder / "set" / "d-00001-of-00004.tar", [("a", {"x": b"1"})])
+    (folder / "set" / "one.jpg").write_bytes(b"\xff\xd8\xff")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:files below")
+@pytest.mark.parametrize(("words", "status", "said"), REFUSED)
+def test_what_is_wrong_is_refused_in_one_line_that_says_what_to_do(
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    words: str,
+    status: int,
+    said: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    index = str(pack([{"x": b"1"}] * 9, tmp_path)["data"].path)
-    for number in ("0", "-3"):
-        assert main([command, index, f"--{option}", number]) == 2
-        assert f"{option} must be at least 1, got {number}" in capsys.readouterr().err
+    monkeypatch.chdir(world)
+    before = sorted(world.iterdir())
+    assert main(shlex.split(words)) == status
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("twinfeed: error: ")
+    assert said in error
+    assert sorted(world.iterdir()) == before
 
 
-def test_a_table_without_a_name_is_not_passed_over(tmp_path: Path, capsys: Capture) -> None:
-    (shard,) = tars(tmp_path, shards=1)
-    words = ["index", str(shard), "--out", f"{tmp_path}/x.index", "--label-table", "", "-q"]
-    assert main(words) == 1
-    assert "No such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["compare", pytest.param("show", marks=pytest.mark.frameworks)])
-def test_k_needs_p(tmp_path: Path, capsys: Capture, command: str) -> None:
-    index = str(pack([{"x": b"1", "label": n % 3} for n in range(9)], tmp_path)["data"].path)
-    assert main([command, index, "--k", "3"]) == 2
-    assert "--k is of P x K batches: give --p too" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["a b --split train", "a b --shard-bytes x", "a b --shards x"])
+def test_what_cannot_be_read_shows_the_usage(capsys: Capture, words: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["pack", *words.split()])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: twinfeed pack")
 
 
 def test_classes_of_fewer_than_k_records_are_drawn_or_left_out(
@@ -161,47 +203,6 @@ def test_what_is_no_index_leads_to_one(tmp_path: Path, capsys: Capture) -> None:
     assert main(["info", str(tmp_path / "data")]) == 1
     out = capsys.readouterr().err.rpartition("--out ")[2].rstrip()
     assert main(["index", *map(str, shards), "--out", out, "-q"]) == 0
-
-
-def test_an_index_beside_is_named(tmp_path: Path, capsys: Capture) -> None:
-    index = pack([{"x": b"1"}], tmp_path)["data"]
-    assert main(["info", str(tmp_path / "train.index")]) == 1
-    assert "no index here, but beside it: data.index; check the name" in capsys.readouterr().err
-    none = index.path / "none"
-    assert main(["info", str(none)]) == 1
-    assert "no index here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["index", "verify"])
-def test_a_part_of_an_index_is_no_shard(tmp_path: Path, capsys: Capture, command: str) -> None:
-    index = pack([{"x": b"1"}], tmp_path)["data"].path
-    more = {"index": ["--out", str(tmp_path / "y.index")]}
-    for part in (index / "manifest.json", next(index.glob("columns-*/*.npy"))):
-        assert main([command, str(part), *more.get(command, []), "-q"]) == 1
-        error = capsys.readouterr().err
-        assert f"path: {part}; " in error
-        assert "shard" in error
-
-
-@pytest.mark.filterwarnings("ignore:files below")
-def test_an_index_is_no_folder_of_images(tmp_path: Path, capsys: Capture) -> None:
-    index = pack([{"x": b"1"}], tmp_path)["data"].path
-    assert main(["index", str(index), "--out", str(tmp_path / "y.index")]) == 1
-    assert "give a folder that holds images, or shards" in capsys.readouterr().err
-
-
-@pytest.mark.filterwarnings("ignore:files below")
-def test_pack_says_what_it_takes(tmp_path: Path, capsys: Capture) -> None:
-    tars(tmp_path, shards=2)
-    assert main(["pack", str(tmp_path), f"{tmp_path}/out", "-q"]) == 1
-    assert f"or shards, such as '{tmp_path}/*.tar'" in capsys.readouterr().err
-    (tmp_path / "one.jpg").write_bytes(b"\xff\xd8\xff")
-    for name in ("*.tar", "d-000000.tar", "one.jpg"):
-        assert main(["pack", f"{tmp_path}/{name}", f"{tmp_path}/out", "-q"]) == 1
-        error = capsys.readouterr().err
-        assert "neither a folder of images nor an index, nor compressed" in error
-        assert "index the shards with twinfeed index, then pack the index" in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_one_shard_of_a_set_is_indexed_where_this_is_meant(tmp_path: Path, capsys: Capture) -> None:
