@@ -60,7 +60,6 @@ class MixtureSampler(Sampler):
     """
 
     repeats = True
-    stream_version = 2
 
     @counterparts()
     def __init__(

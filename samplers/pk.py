@@ -82,7 +82,6 @@ class PKBatchSampler(BatchStream):
     PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
     """
 
-    stream_version = 2
     _draws: FairDraw | CoverageDraw
 
     @counterparts(

@@ -61,8 +61,6 @@ class ShardShuffleSampler(Sampler):
     [5, 9, 4, 7, 3, 6, 2, 1, 8, 0]
     """
 
-    stream_version = 2
-
     #: Records of a block; the last block of a shard may have fewer.
     block: int
     #: Blocks that are open at once.

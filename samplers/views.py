@@ -47,8 +47,6 @@ class ViewSampler(InnerSampler):
     [[1, 2], [0, 3], [0, 4]]
     """
 
-    stream_version = 2
-
     @counterparts()
     def __init__(
         self,

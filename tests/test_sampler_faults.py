@@ -561,7 +561,7 @@ def test_a_state_of_another_stream_version_is_refused(
 
     before = sampler().state_dict()
     monkeypatch.setattr(changed, "stream_version", 7)
-    with pytest.raises(StateMismatchError, match=r"stream_version: the state has [12], .* has 7\n"):
+    with pytest.raises(StateMismatchError, match=r"stream_version: the state has 1, .* has 7\n"):
         sampler().load_state_dict(before)
 
 
