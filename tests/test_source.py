@@ -254,7 +254,7 @@ def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:
     source.digests = {}
     with (
         NumpyLoader(Feed(source, next(samplers()))) as loader,
-        pytest.warns(UserWarning, match="hold: the source has no digests; only the number"),
+        pytest.warns(UserWarning, match="share no digest: only the number"),
     ):
         loader.load_state_dict(loader.state_dict())
 

@@ -36,9 +36,8 @@ def through_torch(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_transform_that_writes_by_way_of_torch_is_found(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=array, transform=through_torch)
-    with pytest.raises(DecodeError, match=r"record 5 .*wrote to the array of field 'x'") as caught:
+    with pytest.raises(DecodeError, match=r"(?s)record 5 .*wrote to .* 'x'.*torch.tensor\(array\)"):
         list(made(feed))
-    assert "torch.tensor(array) in place of torch.from_numpy(array)" in str(caught.value)
 
 
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import os
 import subprocess
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,15 +49,6 @@ def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert list(said.values()) == [[3, 0], [3, 0]]
-
-
-def test_what_a_dataset_of_tensorflow_has_is_told_from_a_dataloader(index: Index) -> None:
-    dataloader: Any = loader(index, random()).dataloader()
-    with pytest.raises(AttributeError, match=r"has no 'shuffle': the feed's sampler shuffles"):
-        dataloader.shuffle(100)
-    with pytest.raises(AttributeError, match=r"has no 'map': .* as in loader.dataloader\(pairs\)"):
-        dataloader.map(len)
-    assert not hasattr(dataloader, "other")
 
 
 def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:

@@ -246,7 +246,7 @@ def test_after_a_break_the_next_pass_goes_on(index: Index) -> None:
     assert got == expected(index, random(), epochs=(0, 1), **OPTIONS)
 
 
-ENDED = "ended before its last batch, by another pass.*leave the loop first"
+ENDED = "ended before its last batch, by another pass.*give each loop a loader"
 
 
 def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
@@ -706,7 +706,7 @@ def test_a_dataloader_that_is_given_the_wrong_thing_says_what_it_takes(index: In
     feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=3), batch_size=5))
     requests: Any = RequestSampler(feed)
     loader: Any = DataLoader(RecordDataset(feed), sampler=requests, collate_fn=as_tensors)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="or batch_size=None beside sampler="):
+    with pytest.raises(TypeError, match="batch_sampler= or batch_size=None"):
         next(iter(loader))
     loader = DataLoader(feed)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"TorchLoader\(feed\).*takes RecordDataset\(feed\)"):

@@ -124,9 +124,7 @@ def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
             seed_all(turn)
             if not same(first, call()):
                 raise ValueError(
-                    f"{name} returned different things for one sample and one seed: runs would "
-                    f"differ from each other, and frameworks too. It draws from a state of its own "
-                    f"or from a global one; {_ADVICE[name]}"
+                    f"{name} returned different things for one sample and one seed: {_ADVICE[name]}"
                 )
     return first
 

@@ -53,17 +53,11 @@ class FeedLoader(Loader[B]):
                 if ours[name] != known[name]:
                     raise StateMismatchError(
                         f"the state is of other records: {name!r} has the digest {known[name]!r} "
-                        f"in the state, {ours[name]!r} in {self.feed.index!r}: give the index that "
-                        f"the state was saved with, or begin anew without the state"
+                        f"in the state, {ours[name]!r} in {self.feed.index!r}"
                     )
         if not compared:
-            names = sorted(self.feed.index.digests)
-            lacking = (
-                f"it has no digest of any of {names}" if names else "the source has no digests"
-            )
             warnings.warn(
-                f"the state says nothing of what the records hold: {lacking}; "
-                f"only the number of records was compared",
+                "the state and the source share no digest: only the number of records was compared",
                 stacklevel=4,
             )
 

@@ -24,8 +24,7 @@ from twinfeed.samplers.processes import warn_unsharded
 
 OTHER_PASS = (
     "this pass was ended before its last batch, by another pass over the same loader, by its "
-    "set_epoch, load_state_dict or close, or by a fork: leave the loop first, or give each loop "
-    "and each process a loader of its own; two loaders may share one feed"
+    "set_epoch, load_state_dict or close, or by a fork: give each loop a loader of its own"
 )
 """The error of a loop when something else has ended its pass."""
 
@@ -236,7 +235,7 @@ class Loader(Closing, Generic[B]):
         if self.epoch in self._epochs and self.step == 0:
             said = (
                 f"epoch {self.epoch} begins again by set_epoch, so the same batches come again: "
-                f"give each training a loader of its own, or the epochs different numbers"
+                f"give each training a loader of its own"
             )
         elif before in self._epochs and step and self.epoch != before:
             said = (

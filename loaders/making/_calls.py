@@ -69,7 +69,7 @@ class Calls:
             if sample.keys() != names:
                 raise DecodeError(
                     f"{self.index.describe(record)}: {name} gave the fields {sorted(sample)}, for "
-                    f"another record of the batch {sorted(names)}; give every record the same"
+                    f"another record {sorted(names)}"
                 )
         return {field: [sample[field] for sample in samples] for field in names}
 

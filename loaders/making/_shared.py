@@ -51,10 +51,8 @@ def unchanged(sample: Mapping[str, Any], /) -> Iterator[None]:
     for name, before in sums.items():
         if _checksum(sample[name]) != before:
             raise DecodeError(
-                f"transform wrote to the array of field {name!r}, which other uses of the record "
-                f"share",
-                advice="write to a copy: array.copy(), or torch.tensor(array) in place of "
-                "torch.from_numpy(array)",
+                f"transform wrote to the array of field {name!r}, which other uses share",
+                advice="write to array.copy(), or to torch.tensor(array)",
             )
 
 

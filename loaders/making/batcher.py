@@ -76,8 +76,7 @@ class Batcher(Closing):
         if len(kept.ids) and values.keys() != self.spec.keys():
             raise DecodeError(
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
-                f"{sorted(values)} where {sorted(self.spec)} are expected: give every record the "
-                f"fields of the first, or name the fields with spec="
+                f"{sorted(values)} where {sorted(self.spec)} are expected: name them with spec="
             )
         batch = self.meter.timed("collating", self._collated, request, kept, joined, values)
         if held is not None:
@@ -115,8 +114,7 @@ class Batcher(Closing):
             if len(rows) != len(self._index):
                 raise ValueError(
                     f"side table {name!r} has {counted(len(rows), 'row')} for "
-                    f"{counted(len(self._index), 'record')}: "
-                    f"only a sampler knows which sample has which row"
+                    f"{counted(len(self._index), 'record')}: only a sampler can join it"
                 )
         request = Request.plain(records, seeds)
         joined = joined_rows(self._index, self._side, request)

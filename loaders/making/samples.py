@@ -192,10 +192,8 @@ class Samples:
         for sample, given, record in zip(made, whole, request.records, strict=True):
             for name in TOLD:
                 if name in sample and sample[name] is not given[name]:
-                    raise DecodeError(
-                        f"{self.index.describe(record)}: transform gave {name!r} another value, "
-                        f"which the batch does not hold: give it another name"
-                    )
+                    where = self.index.describe(record)
+                    raise DecodeError(f"{where}: transform gave {name!r} another value: rename it")
         return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
 
     def _call(self, whole: Sample, sample: Made) -> Made:

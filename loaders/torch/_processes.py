@@ -17,9 +17,8 @@ def refuse_workers() -> None:
     """Raise RuntimeError in a worker of somebody's DataLoader, where a loader has no position."""
     if get_worker_info() is not None:
         raise RuntimeError(
-            "each worker of a DataLoader would give every batch of a loader, and the loader would "
-            "not move: iterate over TorchLoader(feed, num_workers=…) itself, or give the "
-            "DataLoader a RecordDataset and a RequestSampler"
+            "each worker of a DataLoader would give every batch of a loader: iterate over "
+            "TorchLoader(feed, num_workers=…) itself"
         )
 
 

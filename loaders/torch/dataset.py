@@ -118,9 +118,8 @@ class RecordDataset(Dataset[Any]):
         index = feed.index
         if isinstance(index, Index) and index.remote and index.cache is None:
             warnings.warn(
-                f"each record of {index.root} will be a request, since a RecordDataset does "
-                f"not know what comes next: take TorchLoader(feed, num_workers=…), which asks for "
-                f"whole blocks ahead, or open the index with cache=DiskCache(…)",
+                f"each record of {index.root} will be a request: take TorchLoader(feed), which "
+                f"asks for blocks ahead, or open the index with cache=DiskCache(…)",
                 stacklevel=2,
             )
         socket_folder()  # which the workers inherit
@@ -146,8 +145,7 @@ class RecordDataset(Dataset[Any]):
         if not isinstance(wanted, Request):
             if any(isinstance(one, Request) for one in wanted):
                 raise TypeError(
-                    "requests are whole batches: give DataLoader batch_sampler=RequestSampler(feed)"
-                    ", or batch_size=None beside sampler="
+                    "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
                 )
             self._warn_of_seeds()
             seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
@@ -163,10 +161,8 @@ class RecordDataset(Dataset[Any]):
         if self._warns:
             self._warns = False
             warnings.warn(
-                "a RecordDataset was asked for plain record numbers, so the transform's seeds come "
-                "from torch's random numbers and differ from those of TorchLoader: give the "
-                "DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors for the "
-                "stream's own seeds",
+                "a RecordDataset was asked for plain record numbers, so the transform's seeds are "
+                f"torch's random numbers: {_STREAM}",
                 stacklevel=3,
             )
 
@@ -181,9 +177,7 @@ class RecordDataset(Dataset[Any]):
             self._drawn = None
             warnings.warn(
                 f"a RecordDataset was asked for record {other}, which the feed's sampler leaves "
-                f"out, so a sampler of torch's chooses the records: give the DataLoader "
-                f"batch_sampler=RequestSampler(feed), collate_fn=as_tensors in place of "
-                f"batch_size=, shuffle= and sampler=",
+                f"out: {_STREAM}",
                 stacklevel=3,
             )
 
@@ -204,9 +198,9 @@ class _Whole(dict[str, Any]):
 
 
 NO_CACHE_IN_WORKERS = (
-    "a sampler that reuses decoded images needs num_workers=0, "
-    "because they stay in the process that decoded them: decode on threads instead"
+    "a sampler that reuses decoded images needs num_workers=0: decode on threads instead"
 )
+_STREAM = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
 
 
 class RequestSampler:
@@ -299,8 +293,7 @@ class RequestSampler:
         if self._stream.world_size > 1:
             rank, world_size = self._stream.rank, self._stream.world_size
             raise TypeError(
-                f"this sampler already is rank {rank} of {world_size}, and sharding it again would "
-                f"lose records: iterate over a TorchLoader, or over the DataLoader unprepared "
-                f"(Lightning: Trainer(use_distributed_sampler=False))"
+                f"this sampler already is rank {rank} of {world_size}: iterate over a TorchLoader, "
+                f"or over the DataLoader unprepared (Trainer(use_distributed_sampler=False))"
             )
         raise AttributeError("requests are whole batches, of any size")

@@ -131,13 +131,6 @@ class TorchLoader(FeedLoader[B]):
         # A DataLoader checks the options.
         DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
 
-    def __getitem__(self, key: object, /) -> NoReturn:
-        """Refuse to be a dataset."""
-        raise TypeError(
-            "a TorchLoader is no dataset: iterate over the loader itself; "
-            "a DataLoader takes RecordDataset(feed)"
-        )
-
     def _forked(self) -> None:
         for holder in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
             disown(getattr(holder, "_iterator", None))
@@ -188,9 +181,8 @@ class TorchLoader(FeedLoader[B]):
         if isinstance(self.feed.sampler, ExactOnceBatchSampler):
             return _Records(len(self.feed.sampler._order))
         raise AttributeError(
-            "a TorchLoader has no dataset, and batches are not skipped: load_state_dict goes on "
-            "where a run stopped, so turn off the trainer's own skipping (ignore_data_skip=True in "
-            "transformers; leave skip_first_batches of Accelerate out)"
+            "a TorchLoader has no dataset, and skips no batches: load_state_dict goes on, so turn "
+            "the trainer's skipping off (ignore_data_skip=True, no skip_first_batches)"
         )
 
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
@@ -248,13 +240,6 @@ class _Uncounted(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return map(self._arranged, self._loader._uncounted_pass())
 
-    def __getattr__(self, name: str) -> NoReturn:
-        instead = {
-            "map": ": give the function to dataloader, as in loader.dataloader(pairs)",
-            "shuffle": f": {OF_LOADERS['shuffle']}",
-        }
-        raise AttributeError(f"a DataLoader has no {name!r}{instead.get(name, '')}")
-
     def _arranged(self, batch: Any) -> Any:
         with fields_named(batch):
             return self._arrange(batch)
@@ -274,9 +259,8 @@ class _NotIterated(IterableDataset[Any]):
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "a trainer has made another DataLoader of TorchLoader.dataloader(), and might read "
-            "ahead, skip or share out batches that the loader counts: give the trainer the "
-            "TorchLoader itself, unprepared, over feed.shard(rank, world_size)"
+            "a trainer has made another DataLoader of TorchLoader.dataloader(): give the trainer "
+            "the TorchLoader itself, unprepared, over feed.shard(rank, world_size)"
         )
 
 
@@ -290,10 +274,7 @@ class _Records(Dataset[Any]):
         return self._number
 
     def __getitem__(self, record: object) -> NoReturn:
-        raise TypeError(
-            "the dataset of a TorchLoader says how many records there are, and gives none: iterate "
-            "over the TorchLoader, or over a RecordDataset"
-        )
+        raise TypeError("the dataset of a TorchLoader gives no records: take a RecordDataset")
 
 
 class _StoredOrder(SequentialSampler):
