@@ -27,10 +27,8 @@ from twinfeed.samplers import (
 RECORDS, BATCH = 96, 4
 # In stored order within blocks, so that sequential readers of files serve it too.
 SHUFFLE = ShardShuffleSampler([RECORDS], seed=5, block=8, window=2, order_within="stored")
-SAMPLERS: dict[bool, BatchStream] = {
-    False: BatchSampler(SHUFFLE, batch_size=BATCH),
-    True: ExactOnceBatchSampler(RECORDS, batch_size=BATCH),
-}
+SAMPLER = BatchSampler(SHUFFLE, batch_size=BATCH)
+ONCE = ExactOnceBatchSampler(RECORDS, batch_size=BATCH)
 
 
 def torch(**options: Any) -> Callable[[Feed], Any]:
@@ -46,10 +44,8 @@ def tensorflow(engine: Any) -> Callable[[Feed], Any]:
 LOADERS: dict[str, Callable[[], Callable[[Feed], Any]]] = {
     "numpy": lambda: lambda feed: NumpyLoader(feed, threads=2),
     "numpy, nothing ahead": lambda: lambda feed: NumpyLoader(feed, prefetch=0),
-    "numpy, evaluation": lambda: lambda feed: NumpyLoader(feed, threads=2),
     "torch": torch,
     "torch, workers": lambda: torch(num_workers=2),
-    "torch, workers, evaluation": lambda: torch(num_workers=2),
     "torch, workers that stay": lambda: torch(num_workers=2, persistent_workers=True),
     "tensorflow, gather": lambda: tensorflow("gather"),
     "tensorflow, choose": lambda: tensorflow("choose_from_datasets"),
@@ -60,8 +56,8 @@ def main(name: str, *url: str) -> None:
     """Fork a child for each thing that a child may do; go on with the pass between the children."""
     samples = ({"word": b"%d" % number} for number in range(RECORDS))
     index = open_index(*url) if url else pack(samples, Path(tempfile.mkdtemp()))["data"]
-    sampler = SAMPLERS["evaluation" in name]
-    wanted = [batch.tolist() for batch in sampler.batches(0, 0, len(sampler))]
+    sampler: BatchStream = ONCE if name.endswith(", evaluation") else SAMPLER
+    name = name.removesuffix(", evaluation")
     loader = LOADERS[name]()(Feed(index, sampler))
     batches = iter(loader)
     got = [ids(next(batches))]
@@ -76,14 +72,14 @@ def main(name: str, *url: str) -> None:
 
     def begins() -> None:
         rest = [ids(batch) for batch in loader]
-        print(rest == wanted[len(got) :], loader.epoch, loader.step)
+        print(rest == wanted(sampler)[len(got) :], loader.epoch, loader.step)
         loader.close()
 
     for does in (goes_on, drops, begins):
         print(does.__name__, in_child(does), flush=True)
         got.append(ids(next(batches)))
     got += [ids(batch) for batch in batches]
-    print("parent", got == wanted, loader.epoch, loader.step)
+    print("parent", got == wanted(sampler), loader.epoch, loader.step)
     # Between two passes workers may stay, and are the parent's still.
     print(drops.__name__, in_child(drops), flush=True)
     print("parent", len(list(loader)), loader.epoch, loader.step)
@@ -105,6 +101,10 @@ def in_child(does: Callable[[], None]) -> int:
 
 def ids(batch: Any) -> list[int]:
     return [int(number) for number in batch["id"]]
+
+
+def wanted(sampler: BatchStream = SAMPLER) -> list[list[int]]:
+    return [batch.tolist() for batch in sampler.batches(0, 0, len(sampler))]
 
 
 if __name__ == "__main__":

@@ -115,8 +115,10 @@ class TorchLoader(FeedLoader[B]):
             prefetch = PREFETCH
         threads = threads or 0 if num_workers else threads
         self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
-        if num_workers and not prefetch:
-            raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
+        if num_workers:
+            if not prefetch:
+                raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
+            self.prefetch = prefetch  # a transform that must run alone runs alone in its worker
         if num_workers and feed.sampler.live is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         self._worker_options: dict[str, Any] = {
