@@ -236,10 +236,9 @@ def _facts(index: Index) -> dict[str, Any]:
     }
     if index.has_labels:
         labels, counts = np.unique(index.labels, return_counts=True)
-        named = len(index.classes)  # a class may have a name, and no record here
-        facts["classes"] = named or len(counts)
+        facts["classes"] = index.num_classes
         facts["labels"] = [int(labels[0]), int(labels[-1])]
-        least = 0 if named > len(counts) else int(counts.min())
+        least = int(counts.min()) if index.num_classes == len(counts) else 0  # or none here
         facts["records a class"] = [least, int(counts.max())]
         facts["class names"] = list(index.classes)
     return facts

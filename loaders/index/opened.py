@@ -202,6 +202,17 @@ class Index:
         return self._strings("classes") if "classes-ends" in self._arrays else ()
 
     @property
+    def num_classes(self) -> int:
+        """The number of classes: of their names, or else one more than the largest label.
+
+        A model needs as many outputs. 0 where there are no labels.
+        """
+        order = self.class_order
+        if self.classes or order is None:
+            return len(self.classes)
+        return int(self.labels[order.records[order.starts]].max()) + 1
+
+    @property
     def files(self) -> StringColumn:
         """The paths that the rows of tables refer to by number: of loose files, or of shards."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
@@ -250,7 +261,7 @@ class Index:
                 ("shards", f"{len(self._arrays['shards']):,} ({self.container})"),
                 ("fields", ", ".join(self.fields)),
                 ("columns", ", ".join(self.columns)),
-                ("classes", f"{len(self.classes):,}: {classes}" if classes else "no names"),
+                ("classes", f"{self.num_classes:,}: {classes or 'no names'}"),
             ],
         )
 
