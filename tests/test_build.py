@@ -45,6 +45,7 @@ from twinfeed.loaders import (
     LoaderError,
     Reader,
     ShardWarning,
+    UnsafeContentError,
     build_index,
     open_index,
     pack,
@@ -88,6 +89,27 @@ def test_a_folder_of_images_is_indexed_as_it_is(tmp_path: Path) -> None:
     with Reader(index) as reader:
         assert reader.read([2, 0])["image"] == [b"dog/1.png", b"cat/1.png"]
     assert verify(index).ok
+
+
+def test_a_link_to_a_folder_of_images_is_followed_where_the_user_named_it(tmp_path: Path) -> None:
+    scratch, home = tmp_path / "scratch", tmp_path / "home"
+    (scratch / "photos" / "cat").mkdir(parents=True)
+    (scratch / "photos" / "cat" / "1.png").write_bytes(b"...")
+    home.mkdir()
+    link, path = home / "photos", home / "x.index"
+    link.symlink_to(scratch / "photos")
+    with pytest.warns(ShardWarning, match=f"leads to {scratch}/photos: open .* root='{scratch}'"):
+        index = build_index(link, path)
+    again = build_index(link, path, root=scratch)
+    for each in (index, again, open_index(path, root=scratch)):
+        with Reader(each) as reader:
+            assert reader.read([0])["image"] == [b"..."]
+    with Reader(open_index(path)) as reader, pytest.raises(UnsafeContentError) as caught:
+        reader.read([0])
+    assert f"found: {scratch}/photos/cat/1.png" in str(caught.value)
+    with pytest.raises(ValueError, match=f"below the root {home}, not at {scratch}/photos"):
+        build_index(link, path, root=home)
+    assert verify(link).ok
 
 
 def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
@@ -295,6 +317,18 @@ def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: 
     index = build_index(tmp_path / "a.tar", path, label=named, background="background")
     assert index.classes == ("background", "dog")
     assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
+
+
+def test_the_number_of_classes_is_of_names_or_one_more_than_the_largest_label(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.index"
+    shard = cls_tar(tmp_path / "a.tar", "1", "5", "3")
+    assert build_index(shard, path, label="cls").num_classes == 6
+    assert build_index(shard, path).num_classes == 0
+    shard = cls_tar(tmp_path / "a.tar", "cat", "dog")
+    index = build_index(shard, path, label="cls", classes=["ant", "cat", "dog"])
+    assert index.num_classes == 3
 
 
 def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
@@ -751,6 +785,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"fields": "jpg"}, TypeError, "got 'jpg'"),
         ({"fields": {"x": ["png"]}}, TypeError, r"names in the records, .* got 'x' to \['png'\]"),
         ({"fields": [1]}, TypeError, "got 1 to 1"),
+        ({"fields": {"": "png"}}, TypeError, "got '' to 'png'"),
         ({"label": 5}, TypeError, r"label must be a field's name, .* or a function, got 5"),
         ({"label": FromFolder}, TypeError, r"FromFolder\(\), .*, got <class"),
         ({"exclude": ["d-000000.tar"]}, TypeError, r"exclude must be .* pairs .*, got 'd-000000"),

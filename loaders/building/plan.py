@@ -100,7 +100,7 @@ def _named(fields: Fields | None) -> dict[str, str] | None:
         raise TypeError(f"fields must be a mapping or a list of names, got {fields!r}")
     pairs = dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
     for name, aliases in pairs.items():
-        if not isinstance(name, str) or not isinstance(aliases, str):
+        if not (isinstance(name, str) and isinstance(aliases, str) and name and aliases):
             raise TypeError(
                 "fields must map names to names in the records, several with ';' between them, "
                 f"got {name!r} to {aliases!r}"

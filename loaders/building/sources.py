@@ -174,20 +174,32 @@ def _loose_root(
 ) -> tuple[str, list[Entry]]:
     """Return the root of loose files, and the entries relative to it."""
     images = shards if isinstance(shards, (str, os.PathLike)) else None
-    if root is None:
-        root = os.path.dirname(os.path.abspath(beside or images or "index"))
-    where = os.path.abspath(root)
+    where = os.path.abspath(root or os.path.dirname(os.path.abspath(beside or images or "index")))
     if images is None:
         return where, entries
     if not entries:
         raise no_images(images)
-    prefix = relative_to(where, os.path.abspath(images))
+    full, inside = os.path.abspath(images), os.path.realpath(where)
+    real = os.path.realpath(full)
+    if not (_within(where, full) and _within(inside, real)):
+        if root is None and _within(where, full):  # a link leads out, and the user has named it
+            inside = os.path.dirname(real)
+            if beside is not None:
+                advice = f"open the index with root={inside!r} (--root in a terminal)"
+                warnings.warn(f"{full} leads to {real}: {advice}", ShardWarning, stacklevel=4)
+        where, full = inside, real
+    prefix = relative_to(where, full)
     if prefix == ".":
         return where, entries
     return where, [
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
         for entry in entries
     ]
+
+
+def _within(folder: str, path: str) -> bool:
+    """Tell whether a path is a folder or lies below it, links apart."""
+    return os.path.commonpath([folder, path]) == folder
 
 
 def _stretches(entries: list[Entry]) -> list[Job]:
