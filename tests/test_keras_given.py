@@ -150,6 +150,11 @@ def test_other_class_numbers_in_the_validation_are_told(
         assert re.match(f"{says}.*--classes {tmp_path}/train/data.index", said[0])
 
 
+def test_epochs_are_a_number(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="epochs must be an int"):
+        ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs="3")  # type: ignore[arg-type]
+
+
 def test_arrange_is_a_function_or_a_dataset(tmp_path: Path) -> None:
     one = made()
     for wrong in (np.ones([8, 5]), one, one.feed, None, [1], {"x": 1}):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,17 +11,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import h5py
 import keras
 import keras_child
 import numpy as np
 import pytest
 import tensorflow as tf
+from inside import mark
 from keras_help import Interrupt
 from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.samplers import BatchSampler, RandomSampler, StateMismatchError
+from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler, StateMismatchError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -133,7 +137,13 @@ def test_a_save_is_on_the_disk_before_it_has_its_name(
     resume = ResumeCallback(made(), tmp_path)
     resume.fit(model(), pairs, verbose=0)
     *files, work, renamed, folder = done[: len(done) // 2]
-    assert sorted(files) == ["arrays.npz", "model.weights.h5", "state.json"]
+    assert sorted(files) == [
+        ".twinfeed",
+        "arrays.npz",
+        "checksums.json",
+        "model.weights.h5",
+        "state.json",
+    ]
     assert renamed == f"{work} -> 000001-epoch1-step0"
     assert folder == tmp_path.name
 
@@ -141,6 +151,7 @@ def test_a_save_is_on_the_disk_before_it_has_its_name(
 def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path) -> None:
     left = tmp_path / ".000001-epoch0-step3-0123456789abcdef"
     left.mkdir()
+    mark(left)
     (left / "model.weights.h5").write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(15), every=2)
@@ -180,13 +191,95 @@ def test_a_save_that_cannot_be_read_moves_nothing(tmp_path: Path) -> None:
     assert (one.epoch, one.step) == (2, 0)
 
 
+def test_what_is_no_save_stays(tmp_path: Path) -> None:
+    """Folders, files and links of others, whatever their names."""
+    (tmp_path / ".my-epoch-wise-step-notes").mkdir()
+    (tmp_path / ".my-epoch-wise-step-notes/thesis.txt").write_text("mine")
+    (tmp_path / "0-epoch3-step40").mkdir()
+    (tmp_path / "0-epoch3-step40/mine.txt").write_text("mine")
+    (tmp_path / "000001-epoch0-step2").write_text("mine")
+    (tmp_path / "9-epoch0-step2").symlink_to(tmp_path / "0-epoch3-step40")
+    (tmp_path / ".1-epoch0-step2-f").write_text("mine")
+    before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
+    ResumeCallback(made(), tmp_path, every=2).fit(model(), pairs, verbose=0)
+    after = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
+    assert before.items() <= after.items()
+    network, one = model(), made()
+    assert ResumeCallback(one, tmp_path).restore(network)
+    assert one.epoch == 1
+
+
+@pytest.mark.parametrize("name", ["state.json", "arrays.npz", "model.weights.h5", "checksums.json"])
+def test_damage_in_any_byte_of_a_save_is_one_error(tmp_path: Path, name: str) -> None:
+    train(tmp_path, model())
+    (last,) = tmp_path.glob("*-end")
+    whole = (last / name).read_bytes()
+    network = model()
+    draw = np.random.default_rng(0)
+    for at in draw.integers(0, len(whole), 40).tolist():
+        (last / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises((OSError, ValueError), match=re.escape(str(last))):
+            ResumeCallback(made(), tmp_path).restore(network)
+    for damaged in (b"", b"[]", whole[: len(whole) // 2]):
+        (last / name).write_bytes(damaged)
+        with pytest.raises(OSError, match=f"{last.name}: this save cannot be read"):
+            ResumeCallback(made(), tmp_path).restore(network)
+
+
+def bomb_of_arrays(path: Path) -> None:
+    np.savez_compressed(path, **{str(n): np.zeros(1 << 20) for n in range(4)})
+
+
+def bomb_of_weights(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("layers/dense/vars/0", (1 << 20, 1 << 10), "f4", chunks=(1 << 10, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "bomb"), [("arrays.npz", bomb_of_arrays), ("model.weights.h5", bomb_of_weights)]
+)
+def test_a_save_takes_no_more_memory_than_its_bytes(tmp_path: Path, name: str, bomb: Any) -> None:
+    """With checksums that are right, as whoever writes such a save would write them."""
+    train(tmp_path, model())
+    (last,) = tmp_path.glob("*-end")
+    bomb(last / name)
+    sums = json.loads((last / "checksums.json").read_text())
+    sums[name] = google_crc32c.value((last / name).read_bytes())
+    (last / "checksums.json").write_text(json.dumps(sums))
+    with pytest.raises(OSError, match="claim more bytes than the file has"):
+        ResumeCallback(made(), tmp_path).restore(model())
+
+
+@pytest.mark.filterwarnings("ignore:a resumed run cannot tell:UserWarning")
+def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
+    """A schedule that differs only after the position is of the same stream."""
+
+    def classes(k: Any) -> TensorFlowLoader:
+        labels = np.arange(61) % CLASSES
+        stream = PKBatchSampler(labels, p=2, k=k, seed=0, batches_per_epoch=10)
+        return loader(packed(61), stream, decode=numbers)
+
+    one = classes(2)
+    resume = ResumeCallback(one, tmp_path, every=1)
+    with pytest.raises(KeyboardInterrupt):
+        resume.fit(model(), pairs, callbacks=[Interrupt(7)], verbose=0)
+    assert (one.epoch, one.step) == (0, 6)
+    with pytest.raises(StateMismatchError, match="k: the state has"):
+        ResumeCallback(classes({0: 2, 5: 3}), tmp_path).restore(model())
+    one = classes({0: 2, 6: 3})
+    resume = ResumeCallback(one, tmp_path)
+    assert resume.restore(model())
+    assert (one.epoch, one.step) == (0, 6)
+    assert len(next(iter(one))["id"]) == 6
+
+
 def test_a_save_of_another_version_is_refused(tmp_path: Path) -> None:
     train(tmp_path, model())
     (last,) = tmp_path.glob("*-end")
     state = json.loads((last / "state.json").read_text())
     (last / "state.json").write_text(json.dumps(state | {"version": 1}))
     with pytest.raises(
-        ValueError, match=r"save is of version 1, .* reads version 2: .* fresh=True"
+        ValueError, match=r"save is of version 1, .* reads version 3: .* fresh=True"
     ):
         ResumeCallback(made(), tmp_path).restore(model())
 

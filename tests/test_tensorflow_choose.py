@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,13 +361,33 @@ def test_datasets_may_be_of_any_kind() -> None:
         assert sorted(mine) == list(range(1000 * number, 1000 * number + 20))
 
 
+def test_more_files_than_may_be_open_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(b"record")
+    sampler = PKBatchSampler.of_classes(90, p=90, k=1, seed=0)
+    files = [tf.data.TFRecordDataset(str(path)).repeat() for _ in range(90)]
+    loader = choose(sampler, files)
+    loader.dataset  # noqa: B018
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+    try:
+        with pytest.raises(ValueError, match=r"90 datasets need more files.*engine='gather'"):
+            list(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_what_cannot_be_chosen_from_is_refused() -> None:
     with pytest.raises(ValueError, match="datasets must hold one at least"):
         choose(of_classes(), [])
     with pytest.raises(TypeError, match=r"datasets must be of tf.data, got a list at 1"):
         choose(of_classes(), [tf.data.Dataset.range(3), [1]])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"one structure and type.* at 0 and .*tf.string.* at 1"):
+    with pytest.raises(ValueError, match=r"one structure, type.* at 0 and .*tf.string.* at 1"):
         choose(of_classes(), [tf.data.Dataset.range(3), tf.data.Dataset.from_tensors("a")])
+    shapes = [tf.data.Dataset.from_tensors(np.zeros(size)) for size in (2, 2, 3)]
+    with pytest.raises(ValueError, match=r"shape=\(2,\).* at 0 and .*shape=\(3,\).* at 2"):
+        choose(of_classes(), shapes)
     with pytest.raises(ValueError, match="one source for each of 7 classes or sets, got 6"):
         choose(of_classes(), datasets(6))
     order = ShardShuffleSampler([40, 20], block=8, window=64, seed=0)

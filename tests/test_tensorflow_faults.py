@@ -149,6 +149,28 @@ def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
         assert raised.value.path == str(Path(index.root) / shard)
 
 
+@pytest.mark.parametrize("fields", [["word"], []], ids=str)
+@pytest.mark.parametrize("at", [0, 9, 14, -1], ids=["length", "checksum", "message", "footer"])
+def test_damage_outside_the_fields_names_file_and_record(
+    tmp_path: Path, at: int, fields: list[str]
+) -> None:
+    """Also where the feed reads no field: all values are columns."""
+    index = copied(tmp_path / "copy")
+    shard, number = index.place(41)
+    content = (Path(index.root) / shard).read_bytes()
+    starts = [0]
+    while starts[-1] < len(content):
+        starts.append(starts[-1] + framed_length(content[starts[-1] : starts[-1] + 12]))
+    at += starts[number + (at < 0)]
+    one = loader(index, once(), fields=fields, **FILES)
+    assert sum(len(batch["id"]) for batch in one) == 61
+    changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    (Path(index.root) / shard).write_bytes(changed)
+    with pytest.raises(DataCorruptionError) as raised:
+        list(loader(index, once(), fields=fields, **FILES))
+    assert (raised.value.path, raised.value.record) == (str(Path(index.root) / shard), number)
+
+
 @pytest.mark.parametrize("first", ["begun first", "begun last"])
 def test_two_pipelines_that_read_at_once_each_name_their_own_shard(
     damaged: Index, tmp_path: Path, first: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import zipfile
@@ -11,18 +12,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
 from twinfeed.loaders.support.atomic import beside, sync
 from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.owned import delete_whole, is_marked, mark
 from twinfeed.loaders.support.regular import open_file, read_file
 
-VERSION = 2
+VERSION = 3
 
 _KEPT = 2
 _NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
 _ARRAY = "twinfeed.array"
+_FILES = "state.json", "arrays.npz", "model.weights.h5"
+_SUMS = "checksums.json"
+_UNREADABLE = OSError, EOFError, KeyError, TypeError, RuntimeError, UnicodeDecodeError
 
 
 class Save(NamedTuple):
@@ -43,8 +50,9 @@ class Save(NamedTuple):
 class Saves:
     """Write saves into a folder, and read them.
 
-    A save is a folder of its own: weights, arrays, and a state that JSON can hold. The folder is
-    written under a hidden name, and renamed when all its bytes are on the disk.
+    A save is a folder of its own: weights, arrays, a state that JSON can hold, and their checksums.
+    The folder is written under a hidden name, and renamed when all its bytes are on the disk. A
+    folder without the mark of `owned` is no save, whatever its name: it is never read or deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,15 +72,17 @@ class Saves:
     def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
         """Write a save, and remove all but the last two."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max(map(_number, self._folders()), default=0) + 1
+        number = max(map(_number, self._named()), default=0) + 1
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
         name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
         save = Save(self.folder / name, state)
         work = beside(save.folder)
         try:
             work.mkdir()
+            mark(work)
             save_weights(work / save.weights.name)
             _write(work, state)
+            (work / _SUMS).write_text(json.dumps(checksums(work)))
             for file in work.iterdir():
                 sync(file)
             sync(work)
@@ -86,15 +96,19 @@ class Saves:
 
     def _folders(self) -> list[Path]:
         """Return the folders of the saves, the last one at the end."""
+        return sorted(filter(is_marked, self._named()), key=_number)
+
+    def _named(self) -> list[Path]:
+        """Return what has the name of a save."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((one for one in found if _NAME.fullmatch(one.name)), key=_number)
+        return [one for one in found if _NAME.fullmatch(one.name)]
 
     def _clear(self) -> None:
         """Remove old saves, and what killed processes left."""
         for old in self._folders()[:-_KEPT]:
             old.rename(beside(old))  # a save that is half removed must not look like a save
-        for left in self.folder.glob(".*-epoch*-step*-*"):
-            shutil.rmtree(left)
+        for left in filter(is_marked, self.folder.glob(".*-epoch*-step*-*")):
+            delete_whole(left)
 
 
 def _number(folder: Path) -> int:
@@ -112,16 +126,58 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 def _read(folder: Path) -> Save:
     with readable(folder):
         state = json.loads(read_file(folder / "state.json", LIMITS.manifest_bytes))
+        if not isinstance(state, dict):
+            raise TypeError("its state is no dict")
         if state["version"] != VERSION:
             raise ValueError(
                 f"{folder}: this save is of version {state['version']}, and this twinfeed reads "
                 f"version {VERSION}: begin anew with fresh=True"
             )
-        with (
-            open_file(folder / "arrays.npz") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):
-            return Save(folder, _whole(state, arrays))
+        if checksums(folder) != json.loads(read_file(folder / _SUMS, LIMITS.manifest_bytes)):
+            raise OSError("its bytes are not those that were saved")
+        with open_file(folder / "arrays.npz") as file:
+            _check_arrays(file)
+            with np.load(file, allow_pickle=False) as arrays:
+                return Save(folder, _whole(state, arrays))
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """Return the CRC-32C of each file of a save."""
+    found = {}
+    for name in _FILES:
+        found[name] = 0
+        with open_file(folder / name) as file:
+            while piece := file.read(1 << 20):
+                found[name] = crc32c(piece, found[name])
+    return found
+
+
+def _check_arrays(file: Any) -> None:
+    """Refuse arrays that would take more memory than their file has bytes."""
+    with zipfile.ZipFile(file) as members:
+        for member in members.infolist():
+            with members.open(member) as array:
+                np.lib.format.read_magic(array)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(array)
+            stored = member.compress_type == zipfile.ZIP_STORED
+            if not stored or math.prod(shape) * dtype.itemsize > member.file_size:
+                raise OSError("its arrays claim more bytes than the file has")
+    file.seek(0)
+
+
+def check_weights(path: Path) -> None:
+    """Refuse weights that would take more memory than their file has bytes."""
+    sizes: list[int] = []
+
+    def note(_: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            sizes.append(found.nbytes)
+
+    with readable(path.parent):
+        with h5py.File(path) as file:
+            file.visititems(note)
+        if sum(sizes) > path.stat().st_size:
+            raise OSError("its weights claim more bytes than the file has")
 
 
 @contextmanager
@@ -129,7 +185,7 @@ def readable(folder: Path) -> Iterator[None]:
     """Name the save that cannot be read, and what to do."""
     try:
         yield
-    except (OSError, EOFError, KeyError, json.JSONDecodeError, zipfile.BadZipFile) as error:
+    except (*_UNREADABLE, json.JSONDecodeError, zipfile.BadZipFile) as error:
         raise OSError(
             f"{folder}: this save cannot be read: {error}: delete the folder, and the save before "
             f"it is restored, if there is one"

@@ -12,7 +12,7 @@ import keras
 
 from twinfeed.loaders.keras import _given, _known, _model
 from twinfeed.loaders.keras._order import OrderedCallbacks
-from twinfeed.loaders.keras._saves import VERSION, Save, Saves, readable
+from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.loaders.support import checks
@@ -153,6 +153,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 batches as `validation_data`, images that nothing decodes, and a TorchLoader where
                 Keras runs on TensorFlow.
         """
+        epochs = checks.count("epochs", epochs, minimum=0)
         _given.check_backend(self.loader)
         _given.check_options(options)
         _given.check_arrange(arrange)
@@ -410,6 +411,7 @@ def _distributed(model: keras.Model) -> bool:
 
 def _load(model: keras.Model, save: Save) -> bool:
     """Load weights, optimizer and random states; return whether there are as many of these."""
+    check_weights(save.weights)
     try:
         with readable(save.folder):
             model.load_weights(save.weights)

@@ -38,6 +38,7 @@ class ParsedFields:
         self.server, self.index = server, index_of(server.feed, "this engine")
         self.parallel = max(1, server.threads)
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
+        self._lengths_rows = max(1, len(self.names))  # TensorFlow crashes where it cuts none
         self._missing: dict[str, bytes] = dict(server.feed.missing)
         if self.index.options.missing == "empty":
             self._missing = dict.fromkeys(self.names, b"") | self._missing
@@ -62,7 +63,7 @@ class ParsedFields:
             found = called(self.rows, [begun, first, width], types)
             for part, spec in zip(found, specs, strict=False):
                 part.set_shape([None, None, *spec.shape[1:]])
-            found[-1].set_shape([None, len(self.names), None])
+            found[-1].set_shape([None, self._lengths_rows, None])
             return tuple(found)
 
         chunks = tf.data.Dataset.range(begun[2], self.server.places, _STEPS)
@@ -89,10 +90,12 @@ class ParsedFields:
                 for name in self.names
             }
             batch |= tf.io.parse_example(records, features)
-        found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
-        same = tf.reduce_all(tf.equal(tf.stack(found), lengths[:, :size])) if found else True
-        checked = tf.cond(same, lambda: True, lambda: self._refuse(begun, place, found))
-        with tf.control_dependencies([checked]):
+        checked = [records]  # where no field is read, else nothing would check them
+        if self.names:
+            found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
+            same = tf.reduce_all(tf.equal(tf.stack(found), lengths[:, :size]))
+            checked += [tf.cond(same, lambda: True, lambda: self._refuse(begun, place, found))]
+        with tf.control_dependencies(checked):
             batch["id"] = tf.identity(batch["id"])
         for name in self.names:
             batch[name].set_shape([self.server.layout.batch])
@@ -108,7 +111,7 @@ class ParsedFields:
         batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), None))
         sizes = np.array([len(one) for one in drawn])
         held = np.arange(int(width)) < sizes[:, None]
-        lengths = np.zeros((len(drawn), len(self.names), int(width)), np.int64)
+        lengths = np.zeros((len(drawn), self._lengths_rows, int(width)), np.int64)
         for number, name in enumerate(self.names):
             lengths[:, number][held] = self._lengths(name, records)
         return [*(spread(part, held) for part in self._layout.flatten(batch)), lengths]

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.errors import REBUILD, DataCorruptionError
-from twinfeed.loaders.formats.tfrecord import framed_length
+from twinfeed.loaders.formats.tfrecord import framed_length, scan
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import join, stale_file
 from twinfeed.loaders.making.feed import Feed, index_of
@@ -59,7 +59,6 @@ class ChooseFiles:
         fields = self.index.fields.items()
         self._whole = [name for name, field in fields if field.missing == 0]
         self._offsets = Offsets(self.index)
-        self._reader = server.reader
         self._fields = (ParsedFields if ParsedFields.fit(server.feed) else FedFields)(server)
         EXAMINERS.add(self)
 
@@ -125,22 +124,18 @@ class ChooseFiles:
         return os.fsencode(path)
 
     def examine(self, message: str, /) -> None:
-        """Raise for the record at the offset in TensorFlow's message, where its fields are damaged.
+        """Raise for the damaged record at the offset in TensorFlow's message.
 
-        The message does not say in which file. So the record at this offset is read in each file
-        that the last pass opened.
+        The message does not say in which file. So each file that the last pass opened is scanned up
+        to this offset.
         """
         found = re.search(r"record at (\d+)", message)
-        if found is None or not self._whole:
+        if found is None:
             return
-        tables = [self.index.table(name)["offset"] for name in self._whole]
-        stops = [0, *self.index.shard_stops.tolist()]
         for file in sorted(self._opened):
-            start, stop = stops[file], stops[file + 1]
-            for table in tables:
-                record = start + np.searchsorted(table[start:stop], int(found[1]))
-                if record < stop:
-                    self._reader.read(np.array([record]), self._whole)
+            for record in scan(join(self.index.root, self.index.shard_paths[file]), example=False):
+                if record.offset > int(found[1]):
+                    break
 
     def _readers(self, table: tf.Tensor, own: tf.Tensor) -> list[tf.data.Dataset]:
         """Make the readers. Each reads its own pieces of the table, one after the other.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.loop.selector import Choices, Selector, Source
-from twinfeed.loaders.support import checks
+from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._choose import Sizes, batched, checked, chosen, unit_of
@@ -17,7 +18,10 @@ from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.loaders.tensorflow.original import EXAMINERS
 from twinfeed.samplers import BatchStream
+
+_BEGUN = count()  # numbers passes in the order they began
 
 _IDS = 1 << 14  # ids that are drawn in one call
 
@@ -157,6 +161,8 @@ class ChooseDatasets(Numbers):
     ) -> None:
         super().__init__(server, choices)
         self._datasets, self._replay = datasets, replay
+        self.uncounted, self.begun = server.uncounted, -1
+        EXAMINERS.add(self)
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, batch) of a pass."""
@@ -171,6 +177,19 @@ class ChooseDatasets(Numbers):
         sizes = self._sizes(begun)
         batches = chosen(datasets, self._drawn(begun), sizes)
         return checked(batches, sizes, begun, self.ended)
+
+    def sizes(self, begun: Int64s) -> tuple[Int64s, np.int64]:
+        self.begun = next(_BEGUN)
+        return super().sizes(begun)
+
+    def examine(self, message: str, /) -> None:
+        """Raise where the datasets need more files than this process may open."""
+        if "Too many open files" in message:
+            raise ValueError(
+                f"{len(self._datasets)} datasets need more files at once than this process may "
+                f"open ({system.file_limit()}): raise the limit by ulimit -n, or make an index of "
+                f"the files by build_index and take a TensorFlowLoader with engine='gather'"
+            )
 
     def drawn(self, begun: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""
@@ -216,23 +235,28 @@ def _check_datasets(datasets: Sequence[Any]) -> None:
     """Raise for what cannot be stacked to batches: other objects, and elements of two specs."""
     if not datasets:
         raise ValueError("datasets must hold one at least, got none")
+    specs: list[tuple[int, Any]] = []  # the different ones
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"datasets must be of tf.data, got a {type(dataset).__name__} at {number}"
             )
-        try:
-            tf.nest.map_structure(_common, datasets[0].element_spec, dataset.element_spec)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"datasets must have elements of one structure and type, got "
-                f"{datasets[0].element_spec} at 0 and {dataset.element_spec} at {number}"
-            ) from None
+        spec = dataset.element_spec
+        for first, other in specs:
+            if not _alike(other, spec):
+                raise ValueError(
+                    f"datasets must have elements of one structure, type and shape, got {other} "
+                    f"at {first} and {spec} at {number}"
+                )
+        if all(spec != other for _, other in specs):
+            specs.append((number, spec))
 
 
-def _common(first: tf.TypeSpec, second: tf.TypeSpec) -> tf.TypeSpec:
-    """Return the type of what may be of either; raise TypeError where there is none."""
-    common = first.most_specific_common_supertype([second])
-    if common is None:
-        raise TypeError(f"{first} and {second}")
-    return common
+def _alike(first: Any, second: Any) -> bool:
+    """Whether elements of two specs can be stacked to one batch."""
+    try:
+        tf.nest.assert_same_structure(first, second)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True)
+    return all(one.is_compatible_with(other) for one, other in pairs)

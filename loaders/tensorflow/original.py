@@ -15,7 +15,7 @@ from twinfeed.loaders.tensorflow._callbacks import FAILED
 
 
 class Examiner(Protocol):
-    """An engine that can name the record where TensorFlow says that data are lost."""
+    """An engine that can say more where TensorFlow says that data are lost, or no file is left."""
 
     uncounted: UncountedPasses
     begun: int
@@ -82,8 +82,8 @@ def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None)
                     raise original from error
                 finally:
                     del original  # this frame in its traceback would hold it
-    if isinstance(error, tf.errors.DataLossError):
-        # The message names no file. The pipeline that began to read last comes first.
+    if isinstance(error, (tf.errors.DataLossError, tf.errors.ResourceExhaustedError)):
+        # The message names no file and no engine. The pipeline that began to read last comes first.
         for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
             if uncounted in (None, examiner.uncounted):
                 examiner.examine(error.message)
