@@ -146,7 +146,7 @@ class Store:
         manifest["checksum"] = digest_of(manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
         add_to_mark(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
-        (self.folder / MANIFEST).write_text(text)
+        (self.folder / MANIFEST).write_bytes(text.encode())
         sync(self.folder / MANIFEST)
         final = self.path / manifest["folder"]
         folder = _moved(self.folder, final)
