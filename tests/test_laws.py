@@ -40,18 +40,6 @@ COVERING = [
 ]
 
 
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    """Every case, by name."""
-    return str(request.param)
-
-
-@pytest.fixture
-def sampler(name: str) -> BatchStream:
-    """Every case, made anew."""
-    return FACTORIES[name]()
-
-
 def shards_of(sampler: BatchStream, world_size: int) -> list[BatchStream]:
     """Return the ranks of a world; none where it would divide classes, and only there."""
     ps = [int(p.split()[0]) for p in sampler.fingerprint.get("p", "0").split(", ")]
@@ -69,7 +57,7 @@ def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     )
 
 
-def test_stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
+def stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
     """Law 1: each stream is what it was when it was recorded, on any machine and numpy."""
     recorded = GOLDEN[name]
     assert [b.tolist() for b in sampler.batches(0, 0, min(3, len(sampler)))] == recorded["first"]
@@ -81,12 +69,12 @@ def test_every_case_has_a_golden_vector_and_none_is_left_over() -> None:
     assert sorted(GOLDEN) == sorted(NAMES)
 
 
-def test_every_sampler_keeps_the_laws_that_a_users_own_must_keep(sampler: BatchStream) -> None:
+def the_laws_hold_that_a_users_own_must_keep(name: str, sampler: BatchStream) -> None:
     """Laws 1, 5, 6 and 15: pure, elastic and seekable, and what is declared is what is done."""
     check_sampler(sampler, worlds=WORLDS)
 
 
-def test_copies_stand_where_the_sampler_stands(sampler: BatchStream) -> None:
+def copies_stand_where_the_sampler_stands(name: str, sampler: BatchStream) -> None:
     """Law 1: a copy, deep or pickled, has the cursor."""
     sampler.set_epoch(1)
     clones = [pickle.loads(pickle.dumps(sampler)), copy.copy(sampler), copy.deepcopy(sampler)]
@@ -137,7 +125,7 @@ def test_a_spawned_process_agrees_on_the_sampler_it_is_sent() -> None:
     assert dict(zip(NAMES, found, strict=True)) == digests()
 
 
-def test_seeds_of_ranks_are_those_of_the_global_batch(sampler: BatchStream) -> None:
+def seeds_of_ranks_are_those_of_the_global_batch(name: str, sampler: BatchStream) -> None:
     """Law 5: the seeds of the ranks, end to end, for every world size; and all of them differ."""
     for step in range(min(2, len(sampler))):
         whole = sampler.seeds(1, step)
@@ -146,7 +134,7 @@ def test_seeds_of_ranks_are_those_of_the_global_batch(sampler: BatchStream) -> N
             assert np.array_equal(np.concatenate([rank.seeds(1, step) for rank in ranks]), whole)
 
 
-def test_rank_sizes_and_their_totals_stay_within_one(sampler: BatchStream) -> None:
+def rank_sizes_and_their_totals_stay_within_one(name: str, sampler: BatchStream) -> None:
     """Law 5: in every step, and over all steps so far, ranks differ by at most one id."""
     for world_size in WORLDS:
         ranks = shards_of(sampler, world_size)
@@ -159,7 +147,7 @@ def test_rank_sizes_and_their_totals_stay_within_one(sampler: BatchStream) -> No
             assert np.ptp(np.cumsum(sizes, axis=1), axis=0).max() <= 1
 
 
-def test_a_constant_size_is_that_of_every_batch(sampler: BatchStream) -> None:
+def a_constant_size_is_that_of_every_batch(name: str, sampler: BatchStream) -> None:
     """And where sizes differ, or there is no batch, there is none."""
     for rank in [rank for world_size in WORLDS for rank in shards_of(sampler, world_size)]:
         epochs = range(max(4, rank.world_size) + 1)
@@ -167,10 +155,10 @@ def test_a_constant_size_is_that_of_every_batch(sampler: BatchStream) -> None:
         assert sizes == {rank.constant_size} if rank.constant_size is not None else len(sizes) != 1
 
 
-@pytest.mark.parametrize("name", COVERING)
-def test_every_sample_comes_exactly_once_over_ranks_and_steps(name: str) -> None:
+def each_sample_comes_exactly_once_over_ranks(name: str, sampler: BatchStream) -> None:
     """Law 2: the union over ranks and steps of an epoch is each sample once, padding apart."""
-    sampler = FACTORIES[name]()
+    if name not in COVERING:
+        return
     expected = np.sort(np.concatenate([[], *sampler.batches(7, 0, len(sampler))]))
     for world_size in WORLDS:
         for epoch in (0, 1):
@@ -181,9 +169,8 @@ def test_every_sample_comes_exactly_once_over_ranks_and_steps(name: str) -> None
             assert len(np.unique(found[found >= 0])) == np.count_nonzero(found >= 0)
 
 
-def test_three_saves_in_a_row_lose_nothing(name: str) -> None:
+def three_saves_in_a_row_lose_nothing(name: str, sampler: BatchStream) -> None:
     """Law 6: save, restore, go on, three times over: the stream has no gap and no repeat."""
-    sampler = FACTORIES[name]()
     expected = [b for epoch in (0, 1) for b in sampler.batches(epoch, 0, len(sampler))]
     found: list[np.ndarray] = []
     state = sampler.state_dict()
@@ -200,7 +187,7 @@ def test_three_saves_in_a_row_lose_nothing(name: str) -> None:
     assert same(found, expected[: len(found)])
 
 
-def test_epochs_have_len_batches_and_resumed_ones_the_rest(sampler: BatchStream) -> None:
+def epochs_have_len_batches_and_resumed_ones_the_rest(name: str, sampler: BatchStream) -> None:
     """Law 7: an uninterrupted epoch yields len batches, one resumed at step s yields len - s."""
     steps = len(sampler)
     for epoch in range(3):
@@ -216,7 +203,7 @@ def test_epochs_have_len_batches_and_resumed_ones_the_rest(sampler: BatchStream)
         assert (sampler.epoch, sampler.step) == (after, 0)
 
 
-def test_a_state_belongs_to_any_rank_and_any_world(sampler: BatchStream) -> None:
+def a_state_belongs_to_any_rank_and_any_world(name: str, sampler: BatchStream) -> None:
     """Law 6: states hold no rank: saved by one world, restored by another."""
     if not len(sampler):
         return
@@ -229,7 +216,7 @@ def test_a_state_belongs_to_any_rank_and_any_world(sampler: BatchStream) -> None
         assert (restored.epoch, restored.step) == reached
 
 
-def test_states_of_other_samplers_are_refused(name: str, sampler: BatchStream) -> None:
+def states_of_other_samplers_are_refused(name: str, sampler: BatchStream) -> None:
     """A state of another stream is refused, with both values of each field that differs."""
     for other_name, factory in CASES:
         other = factory()
@@ -243,7 +230,7 @@ def test_states_of_other_samplers_are_refused(name: str, sampler: BatchStream) -
             sampler.load_state_dict(other.state_dict())
 
 
-def test_batches_are_fresh_int64_arrays_in_range(sampler: BatchStream) -> None:
+def batches_are_fresh_int64_arrays_in_range(name: str, sampler: BatchStream) -> None:
     """Each call gives arrays of its own: changing one changes nothing else."""
     for world_size in (1, 2):
         for rank in shards_of(sampler, world_size):
@@ -260,14 +247,14 @@ def test_batches_are_fresh_int64_arrays_in_range(sampler: BatchStream) -> None:
             assert same(kept, list(rank))
 
 
-def test_repeats_are_what_a_sampler_declares(sampler: BatchStream) -> None:
+def repeats_are_what_a_sampler_declares(name: str, sampler: BatchStream) -> None:
     """Law 15: a batch holds a record twice where `repeats` says so, and nowhere else."""
     batches = [ids for epoch in range(8) for ids in sampler.batches(epoch, 0, len(sampler))]
     records = [sampler.records(ids[ids >= 0]) for ids in batches]
     assert sampler.repeats == any(len(np.unique(each)) < len(each) for each in records)
 
 
-def test_steps_outside_an_epoch_are_index_errors(sampler: BatchStream) -> None:
+def steps_outside_an_epoch_are_index_errors(name: str, sampler: BatchStream) -> None:
     """No step wraps around, none is skipped."""
     for epoch, step in ((0, len(sampler)), (0, -1), (-1, 0)):
         with pytest.raises(IndexError):
@@ -276,7 +263,7 @@ def test_steps_outside_an_epoch_are_index_errors(sampler: BatchStream) -> None:
             sampler.seeds(epoch, step)
 
 
-def test_positions_are_integers_of_any_kind(sampler: BatchStream) -> None:
+def positions_are_integers_of_any_kind(name: str, sampler: BatchStream) -> None:
     """Narrow integers do not overflow, states of any are JSON, and what is none is refused."""
     step = len(sampler) - 1
     if step < 0:
@@ -296,7 +283,7 @@ def test_positions_are_integers_of_any_kind(sampler: BatchStream) -> None:
         sampler.batches(0, 0, 1.0)
 
 
-def test_epochs_end_before_anything_overflows(sampler: BatchStream) -> None:
+def epochs_end_before_anything_overflows(name: str, sampler: BatchStream) -> None:
     """The last epoch that is served has the batches of its own ranks; the next one is refused."""
     with pytest.raises(IndexError, match="epoch must be in") as caught:
         sampler.state_at(2**64, 0)
@@ -312,7 +299,7 @@ def test_epochs_end_before_anything_overflows(sampler: BatchStream) -> None:
         sampler.batches(last + 1, 0, 0)
 
 
-def test_epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) -> None:
+def epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) -> None:
     """A shuffle is a new one every epoch; stored orders stay."""
     fixed = ("sequential", "exact-once")
     stored = name.startswith(fixed) or name == "subset"
@@ -320,7 +307,7 @@ def test_epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) 
     assert np.array_equal(*whole) == stored
 
 
-def test_repr_is_one_line_with_batches_and_explain_draws_ranks(sampler: BatchStream) -> None:
+def repr_is_one_line_and_explain_draws_ranks(name: str, sampler: BatchStream) -> None:
     """A user can look at what a sampler will do."""
     assert "\n" not in repr(sampler)
     assert f"{len(sampler):,} batch{'' if len(sampler) == 1 else 'es'} of" in repr(sampler)
@@ -334,7 +321,7 @@ def test_repr_is_one_line_with_batches_and_explain_draws_ranks(sampler: BatchStr
     assert len(table) < 2500
 
 
-def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
+def trainers_find_what_they_set(name: str, sampler: BatchStream) -> None:
     """``sampler.set_epoch`` reaches the stream; no constructor argument is named sampler."""
     assert sampler.sampler is sampler
     assert (sampler.live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
@@ -346,6 +333,36 @@ def test_trainers_find_what_they_set(sampler: BatchStream) -> None:
         assert sampler.drop_last is True
     sampler.sampler.set_epoch(4)
     assert (sampler.epoch, sampler.step) == (4, 0)
+
+
+LAWS = (
+    stream_is_the_golden_one,
+    the_laws_hold_that_a_users_own_must_keep,
+    copies_stand_where_the_sampler_stands,
+    seeds_of_ranks_are_those_of_the_global_batch,
+    rank_sizes_and_their_totals_stay_within_one,
+    a_constant_size_is_that_of_every_batch,
+    each_sample_comes_exactly_once_over_ranks,
+    three_saves_in_a_row_lose_nothing,
+    epochs_have_len_batches_and_resumed_ones_the_rest,
+    a_state_belongs_to_any_rank_and_any_world,
+    states_of_other_samplers_are_refused,
+    batches_are_fresh_int64_arrays_in_range,
+    repeats_are_what_a_sampler_declares,
+    steps_outside_an_epoch_are_index_errors,
+    positions_are_integers_of_any_kind,
+    epochs_end_before_anything_overflows,
+    epochs_differ_unless_nothing_is_drawn,
+    repr_is_one_line_and_explain_draws_ranks,
+    trainers_find_what_they_set,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_law_holds(name: str) -> None:
+    """Each for a sampler of its own, over all worlds."""
+    for law in LAWS:
+        law(name, FACTORIES[name]())
 
 
 @settings(max_examples=60)

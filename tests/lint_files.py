@@ -1,0 +1,301 @@
+"""What must hold of the files themselves; `python tests/lint_files.py` prints what does not.
+
+A rule is a function that yields one sentence for each place where it is broken. No module of the
+library is imported, so that every rule holds without a framework.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+FOLDERS = {"twinfeed": "package", "twinfeed.samplers": "samplers", "twinfeed.loaders": "loaders"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
+
+# The rooms, floor by floor. A room imports from those on the floors below it, and from itself.
+FLOORS = (
+    ("samplers",),
+    ("errors",),
+    ("support",),
+    ("formats", "remote"),
+    ("index",),
+    ("ahead", "building"),
+    ("reading",),
+    ("feed",),
+    ("making",),
+    ("loop", "packing"),
+    ("jax", "keras", "tensorflow", "tools", "torch"),
+    ("pictures",),
+    ("command_line",),
+    ("loaders", "__main__"),
+)
+
+PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing"} | {
+    f"twinfeed.loaders.{name}"
+    for name in ("torch", "tensorflow", "jax", "keras", "pictures", "formats")
+}
+
+Problems = Iterator[str]
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the library and its file, but for the few of `package`."""
+    found = {}
+    for package in ("twinfeed.samplers", "twinfeed.loaders"):
+        root = ROOT / FOLDERS[package]
+        for path in sorted(root.rglob("*.py")):
+            parts = [package, *path.relative_to(root).with_suffix("").parts]
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in the file."""
+    found = set()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def imported(module: str) -> set[str]:
+    """The modules of this library that a module imports, wherever in the file."""
+    found = set()
+    for node in nodes(MODULES[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return found & MODULES.keys()
+
+
+def room(module: str) -> str:
+    _, package, *rest = module.split(".")
+    return package if package == "samplers" or not rest else rest[0]
+
+
+def samplers_import_numpy_and_themselves() -> Problems:
+    for module, path in MODULES.items():
+        for name in imports(path) if room(module) == "samplers" else ():
+            known = name.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+            if not known and not name.startswith(("twinfeed.samplers", "twinfeed.lazy")):
+                yield f"{module} imports {name}"
+
+
+def only_a_backend_imports_its_framework() -> Problems:
+    for module, path in MODULES.items():
+        used = {name.partition(".")[0] for name in imports(path)} & FRAMEWORKS
+        if used - {room(module)}:
+            yield f"{module} imports {used}"
+
+
+def a_room_imports_from_the_floors_below() -> Problems:
+    floor = {name: number for number, rooms in enumerate(FLOORS) for name in rooms}
+    for module in MODULES:
+        if room(module) not in floor:
+            yield f"the room of {module} is not in FLOORS"
+            continue
+        for other in imported(module):
+            if room(other) != room(module) and floor[room(other)] >= floor[room(module)]:
+                yield f"{module} imports {other}, which is not below it"
+
+
+def no_module_imports_itself_by_way_of_others() -> Problems:
+    uses = {module: imported(module) for module in MODULES}
+    while leaves := {module for module in uses if not uses[module] & uses.keys()}:
+        for module in leaves:
+            del uses[module]
+    if uses:
+        yield f"a circle of imports in {sorted(uses)}"
+
+
+def what_begins_with_an_underscore_is_private_to_its_folder() -> Problems:
+    for module, path in MODULES.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for node in nodes(path):
+            if not isinstance(node, ast.ImportFrom) or "twinfeed" not in (node.module or ""):
+                continue
+            for alias in node.names:
+                *folders, name = f"{node.module}.{alias.name}".split(".")
+                hidden = next((n for n, part in enumerate(folders) if part.startswith("_")), None)
+                home = ".".join(folders[:hidden])
+                ours = home in (package, module) or package.startswith(f"{home}.")
+                if (name.startswith("_") or hidden is not None) and not ours:
+                    yield f"{module} imports {node.module}.{alias.name}"
+
+
+def functions_are_short() -> Problems:
+    """At most 50 lines beside the docstring, and 10 parameters but for constructors."""
+    for module, path in MODULES.items():
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef):
+                own = (node.end_lineno or 0) - node.lineno + 1
+                if ast.get_docstring(node) is not None:
+                    own -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+                given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                if own > 50 or (len(given) > 10 and node.name != "__init__"):
+                    yield f"{module}.{node.name} has {own} lines and {len(given)} parameters"
+
+
+def a_test_of_behaviour_uses_public_names() -> Problems:
+    """Those of the inside come from one file; the tests of a module lie at the module's path."""
+    for path in sorted(TESTS.glob("*.py")):
+        ours = {name for name in imports(path) if name.partition(".")[0] == "twinfeed"}
+        if path.name != "inside.py" and ours - PUBLIC:
+            yield f"tests/{path.name} imports {ours - PUBLIC}"
+
+
+def the_tests_of_a_module_lie_at_its_path() -> Problems:
+    for path in sorted(TESTS.glob("loaders/*/test_*.py")):
+        if not (ROOT / path.parent.relative_to(TESTS)).is_dir():
+            yield f"{path.parent.relative_to(ROOT)} is of no folder of the library"
+
+
+def a_module_is_found_by_its_name() -> Problems:
+    """Each name is of one file, but for the loaders, and for what each framework answers."""
+    stems = [path.stem.lstrip("_") for path in MODULES.values() if path.stem != "__init__"]
+    for name, count in Counter(stems).items():
+        if count > 1 and name not in {"loader", "processes"}:
+            yield f"{count} modules are named {name}"
+
+
+def a_folder_says_what_each_of_its_files_is_for() -> Problems:
+    for folder in sorted({path.parent for path in MODULES.values()}):
+        text = (folder / "__init__.py").read_text()
+        for name in sorted({path.name for path in folder.glob("*.py")} - {"__init__.py"}):
+            if not re.search(rf"(?<!\w){name}", text):
+                yield f"{folder.name}/__init__.py does not name {name}"
+
+
+def errors_are_in_a_section() -> Problems:
+    sentence = re.compile(r'(?:^ *|\. |""")Raises [A-Z].*', re.MULTILINE)
+    for path in [*MODULES.values(), *(ROOT / "package").glob("*.py")]:
+        for found in sentence.findall(path.read_text()):
+            yield f"{path.name}: {found.strip()}"
+
+
+@cache
+def document(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@cache
+def tests_text() -> str:
+    return "\n".join(path.read_text() for path in sorted(TESTS.rglob("*.py")))
+
+
+@cache
+def known_tests() -> set[str]:
+    return {
+        f"{path.name}::{name}"
+        for path in TESTS.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+
+
+def numbered(pattern: str, text: str) -> set[int]:
+    return {int(number) for number in re.findall(pattern, text, re.MULTILINE)}
+
+
+def cited_tests(text: str) -> set[str]:
+    return set(re.findall(r"`(test_\w+\.py::test_\w+)`", text))
+
+
+def every_fault_that_a_test_names_is_in_the_list() -> Problems:
+    sections = re.split(r"^## ", document("docs/faults.md"), flags=re.MULTILINE)[1:]
+    by_letter = {section[0].lower(): numbered(r"^\| (\d+) \|", section) for section in sections}
+    for letters in re.findall(r"def test_((?:[a-g]\d\d_)+)", tests_text()):
+        for letter, number in re.findall(r"([a-g])(\d\d)_", letters):
+            if int(number) not in by_letter[letter]:
+                yield f"a test names the fault {letter}{number}"
+    for number in numbered(r"def test_fault_(\d+)_", tests_text()) - set().union(
+        *by_letter.values()
+    ):
+        yield f"a test names the fault {number}"
+
+
+def every_fault_has_a_number_and_a_test_of_its_own() -> Problems:
+    """The test has the number in its name, or is named on the page."""
+    listed = document("docs/faults.md")
+    numbers = Counter(re.findall(r"^\| (\d+) \| [^`]", listed, re.MULTILINE))
+    held = numbered(r"def test_fault_(\d+)_", tests_text())
+    for letters in re.findall(r"def test_((?:[a-g]\d\d_)+)", tests_text()):
+        held |= numbered(r"[a-g](\d\d)_", letters)
+    for cases, tests in re.findall(r"^\| ([\d, ]+) \| (`test_.*) \|$", listed, re.MULTILINE):
+        held |= numbered(r"(\d+)", cases)
+        for name in cited_tests(tests) - known_tests():
+            yield f"docs/faults.md names {name}"
+    for number, count in numbers.items():
+        if count > 1 or int(number) not in held:
+            yield f"the fault {number} has {count} rows, and it may have no test"
+
+
+def every_promise_of_security_is_held_by_a_test() -> Problems:
+    text = document("SECURITY.md")
+    promised = text[text.index("## What is promised") : text.index("## The tests of each")]
+    table = dict(re.findall(r"^\| ([^|`]+) \| (`test_.*) \|$", text, re.MULTILINE))
+    if list(table) != re.findall(r"^- \*\*(.+?)\.\*\*", promised, re.MULTILINE):
+        yield "SECURITY.md: its promises and its table of tests differ"
+    for promise, tests in table.items():
+        if not cited_tests(tests) or cited_tests(tests) - known_tests():
+            yield f"SECURITY.md, {promise}: {cited_tests(tests) - known_tests() or 'no test'}"
+
+
+def every_law_that_a_test_cites_is_in_the_design() -> Problems:
+    laws = numbered(r"^(\d+)\. \*", document("docs/design.md"))
+    if laws != set(range(1, 16)):
+        yield f"docs/design.md has the laws {sorted(laws)}"
+    for number in numbered(r'"""Laws? (\d+)', tests_text()) - laws:
+        yield f"a test cites the law {number}"
+
+
+def links_between_documents_lead_somewhere() -> Problems:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+            if not (path.parent / target).exists():
+                yield f"{path.name} leads to {target}"
+
+
+RULES: tuple[Callable[[], Problems], ...] = (
+    samplers_import_numpy_and_themselves,
+    only_a_backend_imports_its_framework,
+    a_room_imports_from_the_floors_below,
+    no_module_imports_itself_by_way_of_others,
+    what_begins_with_an_underscore_is_private_to_its_folder,
+    functions_are_short,
+    a_test_of_behaviour_uses_public_names,
+    the_tests_of_a_module_lie_at_its_path,
+    a_module_is_found_by_its_name,
+    a_folder_says_what_each_of_its_files_is_for,
+    errors_are_in_a_section,
+    every_fault_that_a_test_names_is_in_the_list,
+    every_fault_has_a_number_and_a_test_of_its_own,
+    every_promise_of_security_is_held_by_a_test,
+    every_law_that_a_test_cites_is_in_the_design,
+    links_between_documents_lead_somewhere,
+)
+
+
+def broken() -> list[str]:
+    """Every place where a rule is broken, after the rule's name."""
+    return [f"{rule.__name__}: {problem}" for rule in RULES for problem in rule()]
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(broken()))
