@@ -11,8 +11,9 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.ranges import ALONE
+from twinfeed.loaders.ahead.ranges import ALONE, Rows
 from twinfeed.loaders.ahead.spans import FAR
+from twinfeed.loaders.ahead.uses import NOW
 from twinfeed.loaders.remote import network
 from twinfeed.loaders.remote.wire import wire
 
@@ -152,6 +153,14 @@ class Held:
             one = self._held.get(heappop(self._going)[1])
             if one is not None and one.last < step:
                 self.drop(one)
+
+    def of_rows(self, rows: Rows) -> list[HeldRange | None]:
+        """Return the range that holds each row; a range of no bytes for an empty field."""
+        nothing = HeldRange(0, 0, 0, 0, step=NOW, last=NOW)
+        return [
+            self.find(file, offset, offset + length) if length else nothing
+            for offset, length, file, _ in rows.tolist()
+        ]
 
     def find(self, file: int, start: int, stop: int) -> HeldRange | None:
         """Return the range that holds these bytes; of several ranges, the range told first."""

@@ -28,7 +28,7 @@ from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.stores import Facts
 from twinfeed.loaders.support.checks import Int64s
-from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 
 
 class RemoteShards(Fetcher):
@@ -113,13 +113,7 @@ class RemoteShards(Fetcher):
 
     def _ranges(self, rows: Rows) -> list[HeldRange]:
         """Return the range of each row: told ahead, or made here of rows near each other."""
-        nothing = HeldRange(
-            0, 0, 0, 0, step=NOW, last=NOW
-        )  # of an empty field, which asks for none
-        found = [
-            self._held.find(file, offset, offset + length) if length else nothing
-            for offset, length, file, _ in rows.tolist()
-        ]
+        found = self._held.of_rows(rows)
         alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
         lone = rows[alone]
         for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
@@ -134,15 +128,17 @@ class RemoteShards(Fetcher):
 
     def _cut(self, rows: Rows, ranges: list[HeldRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
-        out = []
-        for place, (offset, length, _, crc) in enumerate(rows.tolist()):
-            one = ranges[place]
-            data = bytes(one.data()[offset - one.start : offset - one.start + length])
-            if len(data) != length or (self.checksums and crc32c(data) != crc):
-                data = self._anew(one.file, offset, offset + length, data)
-                if len(data) != length or crc32c(data) != crc:
-                    raise WrongBytes(place, data)
-            out.append(data)
+        data = {one: one.data() for one in dict.fromkeys(ranges)}
+        out = [
+            bytes(data[one][offset - one.start : offset - one.start + length])
+            for one, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
+        ]
+        found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
+        for place, (offset, length, file, crc) in enumerate(rows.tolist()):
+            if len(out[place]) != length or found[place] != crc:
+                out[place] = self._anew(file, offset, offset + length, out[place])
+                if len(out[place]) != length or crc32c(out[place]) != crc:
+                    raise WrongBytes(place, out[place])
         return out
 
     def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
