@@ -14,7 +14,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.cursor import Passes
 from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, root_key, words
-from twinfeed.samplers.explain import drawing, html
+from twinfeed.samplers.explain import drawing
 from twinfeed.samplers.processes import processes, warn_unsharded
 
 _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating
@@ -313,10 +313,6 @@ class BatchStream(Epochs, ABC):
         whole.rank, whole.world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]
         return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
-
-    def _repr_html_(self) -> str:
-        batches = self.batches(self.epoch, 0, min(4, self._steps))
-        return html(repr(self), [f"step {step}" for step in range(len(batches))], batches, self)
 
     @property
     def sampler(self: _Stream) -> _Stream:

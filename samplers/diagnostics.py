@@ -69,10 +69,8 @@ class Diagnosis:
     Attributes:
         displacement: the mean distance between a record's place in the stream and its place in
             storage, in records.
-        most_early: the farthest that any record moved ahead.
         rank_correlation: Spearman's, of place and record id. Stored order has 1, a uniform shuffle
             near 0.
-        head_reach: the highest record id in the first tenth of the stream, as a share of all ids.
         head_distinct: the classes, shards or blocks in the first tenth.
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
         fewest: the number in the worst batch.
@@ -90,9 +88,7 @@ class Diagnosis:
     covered: int
     most_repeats: int
     displacement: Measure
-    most_early: int
     rank_correlation: float
-    head_reach: float
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     fewest: Mapping[str, int]
@@ -101,8 +97,7 @@ class Diagnosis:
     @property
     def flags(self) -> list[str]:
         """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
-        far, correlation, reach = self.displacement, self.rank_correlation, self.head_reach
-        least = min(_ENOUGH, 1 - _CHANCE / (1 + self.samples / 10))
+        far, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
         found = {
@@ -110,7 +105,6 @@ class Diagnosis:
             f"place and record number correlate by {correlation:.2f}": (
                 abs(correlation) > max(_ENOUGH, _CHANCE / self.samples**0.5)
             ),
-            f"the first tenth holds only records below {reach:.0%} of the data": reach < least,
         }
         for name, m in self.head_distinct.items():
             found[f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
@@ -129,7 +123,6 @@ class Diagnosis:
             f"{validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
             f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
             f"mean displacement           {self.displacement}",
-            f"farthest ahead              {self.most_early:,} places",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
                 f"{f'{name} per batch':27} {m}, fewest {self.fewest[name]:,}, "
@@ -239,9 +232,7 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
             (samples**2 - 1) / (3 * samples),
             sqrt((samples + 1) * (2 * samples**2 + 7) / 45) / samples,
         ),
-        most_early=int((home - place).max()),
         rank_correlation=_correlation(place, ids),
-        head_reach=float((ids[:head].max() + 1) / records),
         head_distinct=head_distinct,
         distinct=distinct,
         fewest=fewest,

@@ -1,15 +1,11 @@
-"""A drawing of the first steps of a stream, in text and for notebooks."""
+"""A drawing of the first steps of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from itertools import islice
 
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.space import SampleSpace
-
-_SHOWN = 12  # samples of a batch that a notebook shows
 
 
 def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
@@ -38,19 +34,3 @@ def samples(batches: list[Int64], namer: SampleSpace) -> list[list[str]]:
         ]
         for ids in batches
     ]
-
-
-def html(title: str, heads: Sequence[str], batches: list[Int64], namer: SampleSpace) -> str:
-    """Write batches as rows of an HTML table, each after its head: the first samples of each."""
-    cells = samples([ids[:_SHOWN] for ids in batches], namer)
-    rows = []
-    for head, ids, cell in zip(heads, batches, cells, strict=True):
-        more = [f"and {len(ids) - _SHOWN:,} more"] if len(ids) > _SHOWN else []
-        rows.append((head, " ".join(cell + more)))
-    return html_table(title, rows)
-
-
-def html_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Write rows of a head and a text as an HTML table, with everything escaped."""
-    lines = [f"<tr><th>{escape(head)}</th><td>{escape(text)}</td></tr>" for head, text in rows]
-    return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"

@@ -232,10 +232,9 @@ def _reduced(weights: Int64) -> Int64:
     reduced: Int64 = weights // np.gcd.reduce(weights)
     total = int(reduced.sum())
     if total > _LONGEST:
-        rounded = np.rint(reduced * (1000 / total)).astype(np.int64).clip(1)
         raise ValueError(
             f"weights must sum to at most {_LONGEST:,} without their common divisor, got "
-            f"{total:,}: give rounded weights such as {rounded.tolist()}"
+            f"{total:,}: round them"
         )
     return reduced
 

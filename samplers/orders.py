@@ -15,7 +15,6 @@ from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.space import SampleSpace
-from twinfeed.samplers.explain import html
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.state import recorded
 
@@ -48,10 +47,6 @@ class Sampler(SampleSpace, ABC):
             f"{name} is an order, and gives its ids to a batch sampler: "
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
-
-    def _repr_html_(self) -> str:
-        first = self.ids(0, np.arange(min(12, len(self))))
-        return html(repr(self), ["epoch 0 begins"], [first], self)
 
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.

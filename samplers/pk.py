@@ -19,8 +19,6 @@ from twinfeed.samplers.drawing.mending import poor_pair
 from twinfeed.samplers.label_lists import LabelLists
 from twinfeed.samplers.misnamed import counterparts
 
-_NAMED = 1 << 20  # labels below are looked through for the error
-
 
 class PKBatchSampler(BatchStream):
     """Draw P distinct classes and K records of each, every class and record equally often.
@@ -124,8 +122,7 @@ class PKBatchSampler(BatchStream):
             "order_within": order_within,
             "records": self.part,
         }
-        plain = () if names is not None or isinstance(labels, ClassOrder) else labels
-        self._check_enough(int(supers.sizes[-1]) if supers else len(classes), plain)
+        self._check_enough(int(supers.sizes[-1]) if supers else len(classes))
         if names is not None:
             self._check_lists(names)
         if coverage is None:
@@ -230,14 +227,13 @@ class PKBatchSampler(BatchStream):
             )
         return kept
 
-    def _check_enough(self, fewest: int, labels: Any) -> None:
+    def _check_enough(self, fewest: int) -> None:
         p = self._schedule.largest_p
         if fewest < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
             raise ValueError(
                 f"p must be at most the number of classes in {where}, {fewest} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
-                f"{_without_records(labels)}"
             )
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
@@ -323,12 +319,3 @@ class PKBatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         steps = epoch * self._steps + start + np.arange(len(lows))
         return self._draws.ids(steps, self.rank, self.world_size)
-
-
-def _without_records(labels: Any) -> str:
-    """Say which numbers below the largest label are the label of no record."""
-    array = np.asarray(labels)
-    if array.dtype.kind not in "iu" or not array.size or not 0 <= array.max() < _NAMED:
-        return ""
-    absent = np.setdiff1d(np.arange(array.max()), array)[:5].tolist()
-    return f"; no record has the label {', '.join(map(str, absent))}" if absent else ""

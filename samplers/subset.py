@@ -194,11 +194,6 @@ def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> N
 
 def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
     """Return one number for each record, the same for all records of a group."""
-    if None in np.asarray(groups):
-        raise TypeError(
-            "groups must have no None: give each record of an unknown group one of its own, such "
-            "as its key"
-        )
     array = validate.labels(groups, name="groups")
     if len(array) != count:
         raise ValueError(
@@ -220,11 +215,6 @@ def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> In
     if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     keys = list(records)
-    if np.asarray(keys[:1]).dtype.kind in "iu":
-        raise TypeError(
-            "records must be their number, or a sequence of keys (str), got integers: divide the "
-            "places of ids, as in [ids[part] for part in split(len(ids), …)]"
-        )
     validate.each("records", "their number, or a sequence of keys (str)", keys, str)
     return _hashed(keys)
 

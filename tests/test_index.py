@@ -443,14 +443,3 @@ def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_i
     again = pickle.loads(pickle.dumps(index.class_order))
     assert again.records.tolist() == index.class_order.records.tolist()
     assert build_index(tmp_path / "*.tar", tmp_path / "y.index").class_order is None
-
-
-def test_a_notebook_shows_what_it_holds_with_names_escaped(tmp_path: Path) -> None:
-    """Class names are data of others."""
-    shard = tmp_path / "a.tar"
-    samples = [("0", {"txt": b"1", "cls": b"<script>"}), ("1", {"txt": b"2", "cls": b"b"})]
-    write_tar(shard, samples)
-    shown = build_index(shard, tmp_path / "a.index", label="cls")._repr_html_()
-    assert "<script>" not in shown
-    assert "<th>classes</th><td>2: &lt;script&gt;, b</td>" in shown
-    assert "<th>records</th><td>2</td>" in shown

@@ -31,7 +31,6 @@ def test_a_small_buffer_over_sorted_records_is_flagged() -> None:
     text = " / ".join(found.flags)
     assert "records move 29% as far" in text
     assert "correlate by 0.90" in text
-    assert "the first tenth holds only records below 24% of the data" in text
     assert "the first tenth meets 25 classes, 100 in a uniform shuffle" in text
 
 
@@ -40,7 +39,6 @@ def test_a_buffer_of_100_has_the_published_numbers() -> None:
     labels = np.arange(10_000) // 100
     ids = simulate_shuffle_buffer(10_000, buffer_size=100, seed=0)
     found = diagnose(ids, batch_size=64, labels=labels)
-    assert found.most_early == 99
     assert found.displacement.value == pytest.approx(73, abs=2)
     assert found.displacement.uniform == pytest.approx(3333, abs=1)
     assert found.distinct["classes"].value == pytest.approx(5.4, abs=0.15)

@@ -423,12 +423,6 @@ def test_blocks_are_the_spans_of_a_shuffle_and_of_what_is_made_of_it() -> None:
     assert spans(both, [2, 3, 12]) == [(2, 3), (3, 7), (9, 13)]
 
 
-def test_an_order_shows_its_first_samples_in_a_notebook() -> None:
-    assert "<th>epoch 0 begins</th><td>0 1 2</td>" in SequentialSampler(3)._repr_html_()
-    views = ViewSampler(SequentialSampler(200), [2] * 100, per_epoch="all", seed=0)
-    assert views._repr_html_().count(".1") == views._repr_html_().split("<td>")[1].count(".1") > 0
-
-
 @pytest.mark.parametrize("final", ["smaller", "pad", "drop"])
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
 def test_epochs_of_a_chosen_length_cut_the_endless_stream(final: Any, length: int) -> None:

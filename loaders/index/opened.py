@@ -41,7 +41,6 @@ from twinfeed.loaders.remote.location import (
 from twinfeed.loaders.support.checks import Ids, Int64s, check_ids, choice
 from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder
-from twinfeed.samplers.explain import html_table
 from twinfeed.samplers.validate import counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
@@ -249,20 +248,6 @@ class Index:
             f"<Index {self.where!r}: {counted(len(self), 'record')}, "
             f"{counted(len(self._arrays['shards']), 'shard')}, "
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
-        )
-
-    def _repr_html_(self) -> str:
-        """Show what the index holds in a notebook."""
-        classes = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
-        return html_table(
-            f"Index {self.where!r}",
-            [
-                ("records", f"{len(self):,}"),
-                ("shards", f"{len(self._arrays['shards']):,} ({self.container})"),
-                ("fields", ", ".join(self.fields)),
-                ("columns", ", ".join(self.columns)),
-                ("classes", f"{self.num_classes:,}: {classes or 'no names'}"),
-            ],
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
