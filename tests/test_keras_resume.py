@@ -126,11 +126,16 @@ def variables(network: keras.Model) -> list[np.ndarray]:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What each file holds; of HDF5 the arrays, as equal arrays may lie at other places."""
+    """What each file holds; of HDF5 the arrays, as equal arrays may lie at other places.
+
+    Of a CSV the different rows: a killed run may have written the row of an epoch that comes again.
+    """
     return {path.name: content(path) for path in folder.iterdir() if path.is_file()}
 
 
 def content(path: Path) -> Any:
+    if path.suffix == ".csv":
+        return list(dict.fromkeys(path.read_bytes().splitlines()))
     if path.suffix != ".h5":
         return path.read_bytes()
     arrays: dict[str, bytes] = {}

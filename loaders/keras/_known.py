@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -63,8 +62,6 @@ def tell(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
             setattr(callback, attribute, value)
         if "own" in known and _keeps(callback):
             callback.set_state(known["own"])
-        if "bytes" in known:
-            _cut(callback, known["bytes"])
 
 
 def go_on(callbacks: Iterable[Any]) -> None:
@@ -107,8 +104,6 @@ def _state(callback: Any) -> dict[str, Any]:
         state["attributes"] = {name: getattr(callback, name, None) for name in names}
     if _keeps(callback):
         state["own"] = callback.get_state()
-    if isinstance(callback, keras.callbacks.CSVLogger) and not _empties(callback):
-        state["bytes"] = _size(callback)
     return state
 
 
@@ -136,14 +131,3 @@ def _keeps(callback: Any) -> bool:
 def _empties(callback: Any) -> bool:
     """Return whether a callback empties its file when `fit` begins."""
     return isinstance(callback, keras.callbacks.CSVLogger) and not callback.append
-
-
-def _size(logger: Any) -> int:
-    return os.path.getsize(logger.filename) if os.path.exists(logger.filename) else 0
-
-
-def _cut(logger: Any, size: int) -> None:
-    """Remove the rows of epochs that are trained again."""
-    if _size(logger) > size:
-        os.truncate(logger.filename, size)
-        logger.append_header = size == 0
