@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 FRAMEWORKS = {
     "accelerate",
+    "grain",
     "jax",
     "keras",
     "lightning",
@@ -30,7 +31,9 @@ FRAMEWORKS = {
     "torch",
     "torchdata",
 }
-BACKENDS = tuple(f"twinfeed.loaders.{name}" for name in ("jax", "torch", "tensorflow", "pictures"))
+BACKENDS = tuple(
+    f"twinfeed.loaders.{name}" for name in ("grain", "jax", "torch", "tensorflow", "pictures")
+)
 HERE = Path(__file__).parent
 START = HERE / "start"
 

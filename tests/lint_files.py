@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 FOLDERS = {"twinfeed": "package", "twinfeed.samplers": "samplers", "twinfeed.loaders": "loaders"}
-FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "grain"}
 
 # The rooms, floor by floor. A room imports from those on the floors below it, and from itself.
 FLOORS = (
@@ -29,7 +29,7 @@ FLOORS = (
     ("feed",),
     ("making",),
     ("loop", "packing"),
-    ("jax", "keras", "tensorflow", "tools", "torch"),
+    ("grain", "jax", "keras", "tensorflow", "tools", "torch"),
     ("pictures",),
     ("command_line",),
     ("loaders", "__main__"),
@@ -37,7 +37,7 @@ FLOORS = (
 
 PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing"} | {
     f"twinfeed.loaders.{name}"
-    for name in ("torch", "tensorflow", "jax", "keras", "pictures", "formats")
+    for name in ("torch", "tensorflow", "jax", "grain", "keras", "pictures", "formats")
 }
 
 Problems = Iterator[str]

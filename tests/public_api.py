@@ -15,6 +15,7 @@ MODULES = (
     "twinfeed.samplers",
     "twinfeed.loaders",
     "twinfeed.loaders.formats",
+    "twinfeed.loaders.grain",
     "twinfeed.loaders.jax",
     "twinfeed.loaders.keras",
     "twinfeed.loaders.pictures",

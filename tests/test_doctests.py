@@ -20,7 +20,8 @@ import twinfeed.loaders
 import twinfeed.samplers
 
 BACKENDS = tuple(
-    f"twinfeed.loaders.{name}" for name in ("jax", "keras", "pictures", "torch", "tensorflow")
+    f"twinfeed.loaders.{name}"
+    for name in ("grain", "jax", "keras", "pictures", "torch", "tensorflow")
 )
 
 

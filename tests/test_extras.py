@@ -51,6 +51,7 @@ def run(bare: Path, code: str) -> str:
 MODULES = {
     "torch": ("torch", "torch"),
     "tensorflow": ("tensorflow", "tensorflow"),
+    "grain": ("grain", "grain"),
     "jax": ("jax", "jax"),
     "keras": ("keras", "tensorflow"),
     "pictures": ("matplotlib", "pictures"),

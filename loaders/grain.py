@@ -1,0 +1,119 @@
+"""Batches as a `grain.MapDataset` by global step: the only module that imports grain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.loop.numpy_loader import NumpyLoader
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.reading.source import reader_of
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.extras import needing
+from twinfeed.samplers import StateMismatchError
+
+with needing("twinfeed.loaders.grain", "grain"):
+    import grain
+
+__all__ = ["as_map_dataset"]
+
+
+def as_map_dataset(
+    feed: Feed,
+    /,
+    *,
+    epochs: int,
+    arrange: Callable[[Batch], Any] | None = None,
+    checksums: bool = True,
+) -> grain.MapDataset[Any]:
+    """Return the batches of `epochs` epochs as a dataset, by global step: epoch * len(feed) + step.
+
+    `to_iter_dataset` of the dataset gives iterators whose state also says of which stream it is: a
+    state of another feed is refused. Grain itself takes the state of any dataset. Transformations
+    between the two lose this; `arrange` does not.
+
+    Args:
+        feed: what is fed; `feed.shard(rank, world_size)` for one of several processes.
+        epochs: a dataset of one epoch would give the batches of epoch 0 in every epoch of `fit`.
+        arrange: turns a batch into what a training is given, such as `(inputs, targets)`.
+        checksums: whether the bytes of each field are compared with the index's CRC-32C.
+
+    Raises:
+        ValueError: a feed whose decoded images are used again, or whose transform sets global
+            states: both need batches in turn, which Grain's threads do not make.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> feed = Feed(index, BatchSampler(RandomSampler(3, seed=0), batch_size=2))
+    >>> dataset = as_map_dataset(feed, epochs=2)
+    >>> len(dataset), dataset[3]["word"]
+    (4, [b'to'])
+    """
+    if check_feed(feed).sampler.live is not None:
+        raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
+    if feed._alone:
+        raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")
+    return _Batches(feed, checks.count("epochs", epochs), arrange, checksums)
+
+
+class _Batches(grain.MapDataset[Any]):
+    """Give the batches by global step."""
+
+    def __init__(
+        self, feed: Feed, epochs: int, arrange: Callable[[Batch], Any] | None, checksums: bool
+    ) -> None:
+        super().__init__()
+        self._feed, self._epochs, self._arrange = feed, epochs, arrange
+        reader = reader_of(feed.index, checksums=checks.flag("checksums", checksums))
+        self._batcher = Batcher(feed, reader=reader)
+
+    def __len__(self) -> int:
+        return self._epochs * len(self._feed)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        feed = self._feed
+        request = Request.of(feed.sampler, *divmod(index, len(feed)), seeds=feed._seeded)
+        batch = self._batcher(request)
+        return batch if self._arrange is None else self._arrange(batch)
+
+    def to_iter_dataset(self, *options: Any, **named: Any) -> grain.IterDataset[Any]:
+        return _Stated(super().to_iter_dataset(*options, **named), self._feed)
+
+
+class _Stated(grain.IterDataset[Any]):
+    """Iterate with states that say of which stream they are."""
+
+    def __init__(self, parent: grain.IterDataset[Any], feed: Feed) -> None:
+        super().__init__(parent)
+        self._feed = feed
+
+    def __iter__(self) -> grain.DatasetIterator[Any]:
+        return _StatedIterator(iter(self._parent), self._feed)
+
+
+class _StatedIterator(grain.DatasetIterator[Any]):
+    def __init__(self, parent: grain.DatasetIterator[Any], feed: Feed) -> None:
+        super().__init__(parent)
+        self._loader: NumpyLoader[Batch] = NumpyLoader(feed)
+
+    def __next__(self) -> Any:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        state, sampler = self._parent.get_state(), self._loader.feed.sampler
+        position = divmod(state["next_index"], max(1, len(sampler)))
+        feed = self._loader.state_dict() | sampler.state_at(*position)
+        return {**state, "feed": feed}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if "feed" not in state:
+            raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
+        self._loader._check_state(state["feed"])
+        self._parent.set_state({name: value for name, value in state.items() if name != "feed"})

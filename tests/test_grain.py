@@ -1,0 +1,144 @@
+"""Batches through Grain: by global step, on threads and in workers, and states of one stream."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+from absl import flags
+from batches import noted
+from launching import QUIET
+
+from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, pack
+from twinfeed.loaders.grain import as_map_dataset
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    StateMismatchError,
+)
+
+FEW = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+WORKERS = grain.MultiprocessingOptions(num_workers=2)
+
+
+def brighter(sample: dict[str, Any]) -> dict[str, Any]:
+    """An augmentation that draws from the sample's seed."""
+    return sample | {"x": sample["x"] + np.random.default_rng(sample["seed"]).random(3, np.float32)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> None:
+    flags.FLAGS.mark_as_parsed()  # which Grain's workers ask for
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    records = [
+        {"x": np.arange(3, dtype=np.float32) * n % 7 / 7, "word": b"%d" % n, "y": np.float32(n % 5)}
+        for n in range(41)
+    ]
+    return pack(records, tmp_path_factory.mktemp("grain"))["data"]
+
+
+def feed_of(index: Index, seed: int = 0) -> Feed:
+    return Feed(index, BatchSampler(RandomSampler(41, seed=seed), batch_size=8), transform=brighter)
+
+
+@pytest.fixture(scope="module")
+def expected(index: Index) -> list[dict[str, Any]]:
+    """The batches of three epochs."""
+    loader = NumpyLoader(feed_of(index))
+    return [noted(batch) for _ in range(3) for batch in loader]
+
+
+def batches(index: Index, options: grain.ReadOptions = FEW, **rest: Any) -> grain.IterDataset:
+    return as_map_dataset(feed_of(index, **rest), epochs=3).to_iter_dataset(options)
+
+
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 0), (1, 2), (4, 8), (16, 500)])
+def test_the_index_is_the_global_step(
+    index: Index, expected: list, threads: int, buffer: int
+) -> None:
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
+    assert [noted(batch) for batch in batches(index, options)] == expected
+    dataset = as_map_dataset(feed_of(index), epochs=3)
+    assert [noted(batch) for batch in dataset[7:].to_iter_dataset(options)] == expected[7:]
+    assert noted(dataset[13]) == expected[13]
+
+
+def states(iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """The state before each batch, and at the end, as a file holds it."""
+    yield json.loads(json.dumps(iterator.get_state()))
+    for _ in iterator:
+        yield json.loads(json.dumps(iterator.get_state()))
+
+
+def test_a_state_of_every_step_is_continued(index: Index, expected: list) -> None:
+    for step, state in enumerate(states(iter(batches(index)))):
+        resumed = iter(batches(index))
+        resumed.set_state(state)
+        assert [noted(batch) for batch in resumed] == expected[step:]
+
+
+def test_workers_give_the_same_batches_and_resume(index: Index, expected: list) -> None:
+    first, again, other = (
+        iter(batches(index, seed=seed).mp_prefetch(WORKERS)) for seed in (0, 0, 1)
+    )
+    begun = [noted(next(first)) for _ in range(5)]
+    state = json.loads(json.dumps(first.get_state()))
+    assert begun + [noted(batch) for batch in first] == expected
+    again.set_state(state)
+    assert [noted(batch) for batch in again] == expected[5:]
+    with pytest.raises(StateMismatchError, match="seed: the state has 0"):
+        [other.set_state(state), next(other)]
+    for iterator in (first, again, other):
+        iterator.close()
+
+
+def test_ranks_and_their_states_are_those_of_the_whole(index: Index) -> None:
+    sampler = ExactOnceBatchSampler(41, batch_size=8)
+    whole = Feed(index, sampler)
+    ids = []
+    for world in (1, 3):
+        ranks = [as_map_dataset(whole.shard(rank, world), epochs=1) for rank in range(world)]
+        ids.append([[*np.concatenate([rank[n]["id"] for rank in ranks])] for n in range(6)])
+    assert ids[0] == ids[1]
+    state = iter(as_map_dataset(whole.shard(1, 3), epochs=1).to_iter_dataset(FEW)).get_state()
+    iter(as_map_dataset(whole, epochs=1).to_iter_dataset(FEW)).set_state(state)
+
+
+@pytest.mark.parametrize("state", [{"next_index": 3}, None])
+def test_the_state_of_another_stream_is_refused(index: Index, state: dict | None) -> None:
+    state = state or iter(batches(index, seed=1)).get_state()
+    with pytest.raises(StateMismatchError):
+        iter(batches(index)).set_state(state)
+
+
+def test_what_needs_batches_in_turn_is_refused_by_name(index: Index) -> None:
+    reuse = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
+    with pytest.raises(ValueError, match="reuse"):
+        as_map_dataset(Feed(index, reuse), epochs=1)
+    alone = Feed(index, feed_of(index).sampler, transform=Seeded(brighter))
+    with pytest.raises(ValueError, match="Seeded"):
+        as_map_dataset(alone, epochs=1)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_keras_trains_on_the_same_batches(index: Index, backend: str) -> None:
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("grain_keras.py"), index.path],
+        env=os.environ | QUIET | {"KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert "the weights are equal" in done.stdout, done.stderr
