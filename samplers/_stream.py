@@ -128,7 +128,7 @@ class BatchStream(Epochs, ABC):
 
     def divisible(self, by: int, /) -> bool:
         """Return whether `by` divides the size of every global batch of every epoch."""
-        return self._even and self._largest % by == 0
+        return by == 1 or (self._even and self._largest % by == 0)
 
     @property
     def constant_size(self) -> int | None:

@@ -50,6 +50,11 @@ def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, proces
         assert "all rows are equal" in printed, errors
 
 
+def test_one_device_takes_batches_of_any_size(index: Index) -> None:
+    feed = Feed(index, ExactOnceBatchSampler(40, batch_size=16))
+    assert [len(batch["x"]) for batch in JaxLoader(feed)] == [16, 16, 8]
+
+
 def test_a_state_of_another_loader_is_continued(index: Index) -> None:
     feed = Feed(index, shuffled())
     first, rest = JaxLoader(feed), NumpyLoader(feed)

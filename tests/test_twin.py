@@ -1,4 +1,4 @@
-"""The twin law: the same ids, bytes and arrays in a plain loop, in torch and in TensorFlow."""
+"""The twin law: the same ids, bytes and arrays in every framework."""
 
 import random
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import own_source
 import pytest
@@ -20,14 +21,18 @@ from twinfeed.loaders import (
     DecodeImage,
     Feed,
     FieldSpec,
+    FromFolder,
     ImageFolder,
     Index,
     Loader,
     NumpyLoader,
     Reader,
     Seeded,
+    build_index,
     pack,
 )
+from twinfeed.loaders.grain import as_map_dataset
+from twinfeed.loaders.jax import JaxLoader
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import (
@@ -48,7 +53,7 @@ OWN = {"decode": own_source.size, "transform": own_source.noisy}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
-    """Sixty small images of six classes, in both containers."""
+    """Sixty small images of six classes, in each container."""
     from PIL import Image
 
     root = tmp_path_factory.mktemp("twin")
@@ -57,7 +62,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 5), number, np.uint8)).save(path)
     source = ImageFolder(root / "images")
-    return {
+    loose = build_index(root / "images", root / "files.index", label=FromFolder())
+    return {"files": loose} | {
         container: pack(source, root / container, container=container, seed=1)["data"]
         for container in ("tfrecord", "tar")
     }
@@ -101,7 +107,16 @@ def _host(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+@pytest.fixture
+def _wide() -> Iterator[None]:
+    """JAX has 64-bit numbers, as the others."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("_wide")
+@pytest.mark.parametrize("container", ["tfrecord", "tar", "files"])
 @pytest.mark.parametrize(
     "name",
     ["random", "blocks", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"],
@@ -111,13 +126,18 @@ def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name
         index = packed[container]
         return Feed(index, samplers(index)[name], decode=both, transform=brighter)
 
-    expected = list(plain(feed("tfrecord")))
+    expected = list(plain(feed("tfrecord" if container == "tar" else container)))
     assert len(expected) == 2 * len(feed("tfrecord"))
     single = feed(container)
     epochs = (0, 0) if single.sampler.evaluation else (0, 1)
     assert [noted(single[e, step]) for e in epochs for step in range(len(single))] == expected
     for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
         assert list(carried(loader(feed(container), readahead=1000))) == expected
+    if single.sampler.world_size == 1:  # the rows of a process are those of its devices
+        assert list(carried(JaxLoader(single))) == expected
+    epochs = [0, 1] if epochs == (0, 1) else [0]
+    grained = list(map(noted, as_map_dataset(single, epochs=len(epochs)).to_iter_dataset()))
+    assert grained == expected[: len(grained)]
 
 
 def words(sample: dict[str, Any]) -> dict[str, Any]:
