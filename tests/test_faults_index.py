@@ -709,12 +709,12 @@ def test_fault_39_label_table_that_does_not_match(tmp_path: Path) -> None:
 
 
 def test_fault_40_patterns_that_name_nothing_or_too_much(tmp_path: Path) -> None:
-    for pattern, kind, message in [
-        ("*.tar", FileNotFoundError, "no shard matches"),
-        ("a-{0..9.tar", ValueError, "unbalanced braces"),
-        ("a-{0..999999999}.tar", ValueError, "names 1000000000 files"),
-    ]:
-        with pytest.raises(kind, match=message):
+    with pytest.raises(FileNotFoundError, match="no shard matches"):
+        build_index(tmp_path / "*.tar", tmp_path / "x.index")
+    odd = ["a-{0..9.tar", "a{", "a}", "a}{", "{a{b,c}", "{{a,b},c}", "{a,b"]
+    many = ["{0..999999999}", "{0..9999}{0..9999}", "{0..1000000}", "{a,b}" * 60]
+    for pattern in odd + many:
+        with pytest.raises(ValueError, match=r"braces in the shard pattern|more than 1000000"):
             build_index(tmp_path / pattern, tmp_path / "x.index")
     assert not (tmp_path / "x.index").exists()
 
@@ -944,9 +944,10 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     for run in (
         lambda: build_index(f"pipe:touch {marker}", tmp_path / "x.index"),
+        lambda: build_index([f"PIPE:touch {marker}", "{a,b}.tar"], tmp_path / "x.index"),
         lambda: verify([f"pipe:touch {marker}"], root=tmp_path),
     ):
-        with pytest.raises(UnsafeContentError, match="pipe:"):
+        with pytest.raises(UnsafeContentError, match=r"(?i)pipe:"):
             run()
     assert not marker.exists()
 

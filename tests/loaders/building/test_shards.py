@@ -90,6 +90,8 @@ def test_complete_sets_pass_and_each_set_counts_alone() -> None:
         check_complete(["a-00000-of-00001", "val-00000-of-00002"])
     with pytest.raises(ValueError, match=r"shard number 2 .* not below 2"):
         check_complete(["a-00000-of-00002", "a-00001-of-00002", "a-00002-of-00002"])
+    with pytest.raises(ValueError, match="first: 000000001, 000000002"):  # at once
+        check_complete(["a-000000000-of-999999999"])
 
 
 def test_completeness_can_be_waived(tmp_path: Path) -> None:
