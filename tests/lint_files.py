@@ -272,6 +272,16 @@ def links_between_documents_lead_somewhere() -> Problems:
                 yield f"{path.name} leads to {target}"
 
 
+def the_table_of_versions_is_that_of_the_requirements() -> Problems:
+    floors = re.findall(r"^\s+([a-z0-9-]+)>=([\d.]+)", document("setup.cfg"), re.MULTILINE)
+    pins = re.findall(r"^([\w.-]+)==(\S+)", document("constraints.txt"), re.MULTILINE)
+    pinned = {name.replace("_", "-"): version for name, version in pins}
+    table = r"^\| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \|$"
+    for name, oldest, tested in re.findall(table, document("docs/install.md"), re.MULTILINE):
+        if (name, oldest) not in floors or pinned.get(name) != tested:
+            yield f"docs/install.md: {name} is {pinned.get(name)}, or its oldest is not {oldest}"
+
+
 RULES: tuple[Callable[[], Problems], ...] = (
     samplers_import_numpy_and_themselves,
     only_a_backend_imports_its_framework,
@@ -289,6 +299,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     every_promise_of_security_is_held_by_a_test,
     every_law_that_a_test_cites_is_in_the_design,
     links_between_documents_lead_somewhere,
+    the_table_of_versions_is_that_of_the_requirements,
 )
 
 
