@@ -74,12 +74,16 @@ def signatures(facade: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def members(names: Iterable[Any]) -> Iterator[Any]:
-    """Classes and functions, and the methods and properties of the classes."""
+    """Classes and functions, and the methods and properties of the classes.
+
+    A class with attributes is what functions return: nobody calls its constructor.
+    """
     for public in names:
-        found = [public]
+        found, returned = [public], bool(section(public, "Attributes"))
         for owner in inspect.getmro(public) if inspect.isclass(public) else ():
             if owner.__module__.startswith("twinfeed"):
-                found += [each for name, each in vars(owner).items() if shown(name)]
+                own = {name: each for name, each in vars(owner).items() if shown(name)}
+                found += [each for name, each in own.items() if name != "__init__" or not returned]
         for one in found:
             one = getattr(one, "fget", getattr(one, "func", getattr(one, "__func__", one)))
             if inspect.isclass(one) or inspect.isroutine(one):
