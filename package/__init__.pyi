@@ -8,6 +8,7 @@ from twinfeed.loaders.making.feed import Feed as Feed
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.reader import Reader as Reader
+from twinfeed.loaders.reading.rows import Rows as Rows
 from twinfeed.loaders.tools.verify import verify as verify
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.diagnostics import diagnose as diagnose

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._mapped import held, pieces
 from twinfeed.samplers.drawing.bits import Int64, spread
+from twinfeed.samplers.mapped import held, pieces
 from twinfeed.samplers.state import digest
 
 Ids = NDArray[np.integer[Any]]

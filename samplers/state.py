@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.drawing.sums import Counts
+from twinfeed.samplers.mapped import pieces
 
 Until = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 

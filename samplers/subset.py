@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._mapped import ascends
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, ranges, root_key, spread, words
 from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.mapped import ascends
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
 

@@ -10,8 +10,8 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers._mapped import ascends, held, is_mapped
 from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.mapped import ascends, held, is_mapped
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._mapped import held, is_mapped, pieces
 from twinfeed.samplers.drawing.bits import Int64, below, derive, root_key, words
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.sums import RunningSums
 from twinfeed.samplers.drawing.waits import Waiting
+from twinfeed.samplers.mapped import held, is_mapped, pieces
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest

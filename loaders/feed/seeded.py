@@ -20,6 +20,7 @@ LOW_32_BITS = (1 << 32) - 1
 _ONE_AT_A_TIME = threading.Lock()
 
 _ADVICE = {
+    "read": "leave what is random out of the dataset, and give it as transform=",
     "decode": "draw in transform, which is given a seed",
     "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
 }
@@ -115,7 +116,7 @@ def seed_all(seed: int, /) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
+def repeated(name: str, call: Callable[[], T], /, *, times: int, of: str = "one sample") -> T:
     """Return what `times` calls under different global states return; ValueError if they differ."""
     with restored():
         seed_all(1)
@@ -124,7 +125,7 @@ def repeated(name: str, call: Callable[[], T], /, *, times: int) -> T:
             seed_all(turn)
             if not same(first, call()):
                 raise ValueError(
-                    f"{name} returned different things for one sample and one seed: {_ADVICE[name]}"
+                    f"{name} returned different things for {of} and one seed: {_ADVICE[name]}"
                 )
     return first
 

@@ -14,6 +14,7 @@ from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, l
 from twinfeed.loaders.feed.definition import TOLD, Definition, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated, same
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._calls import Calls
 from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, read_only, unchanged
@@ -25,6 +26,9 @@ _LOADERS_OWN = "a name that the loader itself gives to every sample"
 
 # So many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
 _CHECKED = 4
+
+# So often is the first item of a source read: one random flip in two is then missed once in 128.
+_READS = 8
 
 
 class Samples:
@@ -78,6 +82,9 @@ class Samples:
         """Make one sample by repeated calls that must agree."""
         self._unchecked = 1  # checking one call is enough, since all calls must agree
         records = request.records.tolist()
+        if not isinstance(self.index, Index):
+            item = self.index.describe(records[0])
+            repeated("read", lambda: self._undecoded(request.records), times=_READS, of=item)
         times = 1 if known_to_repeat(self.decode) else 3
         sample = repeated("decode", lambda: self._decode(records)[0], times=times)
         if times > 1 and hasattr(self.decode, "writes"):

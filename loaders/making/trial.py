@@ -13,6 +13,7 @@ from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import FieldSpec, MisfitError, is_string, mode_of, spec_of
 from twinfeed.loaders.feed.definition import Definition
 from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
 from twinfeed.loaders.reading.source import reader_of
 
@@ -34,7 +35,8 @@ def tried(feed: Definition, /) -> dict[str, FieldSpec]:
     else:
         spec = _checked(feed, given)
         try:
-            if feed.transform is not None or not known_to_repeat(feed.decode):
+            repeats = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
+            if feed.transform is not None or not repeats:
                 _first_sample(feed, first_of(feed))
         except (LoaderError, OSError):  # it may be damaged, and never drawn by a pass that resumes
             return spec

@@ -54,9 +54,15 @@ class OwnSource(Source, Protocol):
 
     A `Feed` takes such a source in place of an index, and all loaders serve it. Only what needs
     byte ranges does not: reading ahead, `plan`, `shuffled`, and the engine "choose_from_datasets".
-    For worker processes that are started by "spawn" the source must pickle. With an attribute
-    `in_memory` that is True, loaders make its batches in the loop's thread, unless they are told
-    otherwise: to hand a batch over to another thread takes longer.
+    For worker processes that are started by "spawn" the source must pickle.
+
+    A source may have three more attributes:
+
+    - `in_memory = True`: loaders make the batches in the loop's thread, unless `prefetch=` says
+      otherwise. To hand a batch over to another thread takes longer.
+    - `fork_safe = False`: workers of `TorchLoader` start by "spawn", and "fork" is refused.
+    - `fresh = True`, of what `reader` returns: nobody else holds the arrays that `read` returns, so
+      a batch takes an array without a copy.
 
     >>> import numpy as np
     >>> from twinfeed.loaders import Feed, NumpyLoader
@@ -118,13 +124,15 @@ def read_only(array: Array, /) -> Array:
 class _Checked:
     """Read from a source of the user's own, and check what `read` returns.
 
-    Arrays are given on as read-only views, since the source may keep their memory.
+    Arrays are given on as read-only views, since the source may keep their memory. If the reader
+    says that its arrays are `fresh`, a batch takes them as they are.
     """
 
     def __init__(self, reader: Reads, source: Source) -> None:
         self._reader = reader
         self._source = source
         self._name = type(source).__name__
+        self._fresh = getattr(reader, "fresh", False)
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return the values of each field for each id.
@@ -155,7 +163,7 @@ class _Checked:
     def _given(self, name: str, values: Sequence[Any], ids: Int64s) -> Sequence[Any]:
         """Return the values of a field as a batch may use them."""
         if isinstance(values, np.ndarray) and values.dtype != object:
-            return read_only(values)
+            return values if self._fresh else read_only(values)
         given = [read_only(one) if isinstance(one, np.ndarray) else one for one in values]
         for record, one in zip(ids, given, strict=True):
             if one is None:

@@ -128,6 +128,17 @@ def as_served(batch: Any, /) -> Any:
     return batch
 
 
+def not_forked(context: Any, /) -> Any:
+    """Return how to start workers of a source that is not safe to fork: by spawn, or as asked."""
+    method = context if isinstance(context, str) or context is None else context.get_start_method()
+    if method == "fork":
+        raise ValueError(
+            "the source says fork_safe=False, and forked workers may hang: "
+            "give multiprocessing_context='spawn', or leave it out"
+        )
+    return context or "spawn"
+
+
 class WorkerBatches(Iterator[Batch]):
     """Iterate over a DataLoader with workers, which start with the first batch.
 

@@ -37,6 +37,7 @@ from twinfeed.loaders.torch._workers import (
     WorkerBatches,
     as_served,
     disown,
+    not_forked,
 )
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.samplers import ExactOnceBatchSampler
@@ -66,7 +67,8 @@ class TorchLoader(FeedLoader[B]):
             those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
         prefetch_factor: batches that each worker makes ahead, as in a `DataLoader`.
         persistent_workers: whether the workers stay from pass to pass.
-        multiprocessing_context: how the workers are started, such as "spawn".
+        multiprocessing_context: how the workers are started, such as "spawn". Default: as
+            everywhere in Python, or "spawn" for a source of your own that is not `fork_safe`.
         timeout: seconds to wait for a worker's batch. 0 waits for ever.
         worker_init_fn: a function that each worker calls with its number when it starts.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
@@ -121,6 +123,8 @@ class TorchLoader(FeedLoader[B]):
             self.prefetch = prefetch  # a transform that must run alone runs alone in its worker
         if num_workers and feed.sampler.live is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
+        if num_workers and not getattr(feed.index, "fork_safe", True):
+            multiprocessing_context = not_forked(multiprocessing_context)
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,

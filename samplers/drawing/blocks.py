@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.permutation import permute, turns_of
 from twinfeed.samplers.drawing.sums import RunningSums
+from twinfeed.samplers.mapped import pieces
 
 _MOST = 1 << 17  # entries of a table
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import Phase, Schedule
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.fair import FairGroups, Pattern
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.mending import clashing, mend
+from twinfeed.samplers.mapped import pieces
 
 _PIECE = 1 << 18  # classes that are drawn at once where a stretch begins
 _AHEAD = 8  # draws of a class that are looked through at once for a record that is free

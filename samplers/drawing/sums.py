@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twinfeed.samplers._mapped import pieces
 from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.mapped import pieces
 
 _MOST = 1 << 20  # entries of the table: 8 MB
 _AT_ONCE = 1 << 18  # counts that are added up at once

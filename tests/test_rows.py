@@ -1,0 +1,198 @@
+"""Datasets of any kind, as a source in one line."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from batches import noted
+from launching import run
+from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Flipped, Once, X
+
+from twinfeed import Rows
+from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    StateMismatchError,
+)
+from twinfeed.testing import check_source
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """The same records, packed."""
+    return pack(SAMPLES, tmp_path_factory.mktemp("rows"), container="tfrecord")["data"]
+
+
+def samplers(labels: Any) -> list[Any]:
+    return [
+        BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=5),
+        ExactOnceBatchSampler(RECORDS, batch_size=7, final="pad").shard(1, 2),
+        PKBatchSampler(labels, p=2, k=3, seed=1, batches_per_epoch=4),
+    ]
+
+
+def two_epochs(loader: Any) -> list[Any]:
+    got = []
+    with loader:
+        for epoch in (0, 1):
+            loader.set_epoch(epoch)
+            got += [noted(batch) for batch in loader]
+    return got
+
+
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *(pytest.param(name, marks=pytest.mark.frameworks) for name in FRAMEWORKS)]
+)
+def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Path) -> None:
+    made, fields = {**KINDS, **FRAMEWORKS}[kind]
+    rows = Rows(made(tmp_path), label="label", fields=fields)
+    if kind != "a dataset of torch":  # a class that no other process can import
+        check_source(rows)
+    # Where the format is Python's own, so are the numbers.
+    spec = {"x": ((4,), np.float32), "word": ((), None)} if kind == "Hugging Face" else None
+    for sampler, other in zip(samplers(rows.columns["label"]), samplers(LABELS), strict=True):
+        packed = two_epochs(NumpyLoader(Feed(index, other, fields=["word"])))
+        assert two_epochs(NumpyLoader(Feed(rows, sampler, spec=spec))) == packed
+
+
+def feed_of(data: Any, **options: Any) -> Feed:
+    kept = {name: options.pop(name) for name in ("decode",) if name in options}
+    rows = Rows(data, **options)
+    return Feed(rows, BatchSampler(RandomSampler(len(rows), seed=0), batch_size=4), **kept)
+
+
+@pytest.mark.parametrize("give", [lambda x: x, lambda x: {"row": x}, list])
+def test_a_batch_has_memory_of_its_own(give: Any) -> None:
+    kept = X.copy()
+    with NumpyLoader(feed_of(give(kept)), prefetch=0) as loader:
+        batches = [batch["row"] for batch in loader]
+    for batch in batches:
+        batch += 1
+    assert np.concatenate(batches).sum() == X.sum() + X.size
+    assert (kept == X).all()
+
+
+def test_a_label_is_read_once_and_leaves_the_fields() -> None:
+    counted = Once()
+    rows = Rows(counted, label="label", columns=["label"])
+    assert rows.columns["label"].tolist() == LABELS.tolist()
+    assert rows.fields == ["x", "word"]
+    given = Rows(SAMPLES, label="label", columns={"label": LABELS[::-1].copy()})
+    assert given.columns["label"].tolist() == LABELS[::-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "words"),
+    [
+        (iter(SAMPLES), {}, TypeError, "must have a length and records by number"),
+        ({"x": X, "y": X[1:]}, {}, ValueError, r"lengths \{'x': 24, 'y': 23\}"),
+        ({"train": "shard"}, {}, TypeError, "'train' must be an array or a list, got a str"),
+        ({"x": np.ma.masked_less(X, 3)}, {}, TypeError, "got a MaskedArray"),
+        ([(1, 2)], {}, ValueError, "fields must name the 2 parts of each tuple"),
+        (SAMPLES, {"label": "word"}, TypeError, r"column 'word' must hold numbers.*unique"),
+        ([{"y": 0.5}], {"label": "y"}, TypeError, "label 'y' must hold integers, got float64"),
+        ([{"y": None}], {"label": "y"}, TypeError, "column 'y' must hold numbers"),
+        ([{"x": 1}, {"y": 1}], {"columns": ["x"]}, KeyError, "x"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(
+    data: Any, options: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Rows(data, **options)
+
+
+@pytest.mark.frameworks
+def test_a_dataframe_is_refused_with_what_to_give() -> None:
+    import pandas
+
+    with pytest.raises(TypeError, match=r"to_arrow\(\) of polars, or datasets.Dataset.from_pandas"):
+        Rows(pandas.DataFrame({"a": [1]}))
+
+
+def test_what_goes_wrong_names_the_record() -> None:
+    for data, error in (
+        ([{"x": 1}] * 3 + [{"y": 1}], "KeyError"),
+        ([{"x": 1}, {"x": None}] * 2, "None"),
+    ):
+        with pytest.raises(LoaderError, match=rf"record [13] of a list: .*{error}"):
+            feed_of(data, fields=["x"])[0, 0]
+
+
+def test_a_digest_is_what_states_compare() -> None:
+    with NumpyLoader(feed_of(SAMPLES, digest="1")) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with NumpyLoader(feed_of(SAMPLES, digest="1")) as again:
+        again.load_state_dict(state)
+        assert again.step == 1
+    with (
+        NumpyLoader(feed_of(SAMPLES, digest="2")) as other,
+        pytest.raises(StateMismatchError, match="has the digest '1' in the state"),
+    ):
+        other.load_state_dict(state)
+    with (
+        NumpyLoader(feed_of(SAMPLES)) as none,
+        pytest.warns(UserWarning, match="share no digest"),
+    ):
+        none.load_state_dict(none.state_dict())
+
+
+def test_a_dataset_that_draws_random_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"read returned .* things for record \d+ of a Flipped"):
+        feed_of(Flipped())[0, 0]
+
+
+def test_one_thread_reads_unless_more_are_allowed() -> None:
+    expected = two_epochs(NumpyLoader(feed_of(SAMPLES, decode=dict)))
+    for allowed in (False, True):
+        data = Once()
+        with NumpyLoader(feed_of(data, decode=dict, threads=allowed), threads=4) as loader:
+            got = [noted(batch) for batch in loader]
+        assert (data.most > 1) == allowed
+        assert allowed or got == expected[: len(got)]
+
+
+def test_ids_are_checked_before_the_data_are_read() -> None:
+    class Below(RandomSampler):
+        def draw(self, epoch: int, positions: Any) -> Any:
+            return super().draw(epoch, positions) - 3
+
+    with pytest.raises(ValueError, match="mend its draw"):
+        list(NumpyLoader(Feed(Rows(X), BatchSampler(Below(RECORDS, seed=0), batch_size=4))))
+
+
+def test_large_arrays_are_mapped_or_refused_by_a_new_process(tmp_path: Path) -> None:
+    large = np.zeros((40, 1 << 20), np.uint8)
+    np.save(tmp_path / "x.npy", large)
+    mapped = Rows(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    assert len(pickle.dumps(mapped)) < 10_000
+    check_source(mapped)
+    with pytest.raises(LoaderError, match=r"a copy of 42 MB of rows(.|\n)*mmap_mode='r'"):
+        pickle.dumps(Rows(large))
+    assert len(pickle.dumps(Rows(large[:2]))) > 1 << 20
+
+
+@pytest.mark.frameworks
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_workers_of_torch(tmp_path: Path) -> None:
+    from twinfeed.loaders.torch import TorchLoader
+
+    spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    with pytest.raises(LoaderError, match="a copy of 42 MB"):
+        next(iter(TorchLoader(feed_of(np.zeros((40, 1 << 20), np.uint8)), **spawn)))
+    expected = two_epochs(NumpyLoader(feed_of(SAMPLES)))
+    assert (
+        two_epochs(TorchLoader(feed_of(KINDS["mapped arrays"][0](tmp_path)), **spawn)) == expected
+    )
+
+
+@pytest.mark.frameworks
+def test_polars() -> None:
+    """Its frames, and workers that would hang after a fork."""
+    assert run(Path(__file__).with_name("polars_rows.py")) == "the same polars_rows\n"
