@@ -22,7 +22,7 @@ BLOCK = re.compile(
     r"^```(python|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
 )
 NOT_RUN = re.compile(r"# Not run by the tests: needs ([\w, ]+)\.\n")
-MEASURED = re.compile(r"[\d.,]+(?= (s|ms|/s|batches/s|MiB)\b|  +[\d.]+ s\b)")
+MEASURED = re.compile(r"[\d.,]+(?= (s|ms|/s|batches/s|MB|MiB)\b|  +[\d.]+ s\b)")
 NUMBER = re.compile(r"\d+\.\d+|\d+e-\d+|\d+")
 
 
@@ -42,23 +42,22 @@ def blocks(page: Path) -> list[Block]:
 
 
 def alike(shown: str, printed: str) -> bool:
-    """Compare a line with the page's: all but times and rates, and the last digits of what a
-    framework's training or the system's memory makes.
+    """Compare a line with the page's: all but times, rates and memory, and the last digits of what a
+    framework's training makes.
     """
     lines = [MEASURED.sub("…", line) for line in (shown, printed)]
     words, others = (NUMBER.sub("#", " ".join(line.split())) for line in lines)
     return words == others and all(
-        near(*pair, factor=4 if " MB" in printed else 1.1)
-        for pair in zip(*(NUMBER.findall(line) for line in lines), strict=True)
+        near(*pair) for pair in zip(*(NUMBER.findall(line) for line in lines), strict=True)
     )
 
 
-def near(shown: str, printed: str, factor: float) -> bool:
+def near(shown: str, printed: str) -> bool:
     """Tell whether two numbers are equal, or near enough where they are no whole ones."""
     if "e-" in printed:  # a difference of floating-point sums
         return float(shown) < 100 * float(printed)
-    if "." in printed or factor > 2:
-        return isclose(float(shown), float(printed), rel_tol=1 - 1 / factor, abs_tol=0.02)
+    if "." in printed:
+        return isclose(float(shown), float(printed), rel_tol=0.09, abs_tol=0.02)
     return shown == printed
 
 

@@ -127,6 +127,6 @@ def test_lines_that_differ_are_told_apart() -> None:
     assert not all_alike("recall 53.9% of 732", "recall 94.2% of 732")
     assert all_alike("by 2e-07 at most", "by 5e-07 at most")
     assert not all_alike("by 2e-03 at most", "by 5e-07 at most")
-    assert all_alike("held 70 MB", "held 51 MB")
-    assert not all_alike("held 970 MB", "held 51 MB")
+    assert all_alike("held 970 MB of 7", "held 51 MB of 7")
+    assert not all_alike("held 51 MB of 8", "held 51 MB of 7")
     assert not all_alike("one line\n", "one line\nanother\n")
