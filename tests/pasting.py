@@ -42,8 +42,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def alike(shown: str, printed: str) -> bool:
-    """Compare a line with the page's: all but times, rates and memory, and the last digits of what a
-    framework's training makes.
+    """Compare a line with the page's: all but times, rates and memory, and the last digits of what
+    a framework's training makes.
     """
     lines = [MEASURED.sub("…", line) for line in (shown, printed)]
     words, others = (NUMBER.sub("#", " ".join(line.split())) for line in lines)

@@ -8,7 +8,6 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -219,27 +218,6 @@ def test_batches_are_made_while_the_loop_computes(index: Index) -> None:
     assert len(decoded) >= 3 * 5
 
 
-def test_the_state_counts_what_the_loop_received(index: Index) -> None:
-    loader = TorchLoader(Feed(index, random()), prefetch=4)
-    for step, _ in enumerate(loader, 1):
-        state = loader.state_dict()
-        assert (state["epoch"], state["step"]) == divmod(step, 5)
-        assert (loader.epoch, loader.step) == divmod(step, 5)
-
-
-def test_a_state_saved_in_mid_pass_three_times_in_a_row(index: Index) -> None:
-    whole = expected(index, random(), **OPTIONS)
-    loader, states = TorchLoader(Feed(index, random(), **OPTIONS)), []
-    for batch in loader:
-        states.append(loader.state_dict())
-        if len(states) == 3:
-            break
-        assert noted(batch) == whole[len(states) - 1]
-    for step, state in enumerate(states, 1):
-        loader.load_state_dict(state)
-        assert received(loader) == whole[step:]
-
-
 def test_after_a_break_the_next_pass_goes_on(index: Index) -> None:
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     got = list(take(loader, 2)) + received(loader) + received(loader)
@@ -380,16 +358,6 @@ def test_an_evaluation_goes_on_once_after_a_state_was_loaded(index: Index) -> No
     loader.set_epoch(3)
     assert received(loader) == expected(index, evaluation(), epochs=(3,), **OPTIONS)
     assert loader.epoch == 3
-
-
-def test_ranks_of_an_evaluation_meet_every_record_once_whatever_they_met_before() -> None:
-    """Slices rotate over epochs: rank 0 in epoch 0 and rank 1 in epoch 1 gave 762 of 761."""
-    index = pack_words(Path(mkdtemp()), 761)
-    feed = Feed(index, ExactOnceBatchSampler(761, batch_size=64))
-    ranks = [TorchLoader(feed.shard(rank, 2)) for rank in range(2)]
-    list(ranks[1])  # one rank has evaluated already
-    ids = [int(n) for rank in ranks for batch in rank for n in batch["id"]]
-    assert sorted(ids) == list(range(761))
 
 
 def test_nothing_is_read_before_the_first_next(index: Index) -> None:

@@ -104,22 +104,6 @@ def test_a_loop_that_takes_exactly_len_batches_gets_every_epoch(index: Index, wo
     assert got == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
 
 
-@pytest.mark.parametrize("options", PAIRWISE[2:4], ids=str)
-def test_the_loader_resumes_at_any_step_under_workers(
-    index: Index, options: dict[str, Any]
-) -> None:
-    whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
-    with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
-        states = [loader.state_dict()]
-        for batch, right in zip(loader, whole, strict=False):
-            assert noted(batch) == right
-            states.append(loader.state_dict())
-        for step, state in [*enumerate(states)][::-2]:
-            loader.load_state_dict(state)
-            loader.load_state_dict(loader.state_dict())
-            assert received(loader) == (whole[step:5] if step < 5 else whole[5:])
-
-
 def test_the_loader_under_spawn(index: Index) -> None:
     options = {"num_workers": 2, "multiprocessing_context": "spawn"}
     with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:

@@ -63,7 +63,8 @@ def import_and_fork(asking: socket, first: dict[str, Any]) -> Asked:
     os.environ.clear()
     os.environ.update(first["environment"])
     for name in first["imports"]:
-        import_module(name)
+        with suppress(ModuleNotFoundError):  # a program that needs it says so itself
+            import_module(name)
     gc.freeze()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
