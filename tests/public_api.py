@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MODULES = (
@@ -23,6 +25,7 @@ MODULES = (
     "twinfeed.loaders.torch",
     "twinfeed.testing",
 )
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 
 
@@ -33,7 +36,24 @@ def lines() -> list[str]:
         module = importlib.import_module(name)
         for public in module.__all__:
             out |= set(described(f"{name}.{public}", getattr(module, public)))
-    return sorted(out)
+    for name in reference():
+        module, _, public = name.rpartition(".")
+        out |= set(described(name, getattr(importlib.import_module(module), public)))
+    everyday = importlib.import_module("twinfeed")
+    return sorted(out | {f"twinfeed.{public}" for public in everyday.__all__})
+
+
+def reference() -> list[str]:
+    """Return the names that the pages of the reference show, each with its module."""
+    out = []
+    for page in sorted(REFERENCE.glob("*.md")):
+        module = ""
+        for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", page.read_text(), re.MULTILINE):
+            if kind == "currentmodule":
+                module = name
+            else:
+                out.append(name if "." in name else f"{module}.{name}")
+    return out
 
 
 def breaking(before: list[str], now: list[str]) -> list[str]:

@@ -5,7 +5,6 @@ import doctest
 import importlib
 import inspect
 import linecache
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from itertools import takewhile
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from public_api import reference
 
 import twinfeed
 import twinfeed.loaders
@@ -122,9 +122,9 @@ def test_classes_that_signatures_name_are_public(facade: str) -> None:
     }
     public = exported(importlib.import_module(facade))
     bases = {base.__name__ for one in public.values() for base in getattr(one, "__mro__", ())}
-    page = (Path(__file__).parents[1] / "docs/reference.md").read_text().split()
     hidden = {where for name, where in named.items() if name not in public.keys() | bases}
-    assert hidden - {*page} == set()
+    shown = {name.rpartition(".")[2] for name in reference()}
+    assert {where for where in hidden if where.rpartition(".")[2] not in shown} == set()
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -150,10 +150,14 @@ def test_public_names_are_there(package: ModuleType) -> None:
 
 
 def page() -> list[Any]:
-    """The classes that the reference names by their modules."""
-    text = (Path(__file__).parents[1] / "docs/reference.md").read_text()
-    found = re.findall(r"autoclass:: (twinfeed\.[\w.]+)\.(\w+)$", text, re.MULTILINE)
-    return [getattr(importlib.import_module(module), name) for module, name in found]
+    """The classes that the reference shows and no package exports."""
+    found = []
+    for module, _, name in (shown.rpartition(".") for shown in reference()):
+        if not module.startswith(BACKENDS):
+            where = importlib.import_module(module)
+            if name not in getattr(where, "__all__", ()) and inspect.isclass(getattr(where, name)):
+                found.append(getattr(where, name))
+    return found
 
 
 def lines(thing: Any) -> list[str]:
@@ -182,10 +186,12 @@ def constructs(thing: Any) -> bool:
     return "." not in thing.__qualname__
 
 
-@pytest.mark.parametrize("facade", [*FACADES, "twinfeed.loaders.formats", "docs/reference.md"])
+@pytest.mark.parametrize("facade", [*FACADES, "twinfeed.loaders.formats", "docs/reference"])
 def test_sections_name_parameters_and_errors(facade: str) -> None:
     """In the order of the signature, and from three parameters on all of them."""
-    names = page() if facade.endswith(".md") else exports(importlib.import_module(facade)).values()
+    names = (
+        page() if facade.startswith("docs") else exports(importlib.import_module(facade)).values()
+    )
     errors = {**vars(builtins), **exported(twinfeed.loaders)}
     for one in members(names):
         named = section(one, "Args")

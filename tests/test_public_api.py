@@ -1,9 +1,10 @@
 """The public names, parameters and options are those of the golden file of this version."""
 
+import importlib
 from pathlib import Path
 
 import pytest
-from public_api import breaking, lines
+from public_api import MODULES, REFERENCE, breaking, lines, reference
 
 pytestmark = pytest.mark.frameworks
 GOLDEN = Path(__file__).parent / "golden" / "api.txt"
@@ -25,3 +26,19 @@ def test_only_what_breaks_programs_is_called_breaking() -> None:
     assert breaking(before, ["f", "f(0)"]) == ["f(x) = 1"]
     assert breaking(before, ["f", "f(0)", "f(x) = 2"]) == ["f(x) = 1"]
     assert breaking(before, [*before, "f(y) required"]) == ["f(y) required"]
+
+
+def test_the_reference_shows_every_public_name_once() -> None:
+    shown = reference()
+    assert sorted(set(shown)) == sorted(shown)
+    public = {
+        f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__
+    }
+    assert public - set(shown) == set()
+
+
+def test_the_reference_lists_the_names_of_everyday_use() -> None:
+    text = REFERENCE.with_suffix(".md").read_text()
+    listed = text.partition("from `twinfeed` itself:")[2].split("\n\n")[1]
+    names = [name.strip("`") for name in listed.rstrip(".").replace(",", " ").split()]
+    assert sorted(names) == importlib.import_module("twinfeed").__all__
