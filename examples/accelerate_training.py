@@ -16,9 +16,8 @@ from accelerate import Accelerator
 from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Feed
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 STOP, END = 27, 60  # steps; an epoch has 20
 

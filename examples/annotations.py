@@ -19,15 +19,19 @@ from typing import Any
 
 from PIL import Image
 
-from twinfeed.loaders import DecodeImage, Feed, Index, build_index, open_index
-from twinfeed.loaders.formats import Entry
-from twinfeed.samplers import (
+from twinfeed import (
     BatchSampler,
+    DecodeImage,
     ExactOnceBatchSampler,
+    Feed,
     RandomSampler,
     SubsetSampler,
+    build_index,
+    open_index,
     split,
 )
+from twinfeed.loaders import Index
+from twinfeed.loaders.formats import Entry
 
 EPOCHS, SAVED_EVERY = 3, 10  # epochs; batches
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

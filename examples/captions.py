@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed, NumpyLoader, SideTable
-from twinfeed.samplers import BatchSampler, RandomSampler, ViewSampler
+from twinfeed import BatchSampler, Feed, NumpyLoader, RandomSampler, ViewSampler
+from twinfeed.loaders import SideTable
 
 CAPTIONS, FEATURES = 5, 50_000
 STYLES = ("a {}", "one {}", "the digit {}", "{}, written by hand", "a small picture of a {}")

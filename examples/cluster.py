@@ -23,8 +23,15 @@ from distributed import Client, LocalCluster
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, build_index, open_index, pack
-from twinfeed.samplers import ExactOnceBatchSampler
+from twinfeed import (
+    ExactOnceBatchSampler,
+    Feed,
+    ImageFolder,
+    NumpyLoader,
+    build_index,
+    open_index,
+    pack,
+)
 
 WORKERS, PARTS, RANKS = 3, 9, 4
 

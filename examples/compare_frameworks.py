@@ -20,8 +20,8 @@ import numpy as np
 from digits import SEED, decode, open_digits
 from matplotlib.figure import Figure
 
-from twinfeed.loaders import Feed, Index, compare
-from twinfeed.samplers import BatchSampler, PKBatchSampler, RandomSampler
+from twinfeed import BatchSampler, Feed, PKBatchSampler, RandomSampler, compare
+from twinfeed.loaders import Index
 
 BATCH, WAYS, BACKENDS = 32, ("one feed", "own shuffle"), ("tensorflow", "torch")
 

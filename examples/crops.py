@@ -21,8 +21,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from twinfeed.loaders import DecodeImage, Feed, Index, NumpyLoader, Reader, open_index, pack
-from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler, ReuseSampler, ViewSampler
+from twinfeed import (
+    BatchSampler,
+    DecodeImage,
+    Feed,
+    NumpyLoader,
+    RandomSampler,
+    Reader,
+    ReuseSampler,
+    ViewSampler,
+    open_index,
+    pack,
+)
+from twinfeed.loaders import Index
+from twinfeed.samplers import BatchStream
 
 IMAGES, CROPS, LIVE, BATCH, SIDE = 24, 16, 8, 8, 224
 HEIGHT, WIDTH = 1500, 2000

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from twinfeed.loaders import Index, open_index, pack
+from twinfeed import open_index, pack
+from twinfeed.loaders import Index
 
 SEED = 7
 

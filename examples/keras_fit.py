@@ -16,10 +16,9 @@ import keras
 import tensorflow as tf
 from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
 
 EPOCHS, STEPS = 3, 20
 

@@ -20,9 +20,10 @@ from digits import SEED, decode, open_digits
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 
-from twinfeed.loaders import Feed, Index
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
+from twinfeed.loaders import Index
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import BatchStream, ExactOnceBatchSampler, PKBatchSampler
+from twinfeed.samplers import BatchStream
 
 STOP, END = 27, 60  # steps; an epoch has 20
 

@@ -22,10 +22,18 @@ import tensorflow as tf
 import torch
 from digits import SEED, write_images
 
-from twinfeed.loaders import DecodeImage, Feed, FromFolder, Index, NumpyLoader, build_index
+from twinfeed import (
+    DecodeImage,
+    ExactOnceBatchSampler,
+    Feed,
+    NumpyLoader,
+    PKBatchSampler,
+    build_index,
+    split,
+)
+from twinfeed.loaders import FromFolder, Index
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler, split
 
 MARGIN, RATE = 0.2, 1e-3
 as_gray = DecodeImage(mode="L")

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed, NumpyLoader, build_index
-from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+from twinfeed import BatchSampler, Feed, MixtureSampler, NumpyLoader, RandomSampler, build_index
 
 WEIGHTS = (1, 3)
 

@@ -23,8 +23,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from twinfeed.loaders import DecodeImage, Feed, ImageFolder, Index, Loader, pack
-from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler
+from twinfeed import DecodeImage, ExactOnceBatchSampler, Feed, ImageFolder, PKBatchSampler, pack
+from twinfeed.loaders import Index, Loader
 
 SEED = 7
 CLASSES, PER_CLASS, LATER = 8, 2, 3  # P, K, and K from step `GROWS` on

@@ -18,8 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, Index, NumpyLoader, build_index, open_index, pack
-from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler, ShardShuffleSampler
+from twinfeed import (
+    BatchSampler,
+    Feed,
+    NumpyLoader,
+    RandomSampler,
+    ShardShuffleSampler,
+    build_index,
+    open_index,
+    pack,
+)
+from twinfeed.loaders import Index
+from twinfeed.samplers import BatchStream
 
 BATCH = 128
 

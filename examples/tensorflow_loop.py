@@ -16,9 +16,8 @@ import keras
 import tensorflow as tf
 from digits import SEED, decode, open_digits
 
-from twinfeed.loaders import Feed
+from twinfeed import BatchSampler, ExactOnceBatchSampler, Feed, ShardShuffleSampler
 from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
-from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, ShardShuffleSampler
 
 EPOCHS, BATCH = 3, 51
 

@@ -9,8 +9,12 @@ from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.rows import Rows as Rows
+from twinfeed.loaders.tools.compare import compare as compare
+from twinfeed.loaders.tools.planning import plan as plan
+from twinfeed.loaders.tools.results import Collect as Collect
 from twinfeed.loaders.tools.verify import verify as verify
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
+from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.diagnostics import diagnose as diagnose
 from twinfeed.samplers.exact_once import ExactOnceBatchSampler as ExactOnceBatchSampler
 from twinfeed.samplers.mixture import MixtureSampler as MixtureSampler
