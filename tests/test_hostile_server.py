@@ -84,15 +84,6 @@ def test_fault_96_headers_that_make_no_sense_are_an_error(tmp_path: Path, head: 
                 build_index([place], tmp_path / "x.index")
 
 
-@pytest.mark.parametrize("status", [b"206 Partial Content", b"416 Range Not Satisfiable"])
-def test_fault_96_a_part_is_not_taken_for_the_whole(tmp_path: Path, status: bytes) -> None:
-    """Where a server is asked for all bytes, as it serves no ranges."""
-    with answering(b"HTTP/1.1 " + status + b"\r\nContent-Length: 4\r\n\r\npart") as url:
-        store = store_of(Location.of(url))
-        with pytest.raises(LoaderError, match=status[:3].decode()):
-            store.stream("a.tar", tmp_path / "a.tar", 100)
-
-
 def test_an_error_holds_no_command_for_a_terminal(tmp_path: Path) -> None:
     """A traceback shows what a server, an index or a shard says."""
     with (

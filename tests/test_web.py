@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import socket
 import socketserver
@@ -376,6 +377,19 @@ def test_a_connection_goes_to_the_address_that_was_looked_at(
             store.read("a.tar", 0, 3)
     assert connected
     assert asked == ["moving.example"]
+
+
+def test_a_log_shows_no_secret(server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """urllib3 logs each URL, and those of answers whose headers it cannot parse as warnings."""
+    caplog.set_level(logging.DEBUG)
+    with answering(RANGE + b"Content-Length: 3\r\nA header\r\n\r\nabc") as there:
+        server.moved["/a.tar"] = f"{server.url}/b.tar?sig={SECRET}"
+        (server.folder / "b.tar").write_bytes(b"abc")
+        store_of(Location.of(server.url)).read("a.tar", 0, 3)
+        with suppress(LoaderError):
+            store_of(Location.of(f"http://{there}")).read("a.tar", 0, 3)
+    assert SECRET not in caplog.text
+    assert not [one for one in caplog.records if one.name.startswith("urllib3.connection")]
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def _guess(root: Root, shard: str) -> Container:
     if ".tfrec" in name:
         return "tfrecord"
     if isinstance(root, Location):
-        return "tar" if is_tar(store_of(root).head(shard, HEAD)) else "tfrecord"
+        return "tar" if is_tar(bytes(store_of(root).read(shard, 0, HEAD).data)) else "tfrecord"
     path = join(root, shard)
     with open_shard(path) as file:
         return "tar" if is_tar(file.read(HEAD)) else "tfrecord"

@@ -113,7 +113,7 @@ def head_of(path: str, /) -> bytes:
     place = place_of(path)
     if isinstance(place, Location):
         store, name = split(place)
-        return store.head(name, HEAD)
+        return bytes(store.read(name, 0, HEAD).data)
     with open_shard(path) as file:
         return file.read(HEAD)
 

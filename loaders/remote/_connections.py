@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import ipaddress
+import logging
 import re
 import socket
 import ssl
@@ -30,7 +31,12 @@ Check = Callable[[str], None]
 _PROXY = re.compile(
     r"(?i:https?://)?(?:([^/?#@]*)@)?((?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)(?::\d+)?)/?"
 )
-_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
+_UNTIL: ContextVar[float] = ContextVar("until")
+
+
+def _foreign(_: logging.LogRecord) -> bool:
+    """Whether a line for a log is of somebody else's request. Ours may have a secret in a URL."""
+    return _UNTIL.get(None) is None
 
 
 class ClosedError(Exception):
@@ -38,9 +44,9 @@ class ClosedError(Exception):
 
 
 @contextmanager
-def within(seconds: float | None, /) -> Iterator[None]:
-    """Let all that this thread does on connections take so many seconds together, if any."""
-    token = _UNTIL.set(None if seconds is None else time.monotonic() + seconds)
+def within(seconds: float, /) -> Iterator[None]:
+    """Let all that this thread does on connections take so many seconds together."""
+    token = _UNTIL.set(time.monotonic() + seconds)
     try:
         yield
     finally:
@@ -48,9 +54,8 @@ def within(seconds: float | None, /) -> Iterator[None]:
 
 
 def _left() -> float:
-    """Return the seconds until the deadline; without one, those that may pass without a byte."""
-    until = _UNTIL.get()
-    left = _network.NETWORK.silent_seconds if until is None else until - time.monotonic()
+    """Return the seconds until the deadline."""
+    left = _UNTIL.get() - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left
@@ -130,6 +135,8 @@ def connections(url: str, check: Check, /) -> HTTPConnectionPool:
         LoaderError: a proxy that cannot be used as it is written.
     """
     scheme, host = urlsplit(url)[:2]
+    for name in ("connection", "connectionpool"):
+        logging.getLogger(f"urllib3.{name}").addFilter(_foreign)
     network = _network.NETWORK
     how: Any = {"maxsize": network.requests, "retries": False, "ssl_context": context()}
     how["timeout"] = network.connect_seconds

@@ -12,7 +12,6 @@ from twinfeed.loaders.remote.location import Location, masked
 from twinfeed.loaders.remote.network import PassingError, gone, refused
 from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
 
-_CHUNK = 1 << 20
 _TAGS = ("ETag", "etag", "version_id", "generation")
 
 
@@ -48,11 +47,6 @@ class Files(Store):
     def _read(self, path: str, start: int, stop: int, /) -> Piece:
         with _naming(self.url(path)):
             return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
-
-    def _stream(self, path: str, /) -> Iterator[memoryview]:
-        with _naming(self.url(path)), self.system.open(self._at(path), "rb", block_size=0) as file:
-            while chunk := file.read(_CHUNK):
-                yield memoryview(chunk)
 
     def _walk(self) -> Iterator[str]:
         base = self._at("").rstrip("/")

@@ -31,7 +31,6 @@ _BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOT
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 _FINAL = re.compile("builder error|URL error|incorrectly configured region")
 _METADATA = re.compile(r"/latest/(api|meta-data)/|/computeMetadata/|/metadata/identity/")
-_CHUNK = 1 << 20
 
 # What to do where a store refuses, by its kind.
 _CREDENTIALS = {
@@ -65,7 +64,7 @@ class Objects(Store):
         _check_endpoints(root)
         with _configured(root), _naming(root):
             self._ranges = _open(root, {**waits, "timeout": request})
-            self._streams = _open(root, {**waits, "timeout": "7days", "read_timeout": silent})
+            self._writes = _open(root, {**waits, "timeout": "7days", "read_timeout": silent})
 
     @contextmanager
     def _at(self, path: str) -> Iterator[str]:
@@ -87,11 +86,6 @@ class Objects(Store):
                 return Piece(memoryview(b""), self._facts(path))
             return Piece(memoryview(found.bytes()), _facts(found.meta))
 
-    def _stream(self, path: str, /) -> Iterator[memoryview]:
-        with self._at(path) as place:
-            for chunk in obstore.get(self._streams, place).stream(min_chunk_size=_CHUNK):
-                yield memoryview(chunk)
-
     def _walk(self) -> Iterator[str]:
         with _naming(self.root):
             for chunk in obstore.list(self._ranges):
@@ -99,7 +93,7 @@ class Objects(Store):
 
     def _write(self, path: str, file: Path, /) -> None:
         with self._at(path) as place:
-            obstore.put(self._streams, place, file)
+            obstore.put(self._writes, place, file)
 
     def _delete(self, path: str, /) -> None:
         with self._at(path) as place:

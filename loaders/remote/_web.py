@@ -19,7 +19,6 @@ from twinfeed.loaders.remote.location import Location, masked
 from twinfeed.loaders.remote.network import PassingError, failed, no_ranges
 from twinfeed.loaders.remote.stores import Facts, Piece, Store
 
-_CHUNK = 1 << 20
 _REST = 1 << 16
 """An answer that nobody wants is read up to so many bytes, to keep its connection."""
 _HOPS = 5
@@ -66,11 +65,6 @@ class Web(Store):
             length, facts = self._checked(path, answer, start, stop)
             return Piece(memoryview(answer.read(length)), facts)
 
-    def _stream(self, path: str, /) -> Iterator[memoryview]:
-        with self._asked(path) as answer:
-            for chunk in answer.stream(_CHUNK):
-                yield memoryview(chunk)
-
     def _walk(self) -> Iterator[str]:
         raise LoaderError(
             "a web server does not list its files",
@@ -104,17 +98,15 @@ class Web(Store):
         )
 
     @contextmanager
-    def _asked(self, path: str, bytes_: str | None = None) -> Iterator[BaseHTTPResponse]:
-        """Give the answer to a request, with its body unread; keep the connection if it can be. A
-        request for a range has a deadline.
+    def _asked(self, path: str, wanted: str) -> Iterator[BaseHTTPResponse]:
+        """Give the answer to a request for a range, with its body unread; keep the connection if it
+        can be.
         """
-        url, headers, seconds = self.url(path), _HEADERS, None
-        if bytes_:
-            headers, seconds = {**_HEADERS, "Range": bytes_}, _network.NETWORK.request_seconds
-        with _passing(url), within(seconds):
-            answer = self._follow(url, headers)
+        url = self.url(path)
+        with _passing(url), within(_network.NETWORK.request_seconds):
+            answer = self._follow(url, {**_HEADERS, "Range": wanted})
             try:
-                if answer.status not in ((200, 206, 416) if bytes_ else (200,)):
+                if answer.status not in (200, 206, 416):
                     raise failed(url, answer.status, answer.reason or "", _seconds(answer))
                 for name, (pattern, expected) in _SURE.items():
                     found = answer.headers.get(name)

@@ -6,10 +6,9 @@ import os
 from functools import partial
 from pathlib import Path
 
-from twinfeed.loaders.errors import StaleIndexError
+from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.remote import network
-from twinfeed.loaders.remote.network import NoRangesError
-from twinfeed.loaders.remote.stores import Facts, Store, too_long
+from twinfeed.loaders.remote.stores import Facts, Store
 from twinfeed.loaders.remote.wire import wire
 
 
@@ -17,20 +16,20 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
     """Write the file at `path` of a store to `file`, and return its facts.
 
     Raises:
-        LoaderError: the file has more than `most` bytes.
+        LoaderError: the file has more than `most` bytes, or the store does not say how many.
         StaleIndexError: the file changes meanwhile.
     """
     piece = network.NETWORK.piece
-    try:
-        first = wire().submit(partial(store.read, path, 0, piece), piece).result()
-    except NoRangesError:
-        first = None
-    known = first is not None and store.gives_facts
-    facts = first.facts if first and known else store.facts([path], fresh=True)[0]
-    if facts.bytes is not None and facts.bytes > most:
-        raise too_long(store.url(path), most, f"{facts.bytes} bytes")
-    if first is None or facts.bytes is None:
-        return Facts(store.stream(path, file, most), facts.tag)
+    first = wire().submit(partial(store.read, path, 0, piece), piece).result()
+    facts = first.facts if store.gives_facts else store.facts([path], fresh=True)[0]
+    if facts.bytes is None or facts.bytes > most:
+        raise LoaderError(
+            "a file of too many bytes, or of an unknown number",
+            path=store.url(path),
+            expected=f"at most {most} bytes",
+            found=describe(facts),
+            advice="copy the shard here if it is meant to be this long, and index the copy",
+        )
     with file.open("wb") as out:
         out.write(first.data[: facts.bytes])
         out.flush()

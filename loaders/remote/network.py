@@ -36,7 +36,7 @@ class Network:
       part of each pause, at most half, is left out.
     - `request_seconds`: a request for a range fails after so many seconds.
     - `connect_seconds`, `silent_seconds`: a request fails after so many seconds without a
-      connection, and a download after so many seconds without a byte.
+      connection, and an upload after so many seconds without a byte.
     """
 
     requests: int = 32
@@ -78,10 +78,6 @@ class PassingError(Exception):
 
 class RefusedError(LoaderError):
     """Report a store that does not serve this to these credentials."""
-
-
-class NoRangesError(LoaderError):
-    """Report a server that answers the request for a range with the whole file."""
 
 
 def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
@@ -167,9 +163,9 @@ def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
     return PassingError(answered, after=after)
 
 
-def no_ranges(url: str, /) -> NoRangesError:
+def no_ranges(url: str, /) -> LoaderError:
     """Return the error of a server without ranges."""
-    return NoRangesError(
+    return LoaderError(
         "the server does not serve ranges of a file: it sends the whole file",
         path=url,
         advice="copy the shards here, or to a server that supports HTTP range requests",

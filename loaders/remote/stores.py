@@ -39,9 +39,9 @@ class Store(ABC):
     not there, and LoaderError with the URL, the range and the attempts.
 
     The methods of a subclass make a single request, and raise PassingError for a failure that may
-    pass: `_facts`, `_read` (as much of a range as the file has), `_stream` (from the first byte
-    on), `_walk` (the paths of all files, in any order), and, unless it cannot be written to,
-    `_write` (a file is there whole or not at all) and `_delete`.
+    pass: `_facts`, `_read` (as much of a range as the file has), `_walk` (the paths of all files,
+    in any order), and, unless it cannot be written to, `_write` (a file is there whole or not at
+    all) and `_delete`.
     """
 
     gives_facts = False
@@ -56,8 +56,6 @@ class Store(ABC):
     def _facts(self, path: str, /) -> Facts: ...
     @abstractmethod
     def _read(self, path: str, start: int, stop: int, /) -> Piece: ...
-    @abstractmethod
-    def _stream(self, path: str, /) -> Iterator[memoryview]: ...
     @abstractmethod
     def _walk(self) -> Iterator[str]: ...
 
@@ -107,37 +105,6 @@ class Store(ABC):
 
         return patiently(url, wanted, attempt)
 
-    def head(self, path: str, length: int, /) -> bytes:
-        """Return the first bytes of a file, also from a server without ranges."""
-
-        def attempt() -> bytes:
-            held = b""
-            for chunk in self._stream(path):
-                held += chunk
-                if len(held) >= length:
-                    break
-            return held[:length]
-
-        return patiently(self.url(path), f"the first {length} bytes", attempt)
-
-    def stream(self, path: str, file: Path, most: int, /) -> int:
-        """Write a file from a server without ranges, or of unknown size, to `file`; return its
-        length.
-
-        Raises:
-            LoaderError: the file has more than `most` bytes.
-        """
-
-        def attempt() -> int:
-            with file.open("wb") as out:
-                for chunk in self._stream(path):
-                    out.write(chunk)
-                    if out.tell() > most:
-                        raise too_long(self.url(path), most, f"{out.tell()} bytes so far")
-                return out.tell()
-
-        return patiently(self.url(path), "all bytes", attempt)
-
     def glob(self, pattern: str, /) -> list[str]:
         """Return the paths that match a pattern, sorted. Only the wildcard ** crosses a "/"."""
         parts = pattern.split("/")
@@ -154,17 +121,6 @@ class Store(ABC):
     def delete(self, path: str, /) -> None:
         """Delete a file."""
         patiently(self.url(path), "to delete", lambda: self._delete(path))
-
-
-def too_long(url: str, most: int, found: str, /) -> LoaderError:
-    """Return the error of a file that is longer than a download may be."""
-    return LoaderError(
-        "a shard of too many bytes",
-        path=url,
-        expected=f"at most {most} bytes",
-        found=found,
-        advice="copy the shard here if it is meant to be this long, and index the copy",
-    )
 
 
 def not_written(place: Location, /) -> LoaderError:
