@@ -32,8 +32,9 @@ from twinfeed.loaders import (
 Case = tuple[Path, Callable[[], object]]
 """The file that something else takes the place of, and what opens the file."""
 
-REFUSED = "|".join(
-    ("not a regular file", "leaves its root", "Too many levels", "a part is missing or damaged")
+REFUSED = (
+    "not a regular file|leaves its root|Too many levels|a part is missing or damaged"
+    "|holds other bytes"
 )
 KINDS: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,
