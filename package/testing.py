@@ -161,7 +161,8 @@ def check_source(source: Any, /) -> None:
     """Check that a source of your own gives the same values however its records are read.
 
     Some records are read: together, alone, in another order, twice in a batch, by four threads at
-    once, after `close`, and from a pickled copy of the source.
+    once, after `close`, and from a pickled copy of the source. Arrays that are said to be `fresh`
+    have memory of their own.
 
     Args:
         source: as `Feed` takes it in place of an index.
@@ -192,6 +193,14 @@ def check_source(source: Any, /) -> None:
         return list(zip(order.tolist(), map(list, rows), strict=True))
 
     reader = sources.reader_of(source)
+    twice = [reader.read(ids, fields) for _ in range(2)]
+    for name in fields:
+        first, again = (found[name] for found in twice)
+        taken = isinstance(first, np.ndarray) and first.flags.writeable  # by a batch, as it is
+        _law(
+            not taken or not np.may_share_memory(first, again),
+            f"fresh is True, and read gives the memory of {name!r} twice",
+        )
     known = dict(read(reader, ids)) if fields else {}
     ways: dict[str, tuple[Any, list[Ids]]] = {
         "in another order": (reader, [ids[::-1]]),

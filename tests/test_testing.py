@@ -153,9 +153,18 @@ class Chatty(Words):
         return "one\ntwo"
 
 
+class Stale(Words):
+    fresh = True
+    buffer = np.zeros(16)
+
+    def read(self, ids: Any, fields: Any) -> Any:
+        return dict.fromkeys(fields, self.buffer[: len(ids)])
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
+        (Stale, "fresh is True, and read gives the memory of 'word' twice"),
         (Ordered, "other values in another order"),
         (Single, "other values alone"),
         (Twice, "other values twice in one batch"),
