@@ -70,6 +70,7 @@ class BatchStream(Epochs, ABC):
         super().__init__(steps=steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
         self._seed_key = root_key(seed, "augmentation")
+        self._batch_key = root_key(seed, "batch")
         self._passes: Passes | None = None
 
     @abstractmethod
@@ -188,6 +189,18 @@ class BatchStream(Epochs, ABC):
         low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
         place = np.arange(low[0], high[0])
         return words(derive(self._seed_key, epoch, step), place)
+
+    def batch_seed(self, epoch: SupportsIndex, step: SupportsIndex) -> int:
+        """Return the seed of one step, of 64 bits: a hash of (seed, epoch, step).
+
+        Every rank, worker and framework has the same. `Feed(…, batch_transform=…)` is given it.
+
+        >>> from twinfeed.samplers import BatchSampler, RandomSampler
+        >>> stream = BatchSampler(RandomSampler(10, seed=0), batch_size=4)
+        >>> stream.batch_seed(0, 1) == stream.shard(1, 2).batch_seed(0, 1)
+        True
+        """
+        return derive(self._batch_key, *self._position(epoch, step, self._steps))
 
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.

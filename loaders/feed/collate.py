@@ -87,7 +87,7 @@ def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
             return FieldSpec((), dtype)
         if mode == "ragged" and (strings := _strings(value)) and isinstance(strings[0], kind):
             return FieldSpec((None,), dtype)
-    array = _array(name, value, 0)
+    array = array_of(name, value, 0)
     return FieldSpec(array.shape, array.dtype)
 
 
@@ -103,7 +103,7 @@ def _strings(value: Any) -> list[Any] | None:
     return list(value) if isinstance(value, (list, tuple)) else None
 
 
-def _array(name: str, value: Any, place: int) -> Array:
+def array_of(name: str, value: Any, place: int, /) -> Array:
     """Return the value as an array of numbers in the machine's byte order."""
     try:
         array = checks.as_array(value)
@@ -208,12 +208,12 @@ def _text(name: str, value: Any, kind: type, place: int) -> Any:
     if isinstance(value, kind):
         return kind(value)
     known = isinstance(value, (bytes, str))
-    found = type(value).__name__ if known else str(_array(name, value, place).dtype)
+    found = type(value).__name__ if known else str(array_of(name, value, place).dtype)
     raise _other_dtype(name, found, kind.__name__, place)
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    if isinstance(values, np.ndarray) and values.dtype == field.dtype and _fits(values, field):
+    if isinstance(values, np.ndarray) and values.dtype == field.dtype and fits(values, field):
         if values.flags.writeable:
             return values  # decoded in place; what a source gives is read-only
         out = empty(values.shape, values.dtype)
@@ -227,7 +227,7 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> 
     return out
 
 
-def _fits(values: Array, field: FieldSpec) -> bool:
+def fits(values: Array, field: FieldSpec, /) -> bool:
     """Return whether the rows of an array have the shape of the field."""
     rest = values.shape[1:]
     return len(rest) == len(field.shape) and all(
@@ -267,7 +267,7 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
         raise _other_dtype(name, type(value).__name__, str(field.dtype), place)
     if type(value) is np.ndarray and value.dtype == field.dtype:
         return value
-    array = _array(name, value, place)
+    array = array_of(name, value, place)
     if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
         return array
     if not hasattr(value, "dtype"):

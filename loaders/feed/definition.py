@@ -21,6 +21,9 @@ Batch = dict[str, Any]
 Decode = Callable[[Sample], Mapping[str, Any]]
 """What makes a sample of a sample: `decode=` and `transform=`."""
 
+BatchTransform = Callable[[Batch, int], Mapping[str, Any]]
+"""What makes a batch of a batch and its seed: `batch_transform=`."""
+
 TOLD = ("id", "record", "view", "seed", "seed32")
 """What a transform is given beside the fields. The batch does not hold these values."""
 
@@ -33,8 +36,10 @@ class Definition:
     fields: tuple[str, ...]
     decode: Decode | None
     transform: Decode | None
+    batch_transform: BatchTransform | None
     _collate: Collate
     _given_spec: dict[str, FieldSpec] | None
+    _given_batch_spec: dict[str, FieldSpec]
     _missing: dict[str, Any]
     _side: dict[str, npt.NDArray[Any]]
 
@@ -59,6 +64,11 @@ class Definition:
         """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
         views = self.sampler.num_ids != self.sampler.num_records
         return self.sampler.live is not None or views or self.sampler.repeats
+
+    @property
+    def _calls(self) -> bool:
+        """Whether functions are called for each record or batch, which threads are for."""
+        return (self.decode, self.transform, self.batch_transform) != (None, None, None)
 
     @property
     def _seeded(self) -> bool:

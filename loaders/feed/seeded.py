@@ -20,6 +20,7 @@ LOW_32_BITS = (1 << 32) - 1
 _ONE_AT_A_TIME = threading.Lock()
 
 _ADVICE = {
+    "batch_transform": "draw from np.random.default_rng(seed), its second argument",
     "read": "leave what is random out of the dataset, and give it as transform=",
     "decode": "draw in transform, which is given a seed",
     "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",

@@ -30,7 +30,9 @@ class FeedLoader(Loader[B]):
 
     def state_dict(self) -> dict[str, Any]:
         records = {"count": len(self.feed.index), **_contents(self.feed.index)}
-        return {**super().state_dict(), "records": records}
+        # batch_transform sees a rank's batch.
+        ranks = {"ranks": self.feed.sampler.world_size} if self.feed.batch_transform else {}
+        return {**super().state_dict(), "records": records, **ranks}
 
     def close(self) -> None:
         super().close()
@@ -41,6 +43,13 @@ class FeedLoader(Loader[B]):
         # The sampler comes first: if the numbers of records differ, its error names the difference.
         super()._check_state(state)
         self._check_records(state.get("records"))
+        theirs, ours = state.get("ranks"), self.feed.sampler.world_size
+        if self.feed.batch_transform is not None and theirs != ours:
+            warnings.warn(
+                f"the state is of {theirs} ranks, the loader of {ours}: batch_transform sees the "
+                f"batch of one rank, so its results are others than in the run before",
+                stacklevel=3,
+            )
 
     def _check_records(self, theirs: Any) -> None:
         """Compare the digests of a state's records with those of the feed's records."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.making.batch_function import Shapes, spread, tried_function
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
-from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.making.trial import first_of, tried
 from twinfeed.loaders.reading.source import Reads, fetcher_of, reader_of
 from twinfeed.loaders.support.checks import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
@@ -51,9 +53,15 @@ class Batcher(Closing):
         self._side = dict(feed.side)
         self._collate = check_collate(feed.collate)
         self._empty = empty
+        self._function = tried_function(feed, _first_batch)
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
         self._following: Following | None = None  # what reads ahead, told of each batch
+
+    @property
+    def shapes(self) -> Shapes:
+        """What one sample holds in the fields of a batch, and how they are collated."""
+        return Shapes(self.spec, self._collate) if self._function is None else self._function.shapes
 
     def __call__(self, request: Request, /) -> Batch:
         """Make one batch.
@@ -78,7 +86,10 @@ class Batcher(Closing):
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
                 f"{sorted(values)} where {sorted(self.spec)} are expected: name them with spec="
             )
-        batch = self.meter.timed("collating", self._collated, request, kept, joined, values)
+        whole = request if self._function is None else kept
+        batch = self.meter.timed("collating", self._collated, whole, kept, joined, values)
+        if self._function is not None:
+            batch = self.meter.timed("transforming", self._function, batch, request)
         if held is not None:
             batch["mask"] = held
         self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
@@ -96,7 +107,7 @@ class Batcher(Closing):
         if kept is not request:
             held = request.ids >= 0
             joined = {name: _padded(rows, held) for name, rows in joined.items()}
-            values = {name: _spread(column, held) for name, column in values.items()}
+            values = {name: spread(column, held) for name, column in values.items()}
         try:
             fields = collate(values, self.spec, how=self._collate, empty=self._empty)
         except MisfitError as error:
@@ -108,8 +119,14 @@ class Batcher(Closing):
         """Read single samples by record id, without a sampler: `id`, columns, side rows, fields.
 
         Raises:
-            ValueError: a side table that is joined by sample id, not by record id.
+            ValueError: a side table that is joined by sample id, not by record id, or a
+                `batch_transform`, which needs whole batches.
         """
+        if self._function is not None:
+            raise ValueError(
+                "batch_transform needs whole batches, and single records were asked for: give the "
+                "DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+            )
         for name, rows in self._side.items():
             if len(rows) != len(self._index):
                 raise ValueError(
@@ -160,7 +177,17 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
     return padded
 
 
-def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
-    """Return `values` at the held places, and None at the others."""
-    rest = iter(values)
-    return [next(rest) if one else None for one in held]
+def _first_batch(feed: Definition) -> tuple[Batch, Request]:
+    """Make the first batch of a rank, as `batch_transform` is given it.
+
+    A rank whose first batch is empty takes the first sample of the stream.
+    """
+    request = Request.of(feed.sampler, 0, 0) if len(feed.sampler) else first_of(feed)
+    held = request.ids >= 0
+    request = request.where(held) if held.any() else first_of(feed)
+    plain = copy.copy(feed)
+    vars(plain)["batch_transform"] = None
+    with Batcher(plain) as batcher:
+        batch = batcher(request)
+    batch.pop("mask", None)
+    return batch, request

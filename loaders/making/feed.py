@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
-from twinfeed.loaders.feed.definition import Batch, Decode, Definition
+from twinfeed.loaders.feed.definition import Batch, BatchTransform, Decode, Definition
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._absent import Missing, check_missing
@@ -59,12 +59,18 @@ class Feed(Definition):
             side rows, and `id`, `record`, `view`, `seed`, `seed32`. The function returns what the
             batch will hold, without these five. The seed (64 bits, and the low 32 bits) is the same
             in every framework and for any number of workers.
+        batch_transform: a function of a batch and its seed, `sampler.batch_seed(epoch, step)`. The
+            batch holds the rows of one rank, without padding, as numpy arrays. The function returns
+            what the batch will hold, a row for each sample in every field. It is not called for an
+            empty batch. `id` and `mask` stay as they are.
         collate: "stack", "pad" or "ragged", or a dict with one of these for each field. Strings are
             a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings needs
             "ragged".
         side: arrays joined by sample id, by name.
         spec: the shape and dtype of each field of a sample. Default: those of the first sample that
             the stream draws, whatever the rank.
+        batch_spec: the same for fields that `batch_transform` returns, where they differ from those
+            of the first batch: a length that changes is None.
         missing: "error" refuses fields that a record of the index lacks. A dict gives such fields a
             value, and may name fields that are not read. "late" raises an error when such a record
             is read, for a sampler that draws none.
@@ -98,24 +104,29 @@ class Feed(Definition):
         fields: Sequence[str] | None = None,
         decode: Decode | None = None,
         transform: Decode | None = None,
+        batch_transform: BatchTransform | None = None,
         collate: Collate = "stack",
         side: Mapping[str, npt.NDArray[Any]] | None = None,
         spec: Mapping[str, FieldSpec] | None = None,
+        batch_spec: Mapping[str, FieldSpec] | None = None,
         missing: Missing = "error",
     ) -> None:
         _check_fit(index, sampler)
-        for name, function in (("decode", decode), ("transform", transform)):
+        given = {"decode": decode, "transform": transform, "batch_transform": batch_transform}
+        for name, function in given.items():
             if function is not None and (not callable(function) or _not_made(function)):
-                raise TypeError(f"{name} must be a function of a sample, got {function!r}")
+                what = "a batch and its seed" if name == "batch_transform" else "a sample"
+                raise TypeError(f"{name} must be a function of {what}, got {function!r}")
         self.index = index
         self.sampler = sampler
         self.fields = tuple(index.fields) if fields is None else checks.names("fields", fields)
         self.decode = decode
         self.transform = transform
+        self.batch_transform = batch_transform
         self._collate = check_collate(collate)
         self._side = checks.mapping("side", side)
-        given = {name: _field(name, one) for name, one in checks.mapping("spec", spec).items()}
-        self._given_spec = None if spec is None else given
+        self._given_spec = None if spec is None else _fields("spec", spec)
+        self._given_batch_spec = _fields("batch_spec", batch_spec)
         self._check_fields()
         self._missing = check_missing(index, self.fields, missing)
         self._unchangeable = True
@@ -221,6 +232,10 @@ class Feed(Definition):
                 f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
                 f"{counted(self.sampler.num_ids, 'sample id')}: give it a row for each of these"
             )
+
+
+def _fields(argument: str, given: Mapping[str, FieldSpec] | None) -> dict[str, FieldSpec]:
+    return {name: _field(name, one) for name, one in checks.mapping(argument, given).items()}
 
 
 def _field(name: str, given: object) -> FieldSpec:

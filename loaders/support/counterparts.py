@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _BATCHES = "the feed's sampler has it, as in Feed(index, BatchSampler(order, batch_size=…"
 _SHUFFLE = "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=…)"
-_COLLATE = "the feed has it: collate= says how fields become a batch, transform= changes a sample"
+_COLLATE = (
+    "the feed has it: collate= says how fields become a batch, batch_transform= changes the batch"
+)
 _SEED = "the sampler of the feed has the seed: seed="
 _SAMPLER = "the feed has it: Feed(index, sampler)"
 

@@ -52,7 +52,7 @@ class ParsedFields:
         """Whether all fields are byte strings, and no Python function changes them."""
         index = index_of(feed, "this engine")
         kinds = {index.fields[name].kind for name in feed.fields if name not in index.columns}
-        return feed.decode is None and feed.transform is None and kinds <= {"bytes"}
+        return not feed._calls and kinds <= {"bytes"}
 
     def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of what comes from Python for each step, `width` rows long."""

@@ -27,14 +27,15 @@ class Layout:
 
     def __init__(self, feed: Feed, batch: int | None, reader: Reads) -> None:
         self.batch = batch
-        empty = Batcher(feed, reader=reader)(Request.plain(np.zeros(0, np.int64)))
+        batcher = Batcher(feed, reader=reader)
+        empty = batcher(Request.plain(np.zeros(0, np.int64)))
         self.specs = {
-            name: [_tensor_spec(part, batch, _rest(feed, name, part)) for part in _parts(value)]
+            name: [_tensor_spec(part, batch, _rest(batcher, name, part)) for part in _parts(value)]
             for name, value in empty.items()
         }
         for name, value in empty.items():
             if isinstance(value, Ragged):  # only the lengths have one entry per sample
-                rest = feed.spec[name].shape[1:]
+                rest = batcher.shapes.spec[name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
     @property
@@ -64,11 +65,12 @@ def _tensor_spec(part: Array, batch: int | None, rest: Sequence[int | None]) -> 
     return tf.TensorSpec([batch, *rest], dtype)
 
 
-def _rest(feed: Feed, name: str, part: Array) -> Sequence[int | None]:
+def _rest(batcher: Batcher, name: str, part: Array) -> Sequence[int | None]:
     """The static shape of one sample in an array of a batch."""
-    if mode_of(feed.collate, name) == "pad":
+    spec, how = batcher.shapes
+    if mode_of(how, name) == "pad":
         return [None] * (part.ndim - 1)
-    known = feed.spec.get(name)
+    known = spec.get(name)
     return part.shape[1:] if known is None or part.ndim == 1 else known.shape
 
 

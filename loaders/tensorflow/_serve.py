@@ -77,7 +77,7 @@ class Server(PassServer):
         The batches of a call must fit into rows of one array for each field.
         """
         feed = self.feed
-        if not self.prefetch or feed.decode or feed.transform or self._shared:
+        if not self.prefetch or feed._calls or self._shared:
             return 1
         shaped = [name for name, field in feed.spec.items() if field.shape]
         stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
@@ -208,7 +208,7 @@ def _stored(feed: Feed) -> float:
 
 def _worth_threads(feed: Feed) -> bool:
     """Whether making a batch takes longer than handing the interpreter lock over."""
-    if feed.decode is not None or feed.transform is not None:
+    if feed._calls:
         return True
     index = feed.index
     return (isinstance(index, Index) and index.container == "files") or _stored(feed) >= _LONG

@@ -1,0 +1,294 @@
+"""A function of the batch: the same result in every loader, and what it may not return."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batch_functions import mixed, trimmed
+from batches import noted, received
+
+from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Ragged, pack
+from twinfeed.loaders.grain import as_map_dataset
+from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.loaders.torch import RecordDataset, TorchLoader
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N = 22
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Records of a byte string and a number, whose labels say how long their lists are."""
+    samples = [{"word": b"w%d" % n, "label": n % 5} for n in range(N)]
+    return pack(samples, tmp_path_factory.mktemp("batch"))["data"]
+
+
+def decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["word"][1:])
+    return {"x": np.full((2, 3), number, np.float32), "word": sample["word"]}
+
+
+def ragged(sample: dict[str, Any]) -> dict[str, Any]:
+    return decoded(sample) | {"list": np.arange(int(sample["word"][1:]) % 4)}
+
+
+def stored(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"word": sample["word"]}
+
+
+def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
+    """The batches by their definition: held rows, the function, zeros for padding."""
+    assert feed.batch_transform is not None
+    plain = Feed(feed.index, feed.sampler, decode=feed.decode, collate=feed.collate)
+    for step in range(len(plain)):
+        batch = plain[epoch, step]
+        held = batch["id"] >= 0
+        kept = {
+            name: value[held] if isinstance(value, np.ndarray) else value[: held.sum()]
+            for name, value in batch.items()
+            if name != "mask"
+        }
+        seed = feed.sampler.batch_seed(epoch, step)
+        made = feed.batch_transform(kept, seed) if held.any() else kept
+        whole: dict[str, Any] = {"id": batch["id"]}
+        for name in ("x", "word", "label", "other", "n"):
+            rows = made.get(name, np.zeros((0,), {"other": "i8", "n": "f4"}.get(name)))
+            if name == "n" and not held.any():
+                rows = np.zeros((0, 3), np.float32)
+            if isinstance(rows, list):
+                whole[name] = rows + [b""] * int((~held).sum())
+            else:
+                whole[name] = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
+                whole[name][held] = rows
+        yield whole | ({"mask": held} if feed.sampler.padded else {})
+
+
+STREAMS: dict[str, Callable[[Index], BatchStream]] = {
+    "random": lambda index: BatchSampler(RandomSampler(N, seed=3), batch_size=4),
+    "P×K": lambda index: PKBatchSampler(index.labels, p=3, k=2, seed=3),
+    "padded": lambda index: ExactOnceBatchSampler(N, batch_size=5, final="pad"),
+    "a rank": lambda index: ExactOnceBatchSampler(N, batch_size=8, final="pad").shard(3, 4),
+    "a rank without rows": lambda index: ExactOnceBatchSampler(N, batch_size=21).shard(2, 3),
+}
+LOADERS: dict[str, Callable[[Feed], Any]] = {
+    "numpy": NumpyLoader,
+    "torch": TorchLoader,
+    "torch, 2 workers": lambda feed: TorchLoader(feed, num_workers=2),
+    "tensorflow": TensorFlowLoader,
+}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    one, other = noted(one), noted(other)
+    assert one == other
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_loader_gives_what_the_function_makes_of_the_rows(index: Index, name: str) -> None:
+    feed = Feed(index, STREAMS[name](index), decode=decoded, batch_transform=mixed)
+    wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
+    evaluation = feed.sampler.evaluation
+    for make in LOADERS.values():
+        with make(feed) as loader:
+            found = received(loader)
+            assert found == wanted[: len(feed)]
+            again = received(loader)
+            assert again == (wanted[: len(feed)] if evaluation else wanted[len(feed) :])
+    assert [noted(feed[0, step]) for step in range(len(feed))] == wanted[: len(feed)]
+    dataset = as_map_dataset(feed, epochs=2)
+    assert [noted(dataset[n]) for n in range(len(dataset))] == wanted
+
+
+def test_the_engine_that_chooses_from_datasets_serves_it(index: Index) -> None:
+    feed = Feed(
+        index,
+        BatchSampler(SequentialSampler(N), batch_size=5),
+        batch_transform=lambda batch, seed: {"word": batch["word"][::-1], "seed": batch["id"] * 2},
+    )
+    with NumpyLoader(feed) as plain:
+        wanted = received(plain)
+    for engine in ("gather", "choose_from_datasets"):
+        with TensorFlowLoader(feed, engine=engine) as loader:
+            assert received(loader) == wanted
+
+
+def test_the_seed_of_a_step_is_the_same_for_every_rank_and_never_changes() -> None:
+    stream = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
+    seeds = [stream.batch_seed(epoch, step) for epoch in (0, 1) for step in range(6)]
+    assert len(set(seeds)) == 12
+    assert seeds[:2] == [8277128745890849535, 14689726967476148405]
+    assert stream.shard(1, 2).batch_seed(1, 2) == stream.batch_seed(1, 2)
+    assert not set(seeds) & set(stream.seeds(0, 0).tolist())
+    with pytest.raises(IndexError):
+        stream.batch_seed(0, 6)
+
+
+def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
+    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        values, lengths = batch["list"]
+        strings = np.array([b"a", b"b"] * len(lengths), object)
+        return {
+            "list": Ragged(values * 2, lengths),
+            "strings": Ragged(strings, np.full(len(lengths), 2)),
+            "word": batch["word"],
+        }
+
+    for sampler in (
+        BatchSampler(RandomSampler(N, seed=3), batch_size=4),
+        ExactOnceBatchSampler(N, batch_size=5, final="pad"),
+    ):
+        how = {"list": "ragged"}
+        feed = Feed(index, sampler, decode=ragged, collate=how, batch_transform=function)
+        plain = [
+            batch["list"] for batch in NumpyLoader(Feed(index, sampler, decode=ragged, collate=how))
+        ]
+        found = []
+        for make in LOADERS.values():
+            with make(feed) as loader:
+                found.append(received(loader))
+        assert all(one == found[0] for one in found)
+        for batch, before in zip(NumpyLoader(feed), plain, strict=True):
+            assert np.array_equal(batch["list"].values, before.values * 2)
+            assert np.array_equal(batch["list"].lengths, before.lengths)
+
+
+def test_arrays_of_any_kind_are_taken(index: Index) -> None:
+    fixed = np.arange(4)
+    fixed.flags.writeable = False
+
+    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return {
+            "back": batch["x"][::-1, ::-1],
+            "tensor": torch.from_numpy(batch["x"]) + 1,
+            "fixed": fixed[: len(batch["id"])],
+            "list": [[1, 2]] * len(batch["id"]),
+        }
+
+    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4, final="drop")
+    feed = Feed(index, sampler, decode=decoded, batch_transform=function)
+    found = []
+    for make in LOADERS.values():
+        with make(feed) as loader:
+            found.append(received(loader))
+    assert all(one == found[0] for one in found)
+
+
+def test_lengths_that_differ_are_given_by_batch_spec(index: Index) -> None:
+    sampler = BatchSampler(SequentialSampler(N), batch_size=3)
+    feed = Feed(index, sampler, batch_transform=trimmed)
+    with pytest.raises(DecodeError, match=r"epoch 0, step 1 .*int64\(5,\).*'tokens'.*batch_spec"):
+        list(NumpyLoader(feed))
+    spec = {"tokens": ((None,), "int64")}
+    feed = Feed(index, sampler, batch_transform=trimmed, batch_spec=spec)
+    for make in LOADERS.values():
+        with make(feed) as loader:
+            assert [batch["tokens"].shape[1] for batch in loader] == [3, 5, 4, 5, 5, 3, 5, 2]
+    assert TensorFlowLoader(feed).dataset.element_spec["tokens"].shape == (None, None)
+
+
+def test_lengths_that_collation_pads_stay_free(index: Index) -> None:
+    def same(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return batch
+
+    sampler = BatchSampler(SequentialSampler(N), batch_size=3)
+    options: dict[str, Any] = {"decode": ragged, "collate": {"list": "pad"}}
+    with NumpyLoader(Feed(index, sampler, **options)) as loader:
+        wanted = received(loader)
+    feed = Feed(index, sampler, **options, batch_transform=same)
+    for make in LOADERS.values():
+        with make(feed) as loader:
+            assert received(loader) == wanted
+
+
+def shaky(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {"x": batch["x"] * random.random()}
+
+
+def failing(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {"x": batch["image"]}
+
+
+def writing(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+    batch["id"][:] = 0
+    return batch
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "a random state": (shaky, ValueError, "one batch and one seed: draw from .*seed"),
+    "an error": (failing, DecodeError, r"epoch 0, step 0: KeyError\('image'\)"),
+    "no dict": (lambda b, s: (b["x"], b["label"]), DecodeError, "dict of fields, got a tuple"),
+    "one number": (lambda b, s: {"n": 0.5}, DecodeError, "'n' must have a row for each of 4"),
+    "too few rows": (lambda b, s: {"x": b["x"][1:]}, DecodeError, "'x' must have a row for each"),
+    "too few strings": (lambda b, s: {"w": b["word"][1:]}, DecodeError, "'w' must have a row"),
+    "a dict within": (lambda b, s: {"x": {"y": b["x"]}}, DecodeError, "no batch can hold"),
+    "other ids": (lambda b, s: {"id": b["id"] + 1}, DecodeError, "'id' another value: rename"),
+    "ids written to": (writing, DecodeError, "read-only"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_may_not_return(index: Index, name: str) -> None:
+    function, error, message = REFUSED[name]
+    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
+    for make in (NumpyLoader, TorchLoader, TensorFlowLoader):
+        feed = Feed(index, sampler, decode=decoded, batch_transform=function)
+        with pytest.raises(error, match=message), make(feed) as loader:
+            next(iter(loader))
+
+
+def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
+    sampler = BatchSampler(SequentialSampler(N), batch_size=11)
+    changes = {"x": "x", "dtype": "x"}
+    for what, field in changes.items():
+
+        def function(batch: dict[str, Any], seed: int, what: str = what) -> dict[str, Any]:
+            later = batch["id"][0] > 0
+            made = {"x": batch["x"].astype("f8") if later and what == "dtype" else batch["x"]}
+            return made | ({"y": batch["x"]} if later and what == "x" else {})
+
+        feed = Feed(index, sampler, decode=decoded, batch_transform=function)
+        with pytest.raises(DecodeError, match=f"epoch 0, step 1 .*'{field}'"):
+            list(NumpyLoader(feed))
+
+
+def test_arguments_that_do_not_fit(index: Index) -> None:
+    padded = ExactOnceBatchSampler(N, batch_size=5, final="pad")
+    for options, error, message in (
+        ({"batch_transform": 3}, TypeError, "a function of a batch and its seed, got 3"),
+        ({"collate_fn": mixed}, TypeError, "batch_transform="),
+        ({"batch_transform": lambda b, s: {"mask": b["label"]}}, ValueError, "'mask' has a name"),
+        (
+            {"batch_transform": lambda b, s: b, "batch_spec": {"z": ((), "int64")}},
+            ValueError,
+            r"batch_spec names \['z'\], the fields are",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            Feed(index, padded, **options)[0, 0]  # type: ignore[arg-type]
+    dataset = RecordDataset(Feed(index, padded, batch_transform=lambda b, s: b))
+    with pytest.raises(ValueError, match=r"whole batches.*RequestSampler"):
+        dataset[3]
+
+
+def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
+    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
+    feed = Feed(index, sampler, decode=decoded, batch_transform=mixed)
+    state = NumpyLoader(feed).state_dict()
+    NumpyLoader(feed).load_state_dict(state)
+    with pytest.warns(UserWarning, match="state is of 1 ranks, the loader of 2: batch_transform"):
+        NumpyLoader(feed.shard(0, 2)).load_state_dict(state)
+    plain = Feed(index, sampler, decode=decoded)
+    assert "ranks" not in NumpyLoader(plain).state_dict()
