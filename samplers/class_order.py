@@ -35,6 +35,12 @@ class ClassOrder:
     Args:
         labels: one a record, int or str.
 
+    Attributes:
+        records: record ids sorted by class, int[records], read-only.
+        starts: where each class begins in `records`, int64[classes], read-only.
+        sizes: how many records each class has, int64[classes], read-only.
+        digest: a hash of the labels.
+
     >>> order = ClassOrder(["b", "a", "a", "c", "a"])
     >>> order.records.tolist(), order.starts.tolist(), order.sizes.tolist()
     ([1, 2, 4, 0, 3], [0, 3, 4], [3, 1, 1])
@@ -42,6 +48,11 @@ class ClassOrder:
     >>> len(ClassOrder.from_arrays(**arrays, digest=order.digest))
     3
     """
+
+    records: Ids
+    starts: Int64
+    sizes: Int64
+    digest: str
 
     def __init__(self, labels: ArrayLike, /) -> None:
         array = validate.labels(labels)
@@ -68,21 +79,15 @@ class ClassOrder:
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
                 raise TypeError(f"{name} must be a one-dimensional array of ints, got {array!r}")
-        if len(starts) != len(sizes) or int(sizes.sum()) != len(records):
+        rises = any(
+            (sizes[some.start + 1 : some.stop + 1] > sizes[some]).any()
+            for some in pieces(len(sizes) - 1)
+        )
+        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or rises:
             raise ValueError(
-                f"sizes must be as many as starts and sum to the number of records, got "
-                f"{len(sizes)} sizes of {int(sizes.sum())} records, {len(starts)} starts and "
-                f"{len(records)} records"
+                "records, starts and sizes must be those of a ClassOrder, the largest class first, "
+                f"got {len(records)} records, {len(starts)} starts and {len(sizes)} sizes"
             )
-        for some in pieces(len(sizes) - 1):
-            rising = np.flatnonzero(sizes[some.start + 1 : some.stop + 1] > sizes[some])
-            if rising.size:
-                place = some.start + int(rising[0])
-                raise ValueError(
-                    f"sizes must fall, as the largest class comes first, got {sizes[place]} and "
-                    f"then {sizes[place + 1]} at {place + 1}: order starts and sizes by "
-                    f"np.argsort(-sizes, kind='stable')"
-                )
         return cls._of(records, starts, sizes, digest=digest)
 
     @classmethod
@@ -92,69 +97,49 @@ class ClassOrder:
         return made
 
     def _hold(self, *arrays: NDArray[Any], digest: str) -> None:
-        self._records, self._starts, self._sizes = map(held, arrays)
-        self._digest = digest
+        self.records, self.starts, self.sizes = map(held, arrays)
+        self.digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = (self._records, self._starts, self._sizes)
-        return partial(self._of, digest=self._digest), arrays
+        arrays = (self.records, self.starts, self.sizes)
+        return partial(self._of, digest=self.digest), arrays
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.sizes)
 
     def __repr__(self) -> str:
-        records = validate.counted(len(self._records), "record")
+        records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
-
-    @property
-    def records(self) -> Ids:
-        """Record ids sorted by class, int[records], read-only."""
-        return self._records
-
-    @property
-    def starts(self) -> Int64:
-        """Where each class begins in `records`, int64[classes], read-only."""
-        return self._starts
-
-    @property
-    def sizes(self) -> Int64:
-        """How many records each class has, int64[classes], read-only."""
-        return self._sizes
-
-    @property
-    def digest(self) -> str:
-        """A hash of the labels."""
-        return self._digest
 
     def _ids(self, number: Int64, member: Int64) -> Int64:
         """Return the record ids of members (0 … size - 1) of classes, broadcast."""
-        starts, records = np.asarray(self._starts), np.asarray(self._records)
+        starts, records = np.asarray(self.starts), np.asarray(self.records)
         ids: Int64 = records[starts[number] + member].astype(np.int64)
         return ids
 
     def _by_class(self) -> tuple[Int64, Int64]:
         """Return the class of each record, and its id, class by class."""
-        owner, place = spread(self._sizes)
+        owner, place = spread(self.sizes)
         return owner, self._ids(owner, place)
 
     def _count(self, size: int) -> int:
         """Return how many classes have so many records."""
-        return bisect_right(range(len(self)), -size, key=lambda number: -int(self._sizes[number]))
+        return bisect_right(range(len(self)), -size, key=lambda number: -int(self.sizes[number]))
 
     def _first(self, count: int) -> ClassOrder:
         """Return the class order of the first classes, of the same records."""
         if count == len(self):
             return self
-        first = self._starts[:count], self._sizes[:count]
-        return self._of(self._records, *first, digest=self._digest)
+        first = self.starts[:count], self.sizes[:count]
+        return self._of(self.records, *first, digest=self.digest)
 
     def _some(self, chosen: Int64) -> ClassOrder:
         """Return the class order of some records, with the digest of all labels."""
-        number = np.empty(len(self._records), np.int64)
+        number = np.empty(len(self.records), np.int64)
         owner, record = self._by_class()
         number[record] = owner
         some = ClassOrder(number[chosen])
-        return self._of(chosen[some.records], some.starts, some.sizes, digest=self._digest)
+        return self._of(chosen[some.records], some.starts, some.sizes, digest=self.digest)
 
     def _by_super(
         self, super_labels: ArrayLike | None, num_records: int, classes: int
@@ -168,7 +153,7 @@ class ClassOrder:
                 f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
             )
         owner, record = self._by_class()
-        first = self._records[self._starts]
+        first = self.records[self.starts]
         found: Int64 = parents[first]
         strays = np.flatnonzero(parents[record] != found[owner])
         if strays.size:

@@ -87,29 +87,22 @@ def test_a_class_order_is_read_only_and_leaves_the_arrays_given_as_they_are() ->
     assert repr(order) == "ClassOrder(2 records, 1 class)"
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "words"),
-    [
-        ({"records": np.arange(3)}, ValueError, "1 sizes of 2 records, 1 starts and 3 records"),
-        ({"starts": np.arange(2)}, ValueError, "sizes must be as many as starts"),
-        ({"sizes": np.ones(1)}, TypeError, "sizes must be a one-dimensional array of ints"),
-        ({"records": [0, 1]}, TypeError, "records must be a one-dimensional array of ints, got"),
-        ({"starts": np.zeros((1, 1), int)}, TypeError, "starts must be a one-dimensional array"),
-        (
-            {"records": np.arange(5), "starts": np.arange(3), "sizes": np.array([2, 1, 2])},
-            ValueError,
-            r"sizes must fall, .* got 1 and then 2 at 2: .*np.argsort\(-sizes",
-        ),
-    ],
-)
-def test_arrays_of_no_class_order_are_refused(
-    change: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    """The rule, and what was given."""
+def test_arrays_of_no_class_order_are_refused() -> None:
+    """Of another type, of lengths that do not agree, and with sizes that rise."""
     arrays: dict[str, Any] = {
         "records": np.arange(2),
         "starts": np.zeros(1, np.int64),
         "sizes": np.full(1, 2),
     }
-    with pytest.raises(kind, match=words):
-        ClassOrder.from_arrays(**{**arrays, **change}, digest="two")
+    rising = {"records": np.arange(5), "starts": np.arange(3), "sizes": np.array([2, 1, 2])}
+    changes: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"records": np.arange(3)}, ValueError),
+        ({"starts": np.arange(2)}, ValueError),
+        (rising, ValueError),
+        ({"sizes": np.ones(1)}, TypeError),
+        ({"records": [0, 1]}, TypeError),
+        ({"starts": np.zeros((1, 1), int)}, TypeError),
+    ]
+    for change, kind in changes:
+        with pytest.raises(kind, match="must be"):
+            ClassOrder.from_arrays(**{**arrays, **change}, digest="two")
