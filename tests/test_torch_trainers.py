@@ -365,18 +365,8 @@ def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
         serving._shutdown_workers()
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_accelerate_is_refused_a_round_that_it_would_drop(index: Index, processes: int) -> None:
-    """Nine full batches: eight would arrive."""
-    sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4, batches_per_epoch=9)
-    with pytest.raises(TypeError, match=f"{processes} processes cannot share out 9 batches"):
-        prepare_data_loader(
-            plain(index, sampler), num_processes=processes, process_index=1, put_on_device=False
-        )
-
-
 def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path: Path) -> None:
-    """Nor does it dispatch from one process what would come twice; what it can share, it may."""
+    """Nine batches of two processes: eight would arrive. What they can share, they may."""
     out = run(HERE / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
     assert out.count("of 2: as it must be") == 2
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -242,7 +240,6 @@ class RequestSampler:
 
     def set_epoch(self, epoch: int, /) -> None:
         """Begin `epoch` with the next pass. A state that was loaded in that epoch still counts."""
-        self._check_sharing(sys._getframe(1))
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,24 +260,7 @@ class RequestSampler:
     @property
     def drop_last(self) -> bool:
         """What the sampler says; see `BatchStream.drop_last`."""
-        return self._check_sharing(sys._getframe(1)) > 1 or self._stream.drop_last
-
-    def _check_sharing(self, caller: FrameType) -> int:
-        """Return over how many processes Accelerate shares the batches out, if it is the caller.
-
-        There may be more processes.
-
-        Raises:
-            TypeError: records would be lost or repeated.
-        """
-        asking = caller.f_locals.get("self")
-        if not type(asking).__module__.startswith("accelerate."):
-            return 1
-        state = getattr(asking, "state", asking)  # of what dispatches from one process
-        shared_by = int(getattr(state, "num_processes", 1))
-        if shared_by > 1:
-            self._stream._check_sharing(shared_by)
-        return shared_by
+        return self._stream.drop_last
 
     @property
     def batch_size(self) -> NoReturn:
