@@ -36,6 +36,7 @@ class Cursor:
         self._epoch = self._step = 0
         self._loaded: tuple[int, int] | None = None  # until the first batch after a state
         self._resumes = False  # the next pass is what a loaded state left of its epoch
+        self._begun = (0, 0)  # an epoch, and how many passes in a row have begun the epoch
 
     @property
     def epoch(self) -> int:
@@ -57,6 +58,19 @@ class Cursor:
             self._step = 0
         self._resumes = False
         return self._epoch, self._step
+
+    def count(self, epoch: int, advice: str) -> None:
+        """Note that a pass begins an epoch; warn at the third pass in a row of a training epoch."""
+        # The second time is no mistake: sanity checks and Keras draw a batch to look at.
+        known, times = self._begun
+        self._begun = epoch, times + 1 if known == epoch else 1
+        if self._begun[1] == 3 and not self._stream.evaluation:
+            warnings.warn(
+                f"passes begin epoch {epoch} for the third time, so the same batches come again: "
+                f"call set_epoch(epoch) before each pass, or {advice}, which goes on after the "
+                f"batches that the loop received",
+                stacklevel=4,
+            )
 
     def advance(self) -> None:
         """Count one batch as received.
@@ -86,7 +100,7 @@ class Cursor:
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Stand before this step; `len(stream)` is the end of the epoch."""
         self._epoch, self._step = self._stream._place(epoch, step)
-        self._loaded, self._resumes = None, False
+        self._loaded, self._resumes, self._begun = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Stand at step 0 of an epoch.
@@ -98,6 +112,7 @@ class Cursor:
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         loaded = self._loaded
         self._epoch, self._step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
+        self._begun = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the cursor stands, and of which stream: a small dict that JSON can hold."""
@@ -111,7 +126,7 @@ class Cursor:
         """
         self._loaded = self._stream.position_of(state)
         self._epoch, self._step = self._loaded
-        self._resumes = True
+        self._resumes, self._begun = True, (0, 0)
 
 
 class Passes(Cursor):
@@ -120,11 +135,10 @@ class Passes(Cursor):
     def __init__(self, stream: Epochs, /) -> None:
         super().__init__(stream)
         self._running: Cursor | None = None  # where the latest pass stands, until it has ended
-        self._begun = (0, 0)  # an epoch, and how often iteration alone began the epoch
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the place, without the running pass, which belongs to this object."""
-        return {**vars(self), "_running": None, "_begun": (0, 0)}
+        return {**vars(self), "_running": None}
 
     def over(self, draw: Callable[[int, int], Iterator[Int64]]) -> Iterator[tuple[int, int, Int64]]:
         """Yield (epoch, step, ids) of a pass that `draw` draws from an epoch and a step on.
@@ -134,7 +148,7 @@ class Passes(Cursor):
         epoch, step = self.begin(whole=True)
         running = self._running = Cursor(self._stream)
         running.seek(epoch, step)
-        self._count(epoch)
+        self.count(epoch, "use a loader of twinfeed.loaders")
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Before the batch is yielded: loops that take exactly len() batches never come back
@@ -154,7 +168,6 @@ class Passes(Cursor):
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Say where the next pass begins; the epoch of the running pass changes nothing."""
         epoch = validate.whole("epoch", epoch)
-        self._begun = (0, 0)
         if self._running is not None and self._running.epoch == epoch:
             self.seek(epoch, self._running.step)
         else:
@@ -163,19 +176,4 @@ class Passes(Cursor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Say by a state where the next pass begins."""
         super().load_state_dict(state)
-        self._begun = (0, 0)
         self._running = None
-
-    def _count(self, epoch: int) -> None:
-        """Warn where iteration alone begins a training epoch a third time."""
-        # The second time is no mistake: sanity checks and Keras draw a batch to look at.
-        known, times = self._begun
-        times = times + 1 if known == epoch else 1
-        self._begun = (epoch, times)
-        if times == 3 and not self._stream.evaluation:
-            warnings.warn(
-                f"epoch {epoch} of this sampler begins for the third time, so the same batches "
-                f"come again: call sampler.set_epoch(epoch) before each pass, or use a loader of "
-                f"twinfeed.loaders, which goes on after the batches that the loop received",
-                stacklevel=4,
-            )

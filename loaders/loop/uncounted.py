@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -59,7 +58,6 @@ class UncountedPasses:
         self._sampler, self._cursor, self._advice = sampler, cursor, advice
         self._next: tuple[int, int] | None = None  # while a counter counts: where passes begin
         self._latest: tuple[int, int] | None = None  # where the latest pass began
-        self._times = 0  # how many passes in a row have begun the latest epoch
         self._counting = 0  # changes when a counter begins or stops
         self.looking = False
         self.may_be_cut = True
@@ -78,7 +76,8 @@ class UncountedPasses:
                 return Begun(self._cursor.epoch, 0, _LOOKING)
             position = self._cursor.epoch, self._cursor.step
             if self._next is None:
-                self._latest = self._counted_begin()
+                self._latest = self._cursor.begin()
+                self._cursor.count(self._latest[0], self._advice)
             elif position > self._next and not self._sampler.evaluation:
                 # The counting pass was abandoned, or somebody looks at a batch meanwhile.
                 return Begun(*position, self._counting)
@@ -121,17 +120,3 @@ class UncountedPasses:
             self._counting += self._next is not None
             self._next = self._latest = None
             self.looking, self.may_be_cut = False, True
-
-    def _counted_begin(self) -> tuple[int, int]:
-        """Begin a pass without a counter, and count how often its epoch was begun."""
-        before, begins = self._latest, self._cursor.begin()
-        again = before is not None and before[0] == begins[0]
-        self._times = self._times + 1 if again else 1
-        if self._times == 3 and not self._sampler.evaluation:
-            warnings.warn(
-                f"passes begin epoch {begins[0]} for the third time, so the same batches come "
-                f"again: call loader.set_epoch(epoch) before each pass, or {self._advice}, which "
-                f"goes on after the batches that the loop received",
-                stacklevel=4,
-            )
-        return begins
