@@ -85,6 +85,7 @@ class DecodeImage:
         if not isinstance(field, str):
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
+        self.reads = self.writes = (field,)  # what a sample must have, and what `into` can write
         self.mode = checks.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = checks.count("max_pixels", max_pixels)
@@ -105,16 +106,6 @@ class DecodeImage:
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
         return {**sample, self.field: self._decode(sample[self.field], self.field)}
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields that a sample must have."""
-        return (self.field,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The fields that `into` can write."""
-        return (self.field,)
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the sample decoded, into the field's slot of a batch where the image fits."""
@@ -277,15 +268,11 @@ class DecodeArray:
         self, field: str, *, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = (-1,)
     ) -> None:
         self.field = field
+        self.reads = (field,)
         self.dtype = np.dtype(dtype)
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if self.dtype.hasobject:
             raise ValueError(f"dtype must be one of numbers, got {self.dtype}")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields that a sample must have."""
-        return (self.field,)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
@@ -325,13 +312,9 @@ class DecodeExample:
         lists: tuple[str, ...] = (),
     ) -> None:
         self.field = field
+        self.reads = (field,)
         self.features = features
         self.lists = lists
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields that a sample must have."""
-        return (self.field,)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""
