@@ -9,9 +9,8 @@ import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.ahead import batches_ahead, making
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.checks import Array
@@ -19,7 +18,7 @@ from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.samplers.misnamed import counterparts
 
 
-class JaxLoader(FeedLoader[B]):
+class JaxLoader(MakingLoader[B]):
     """Iterate over the batches of the whole `feed` as global arrays of JAX.
 
     Every process gives the whole feed. Which rows a process makes follows from the sharding, and
@@ -79,21 +78,12 @@ class JaxLoader(FeedLoader[B]):
         self.sharding = sharding
         part, self._parts = _own_rows(sharding, feed)
         own = feed.shard(part, self._parts) if self._parts > 1 else feed
-        super().__init__(own, checksums=checksums, readahead=readahead)
-        self.prefetch, self.threads = batches_ahead(own, prefetch, threads)
+        super().__init__(
+            own, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+        )
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        batches = making(
-            self.feed,
-            self._reader,
-            epoch,
-            start,
-            threads=self.threads,
-            meter=self._meter,
-            plans=self._plans,
-            then=self._sent,
-        )
-        return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
+        return self._ahead(self._made(epoch, start, self._sent))
 
     def _sent(self, batch: Batch) -> Batch:
         """Return a batch on the devices."""

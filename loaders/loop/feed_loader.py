@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from typing import Any, TypeVar
 
 from twinfeed.loaders.ahead.planner import Plans
+from twinfeed.loaders.feed.collate import Empty, aligned
+from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
+from twinfeed.loaders.making.ahead import batches_ahead
+from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
 from twinfeed.loaders.support import checks
 from twinfeed.samplers import StateMismatchError
+
+T = TypeVar("T")
 
 
 class FeedLoader(Loader[B]):
@@ -69,6 +78,40 @@ class FeedLoader(Loader[B]):
                 "the state and the source share no digest: only the number of records was compared",
                 stacklevel=4,
             )
+
+
+class MakingLoader(FeedLoader[B]):
+    """Make the batches in this process: in order, on threads, ahead of the loop."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        prefetch: int | None,
+        threads: int | None,
+        checksums: bool,
+        readahead: int | None,
+    ) -> None:
+        super().__init__(feed, checksums=checksums, readahead=readahead)
+        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+
+    def _made(
+        self, epoch: int, start: int, then: Callable[[Batch], T], *, empty: Empty = aligned
+    ) -> Generator[T, None, None]:
+        """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
+        feed, reader, meter, plans = self.feed, self._reader, self._meter, self._plans
+        # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
+        shared, whole = (0, self.threads) if feed.sampler.live is None else (self.threads, 0)
+        with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
+            batcher.look_ahead(feed, epoch, start, plans=plans)
+            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed._seeded)
+            with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:
+                yield from made
+
+    def _ahead(self, batches: Generator[T, None, None]) -> Prefetcher[T] | Generator[T, None, None]:
+        """Return the batches made ahead of the loop, on a thread, where there is to be one."""
+        return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
 
 
 def _contents(index: Source) -> dict[str, dict[str, str]]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.ahead import batches_ahead, making
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.samplers.misnamed import counterparts
 
 
-class NumpyLoader(FeedLoader[B]):
+class NumpyLoader(MakingLoader[B]):
     """Iterate over the batches of `feed` as numpy arrays.
 
     Where a pass begins, and what the state counts: see `Loader`.
@@ -53,18 +52,9 @@ class NumpyLoader(FeedLoader[B]):
         checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead)
-        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+        super().__init__(
+            feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+        )
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        batches = making(
-            self.feed,
-            self._reader,
-            epoch,
-            start,
-            threads=self.threads,
-            meter=self._meter,
-            plans=self._plans,
-            then=dict,
-        )
-        return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
+        return self._ahead(self._made(epoch, start, dict))

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B, fields_named
-from twinfeed.loaders.making.ahead import PREFETCH, batches_ahead, making
+from twinfeed.loaders.making.ahead import PREFETCH
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.making.prefetch import Prefetcher, in_order
+from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import fetcher_of, values_of
 from twinfeed.loaders.support import checks
@@ -44,7 +44,7 @@ from twinfeed.samplers import ExactOnceBatchSampler
 from twinfeed.samplers.misnamed import counterparts
 
 
-class TorchLoader(FeedLoader[B]):
+class TorchLoader(MakingLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`.
@@ -110,13 +110,14 @@ class TorchLoader(FeedLoader[B]):
         checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = chosen_device(device)
         self.num_workers = checks.count("num_workers", num_workers, minimum=0)
         if prefetch is None and (num_workers or self.device.type != "cpu"):
             prefetch = PREFETCH
         threads = threads or 0 if num_workers else threads
-        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+        super().__init__(
+            feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+        )
         if num_workers:
             if not prefetch:
                 raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
@@ -338,28 +339,18 @@ class _Pass(Iterator[Batch]):
             loader._place.begins, loader._place.given_up = (epoch, start), False
             workers = WorkerBatches(loader._workers, loader._meter, start)
             self._workers = workers
-            sent = _sent(in_order(self._copier.prepare, workers, threads=0), self._copier)
             self._sent = Prefetcher(
-                sent,
+                (self._copier.send(self._copier.prepare(batch)) for batch in workers),
                 depth=loader.prefetch,
                 while_waiting=workers.check,
                 while_closing=workers.release,
             )
             return
-        made = making(
-            loader.feed,
-            loader._reader,
-            epoch,
-            start,
-            threads=loader.threads,
-            meter=loader._meter,
-            plans=loader._plans,
-            then=lambda batch: self._copier.prepare(as_parts(batch)),
-            empty=self._copier.empty,
+        copier = self._copier
+        made = loader._made(
+            epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
         )
-        self._sent = _sent(made, self._copier)
-        if loader.prefetch:
-            self._sent = Prefetcher(self._sent, depth=loader.prefetch)
+        self._sent = loader._ahead(_sent(made, copier))
 
     def __next__(self) -> Batch:
         return self._copier.receive(next(self._sent))
