@@ -73,7 +73,6 @@ class Diagnosis:
             near 0.
         head_distinct: the classes, shards or blocks in the first tenth.
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
-        fewest: the number in the worst batch.
         worst: the stretch of as many samples, anywhere in the stream, that holds the fewest
             classes, shards or blocks: how many, and the place of its first sample. It finds a tail.
 
@@ -91,7 +90,6 @@ class Diagnosis:
     rank_correlation: float
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
-    fewest: Mapping[str, int]
     worst: Mapping[str, Stretch]
 
     @property
@@ -125,9 +123,8 @@ class Diagnosis:
             f"mean displacement           {self.displacement}",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
-                f"{f'{name} per batch':27} {m}, fewest {self.fewest[name]:,}, "
-                f"in a row {self.worst[name].distinct.value:,.0f} from place "
-                f"{self.worst[name].place:,} on"
+                f"{f'{name} per batch':27} {m}, fewest in a row "
+                f"{self.worst[name].distinct.value:,.0f} from place {self.worst[name].place:,} on"
                 for name, m in self.distinct.items()
             ),
             *(f"! {flag}" for flag in self.flags),
@@ -211,13 +208,13 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())
-    head_distinct, distinct, fewest, worst = {}, {}, {}, {}
+    head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
         met = len(np.unique(group[ids[:head]]))
         head_distinct[name] = Measure(met, *_uniform_distinct(group, head))
         each = _distinct(batch, group[ids])[sizes == size]
         uniform = _uniform_distinct(group, size, batches=len(each))
-        distinct[name], fewest[name] = Measure(float(each.mean()), *uniform), int(each.min())
+        distinct[name] = Measure(float(each.mean()), *uniform)
         in_a_row = _in_a_row(group[ids], size)
         measure = Measure(float(in_a_row.min()), *_uniform_distinct(group, size))
         worst[name] = Stretch(measure, int(in_a_row.argmin()))
@@ -235,7 +232,6 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
         rank_correlation=_correlation(place, ids),
         head_distinct=head_distinct,
         distinct=distinct,
-        fewest=fewest,
         worst=worst,
     )
 

@@ -161,7 +161,6 @@ def test_sorted_classes_are_as_mixed_in_the_last_batch_as_in_the_first() -> None
         )
         found = diagnose(BatchSampler(order, batch_size=128), labels=np.arange(10**6) // 1000)
         assert found.distinct["classes"].value > 120
-        assert found.fewest["classes"] >= 100
         if sections == 1:  # else the last batch, which is smaller, has a part of each section
             assert found.worst["classes"].distinct.value >= 100
     digits = ShardShuffleSampler([70_000], seed=0, block=512, window=128)
