@@ -170,11 +170,7 @@ def split(
 
 def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> NDArray[np.bool_]:
     """Return which records are the fraction `parts / 2^53` of each class with the lowest hashes."""
-    if len(order.records) != len(hashes):
-        raise ValueError(
-            f"by must have one label a record, got {len(order.records):,} for "
-            f"{validate.counted(len(hashes), 'record')}"
-        )
+    _check_count("by", len(order.records), len(hashes))
     if not len(hashes):
         return np.zeros(0, np.bool_)
     turn = permute(len(order), derive(key, 0), np.arange(len(order)))
@@ -192,14 +188,16 @@ def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> N
     return chosen
 
 
+def _check_count(name: str, count: int, records: int) -> None:
+    if count != records:
+        number = validate.counted(records, "record")
+        raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")
+
+
 def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
     """Return one number for each record, the same for all records of a group."""
     array = validate.labels(groups, name="groups")
-    if len(array) != count:
-        raise ValueError(
-            f"groups must have one group a record, got {len(array):,} for "
-            f"{validate.counted(count, 'record')}"
-        )
+    _check_count("groups", len(array), count)
     if array.dtype.kind != "U":
         return array.astype(np.int64, copy=False)
     names, places = np.unique(array, return_inverse=True)

@@ -126,10 +126,6 @@ def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
 
 def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
     """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
-    if values is None:
-        raise TypeError(
-            f"{name} must be one label a record, got None: was the index built with one?"
-        )
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked; np.asarray would drop the mask
     array = np.asarray(values)
@@ -145,9 +141,8 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     if array.dtype.kind == "U":
         return array
     if array.size and array.dtype.kind not in "iu":
-        nan = np.flatnonzero(array != array).tolist()
-        where = f" with {len(nan):,} NaN, at {str(nan[:5])[1:-1]}" if nan else ""
-        where += ": decode() each" if array.dtype.kind == "S" else ""
+        nan = np.flatnonzero(array != array)
+        where = f" with NaN at {nan[0]}" if len(nan) else ""
         raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
     return array.astype(np.int64, copy=False)
 
