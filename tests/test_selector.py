@@ -156,11 +156,11 @@ def test_a_sampler_that_needs_each_record_is_refused_and_gather_named(refused: s
 def test_a_source_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="source must be given, as ids of PKBatchSampler"):
         Selector(of_labels(), 5)
-    with pytest.raises(ValueError, match="one source for each of 7 classes or sets, got 8 sources"):
+    with pytest.raises(ValueError, match="sources must be 7"):
         Selector(of_classes(), 8)
-    with pytest.raises(ValueError, match=r"with 60 entries, one by id, got an array of shape \(59"):
+    with pytest.raises(ValueError, match=r"array of shape \(59,\) for 60 ids"):
         Selector(of_labels(), 5, source=LABELS[1:])
-    with pytest.raises(ValueError, match=r"numbers in \[0, 4\), as there are 4 sources, got 4 for"):
+    with pytest.raises(ValueError, match=r"numbers in \[0, 4\), got 4 for"):
         list(Selector(of_labels(), 4, source=LABELS))
     with pytest.raises(ValueError, match=r"for each of 12 ids, got float64 of shape \(12,\)"):
         next(iter(Selector(of_labels(), 5, source=lambda ids: LABELS[ids] / 1)))

@@ -58,17 +58,12 @@ class Choices:
         ids = np.concatenate(drawn)
         numbers = np.asarray(self._source(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
-            raise ValueError(
-                f"source must give an int for each of {len(ids)} ids, got {numbers.dtype} of shape "
-                f"{numbers.shape}"
-            )
+            found = f"{numbers.dtype} of shape {numbers.shape}"
+            raise ValueError(f"source must give an int for each of {len(ids)} ids, got {found}")
         strays = np.flatnonzero((numbers < 0) | (numbers >= self.sources))
         if strays.size:
-            first = strays[0]
-            raise ValueError(
-                f"source must give numbers in [0, {self.sources}), as there are {self.sources} "
-                f"sources, got {numbers[first]} for id {ids[first]}"
-            )
+            found = f"{numbers[strays[0]]} for id {ids[strays[0]]}"
+            raise ValueError(f"source must give numbers in [0, {self.sources}), got {found}")
         return numbers.astype(np.int64)
 
 
@@ -145,23 +140,15 @@ def _function(
     if source is None:
         known = sampler.sources
         if known is None:
-            raise ValueError(
-                f"source must be given, as ids of {sampler!r} do not say by themselves which "
-                f"source they are of: a function of ids, or an array by id"
-            )
+            raise ValueError(f"source must be given, as ids of {sampler!r} do not say their source")
         number, of = known
         if number != sources:
-            raise ValueError(
-                f"there must be one source for each of {number} classes or sets, got "
-                f"{sources} sources"
-            )
+            raise ValueError(f"sources must be {number}, one a class or set, got {sources}")
         return of
     if callable(source):
         return source
     numbers = np.asarray(source)
     if numbers.shape != (sampler.num_ids,):
-        raise ValueError(
-            f"source must be a function of ids or an array with {sampler.num_ids} entries, one by "
-            f"id, got an array of shape {numbers.shape}"
-        )
+        found = f"an array of shape {numbers.shape} for {sampler.num_ids} ids"
+        raise ValueError(f"source must be a function of ids or an array by id, got {found}")
     return numbers.__getitem__
