@@ -677,7 +677,7 @@ def test_a_dataloader_that_is_given_the_wrong_thing_says_what_it_takes(index: In
     with pytest.raises(TypeError, match="batch_sampler= or batch_size=None"):
         next(iter(loader))
     loader = DataLoader(feed)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"TorchLoader\(feed\).*takes RecordDataset\(feed\)"):
+    with pytest.raises(TypeError, match=r"takes RecordDataset\(feed\)"):
         next(iter(loader))
     loader = DataLoader(RecordDataset(feed), batch_sampler=feed.sampler, collate_fn=as_tensors)
     with pytest.raises(TypeError, match=r"got a list of samples: .*, or leave collate_fn= out"):

@@ -145,9 +145,6 @@ class Feed(Definition):
             raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
         super().__setattr__(name, value)
 
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Feed does not change: {name!r} stays")
-
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self.sampler)
@@ -164,9 +161,8 @@ class Feed(Definition):
         """
         if not isinstance(position, tuple) or len(position) != 2:
             raise TypeError(
-                f"feed[epoch, step] is a batch, got feed[{position!r}]: iterate over "
-                f"NumpyLoader(feed), TorchLoader(feed) or TensorFlowLoader(feed); a DataLoader "
-                f"takes RecordDataset(feed)"
+                f"feed[epoch, step] is a batch, got feed[{position!r}]: iterate over a loader of "
+                f"the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
         request = Request.of(self.sampler, *position, seeds=self._seeded)
         with Batcher(self) as batcher:
@@ -195,10 +191,7 @@ class Feed(Definition):
         known, columns = list(self.index.fields), list(self.index.columns)
         for name in self.fields:
             if name not in known and name not in columns:
-                raise KeyError(
-                    f"no field {name!r}: this index has the fields {known} "
-                    f"and the columns {columns}"
-                )
+                raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
         for name in getattr(self.decode, "reads", ()):
             if name not in self.fields:
                 raise KeyError(

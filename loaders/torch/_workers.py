@@ -154,6 +154,11 @@ class WorkerBatches(Iterator[Batch]):
         self._iterator: Any = dataloader._iterator  # where workers stay from pass to pass
         self._begun = self.ended = False
 
+    @property
+    def _workers(self) -> list[Any]:
+        """The processes of the workers, none before they start."""
+        return list(getattr(self._iterator, "_workers", ()))
+
     def __next__(self) -> Batch:
         if self._dataloader is None:
             raise StopIteration
@@ -187,7 +192,7 @@ class WorkerBatches(Iterator[Batch]):
 
     def check(self) -> None:
         """Raise WorkerDiedError where a worker has ended before torch ended the workers."""
-        workers = list(getattr(self._iterator, "_workers", ()))
+        workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
         if dead and not self._iterator._shutdown:
             for worker in workers:
@@ -200,21 +205,20 @@ class WorkerBatches(Iterator[Batch]):
         torch looks only every five seconds whether the workers live. Closing the pipe wakes torch
         at once.
         """
-        iterator = self._iterator
-        workers = list(getattr(iterator, "_workers", ()))
+        workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
             self.ended = True
             for worker in workers:
                 worker.terminate()
                 worker.join(_PATIENCE / len(workers))
-            iterator._worker_result_queue._writer.close()
+            self._iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
         """Raise WorkerDiedError if a worker that died caused `error`.
 
         torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
         """
-        workers = list(getattr(self._iterator, "_workers", ()))
+        workers = self._workers
         said = str(error).startswith("DataLoader worker (pid")
         if said or isinstance(error, (EOFError, OSError)):
             for number, worker in enumerate(workers):
@@ -242,21 +246,15 @@ def disown(iterator: Any, /) -> None:
 
 
 def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
-    """Return the error of one of the workers, which has ended."""
+    """Return the error of a worker, which has ended: how it ended, and the likely reason."""
     worker = workers[number]
-    method = worker._start_method or multiprocessing.get_start_method()
-    return died(number, len(workers), worker.pid, worker.exitcode, forked=method == "fork")
-
-
-def died(
-    number: int, workers: int, pid: int | None, exitcode: int, *, forked: bool
-) -> WorkerDiedError:
-    """Return the error of a worker that ended: how it ended, and the likely reason."""
-    how = f"ended with exit code {exitcode}"
-    if exitcode < 0:
-        how = f"was killed by {signal.Signals(-exitcode).name}"
+    forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
+    how = f"ended with exit code {worker.exitcode}"
+    if worker.exitcode < 0:
+        how = f"was killed by {signal.Signals(-worker.exitcode).name}"
     return WorkerDiedError(
-        f"worker {number} of {workers} (process {pid}) {how}", advice=_advice(-exitcode, forked)
+        f"worker {number} of {len(workers)} (process {worker.pid}) {how}",
+        advice=_advice(-worker.exitcode, forked),
     )
 
 

@@ -122,7 +122,7 @@ class RecordDataset(Dataset[Any]):
             )
         socket_folder()  # which the workers inherit
         self._records = len(feed.index)
-        self._warns = feed._seeded
+        self._seeded = feed._seeded
         self._drawn = _drawn(feed)
         # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
         threads = checks.count("threads", threads, minimum=0)
@@ -145,37 +145,32 @@ class RecordDataset(Dataset[Any]):
                 raise TypeError(
                     "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
                 )
-            self._warn_of_seeds()
             seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
             samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
-            self._warn_of_others(wanted)
+            self._warn(wanted)
             return samples
         if self._batcher.samples.cache is not None and get_worker_info() is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         return _Whole(self._batcher(wanted))
 
-    def _warn_of_seeds(self) -> None:
-        """Warn, once, where a transform gets seeds that are not those of the stream."""
-        if self._warns:
-            self._warns = False
+    def _warn(self, records: Sequence[int]) -> None:
+        """Warn where a transform gets other seeds, or the sampler leaves a record out."""
+        if self._seeded:
+            self._seeded = False
             warnings.warn(
-                "a RecordDataset was asked for plain record numbers, so the transform's seeds are "
-                f"torch's random numbers: {_STREAM}",
+                f"of plain record numbers, the transform's seeds are torch's random numbers: "
+                f"{_STREAM}",
                 stacklevel=3,
             )
-
-    def _warn_of_others(self, records: Sequence[int]) -> None:
-        """Warn, once, where a record is read that the feed's sampler leaves out."""
-        if self._drawn is None or not len(self._drawn):
-            return
-        at = np.minimum(self._drawn.searchsorted(records), len(self._drawn) - 1)
-        others = np.flatnonzero(self._drawn[at] != records)
-        if len(others):
-            other = records[others[0]]
+        drawn = self._drawn
+        if (
+            drawn is not None
+            and (drawn.searchsorted(records) == drawn.searchsorted(records, side="right")).any()
+        ):
             self._drawn = None
             warnings.warn(
-                f"a RecordDataset was asked for record {other}, which the feed's sampler leaves "
-                f"out: {_STREAM}",
+                f"the feed's sampler leaves records out that a RecordDataset was asked for: "
+                f"{_STREAM}",
                 stacklevel=3,
             )
 

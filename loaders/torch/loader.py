@@ -90,7 +90,7 @@ class TorchLoader(MakingLoader[B]):
     tensor([2]) [b'or'] 0
     """
 
-    _unshared = ("_running", "_workers", "_answering")
+    _unshared = ("_running", "_workers")
 
     @counterparts(**OF_LOADERS, **PINNED)
     def __init__(
