@@ -1,6 +1,10 @@
 """Datasets of any kind, as a source in one line."""
 
+import os
 import pickle
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import numpy as np
 import pytest
 from batches import noted
 from launching import run
-from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Flipped, Once, X
+from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Dicts, Flipped, Once, X
 
 from twinfeed import Rows
 from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
@@ -97,7 +101,8 @@ def test_a_label_is_read_once_and_leaves_the_fields() -> None:
         (SAMPLES, {"label": "word"}, TypeError, r"column 'word' must hold numbers.*unique"),
         ([{"y": 0.5}], {"label": "y"}, TypeError, "label 'y' must hold integers, got float64"),
         ([{"y": None}], {"label": "y"}, TypeError, "column 'y' must hold numbers"),
-        ([{"x": 1}, {"y": 1}], {"columns": ["x"]}, KeyError, "x"),
+        ([{"x": 1}, {"y": 1}], {"columns": ["x"]}, KeyError, "no 'x' in every record"),
+        ({"x": X}, {"label": "y"}, KeyError, r"no 'y' in every record: the first has \['x'\]"),
     ],
 )
 def test_what_is_no_dataset_is_refused(
@@ -158,6 +163,32 @@ def test_one_thread_reads_unless_more_are_allowed() -> None:
         assert allowed or got == expected[: len(got)]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_child_reads_that_is_forked_while_a_thread_reads() -> None:
+    reads, ends = threading.Event(), threading.Event()
+
+    class Waits(Dicts):
+        def __getitem__(self, number: int) -> Any:
+            if number == 1:
+                reads.set()
+                ends.wait()
+            return SAMPLES[number]
+
+    rows = Rows(Waits())
+    thread = threading.Thread(target=rows.read, args=(np.array([1]), ["x"]))
+    thread.start()
+    reads.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        rows.read(np.array([2]), ["x"])
+        os._exit(0)
+    ended = os.waitpid(child, 0)
+    ends.set()
+    thread.join()
+    assert ended == (child, 0)
+
+
 def test_ids_are_checked_before_the_data_are_read() -> None:
     class Below(RandomSampler):
         def draw(self, epoch: int, positions: Any) -> Any:
@@ -190,6 +221,25 @@ def test_workers_of_torch(tmp_path: Path) -> None:
     assert (
         two_epochs(TorchLoader(feed_of(KINDS["mapped arrays"][0](tmp_path)), **spawn)) == expected
     )
+
+
+@pytest.mark.frameworks
+@pytest.mark.skipif(sys.platform != "linux", reason="array-record is for Linux")
+def test_array_record(tmp_path: Path) -> None:
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    records = [b"record %d" % number for number in range(RECORDS)]
+    writer = ArrayRecordWriter(str(tmp_path / "data.array_record"), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    rows = Rows(ArrayRecordDataSource([str(tmp_path / "data.array_record")]), fields=["row"])
+    check_source(rows)
+    packed = pack([{"row": record} for record in records], tmp_path)["data"]
+    for sampler in samplers(LABELS):
+        expected = two_epochs(NumpyLoader(Feed(packed, sampler)))
+        assert two_epochs(NumpyLoader(Feed(rows, sampler))) == expected
 
 
 @pytest.mark.frameworks

@@ -27,6 +27,7 @@ from twinfeed.loaders import (
     Loader,
     NumpyLoader,
     Reader,
+    Rows,
     Seeded,
     build_index,
     pack,
@@ -239,13 +240,15 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"decode": own_source.size}, OWN])
+@pytest.mark.parametrize("rows", [False, True])
 def test_records_of_ones_own_come_as_those_of_an_index(
-    tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, rows: bool, options: dict[str, Any]
 ) -> None:
     samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]
     index = pack(samples, tmp_path)["data"]
+    source = Rows(samples, label="label") if rows else Words()
     for sampler in own_source.samplers():
-        wanted, feed = expected(index, sampler, **options), Feed(Words(), sampler, **options)
+        wanted, feed = expected(index, sampler, **options), Feed(source, sampler, **options)
         for loader in (TorchLoader(feed), TorchLoader(feed, num_workers=2), TensorFlowLoader(feed)):
             with loader:
                 assert received(loader) == wanted

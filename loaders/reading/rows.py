@@ -90,7 +90,7 @@ class Rows:
         read = () if columns is None or given else checks.names("columns", columns)
         for name in read if label is None else (*read, label):
             if name not in self.columns:
-                self.columns[name] = _numbers(name, known.column(name))
+                self.columns[name] = _numbers(name, _read_column(known, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
         self.fields = [name for name in known.names if name not in self.columns]
@@ -166,9 +166,11 @@ class _Items:
         every = bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
         return [self.take(np.array([each]), [name])[name][0] for each in every]
 
-    def _items(self, numbers: list[int]) -> Sequence[Any]:
+    def _items(self, numbers: list[int]) -> Any:
         many = getattr(self.data, "__getitems__", None)
-        return many(numbers) if many else [self.data[number] for number in numbers]
+        if many is None or not numbers:  # a rank may have padding alone, and ArrayRecord refuses []
+            return [self.data[number] for number in numbers]
+        return many(numbers)
 
     def _row(self, item: Any) -> Mapping[str, Any]:
         if isinstance(item, Mapping):
@@ -242,7 +244,7 @@ def _kind(data: Any) -> type[_Items]:
             "a dataframe gives no records by number: give frame.to_arrow() of polars, or "
             "datasets.Dataset.from_pandas(frame)"
         )
-    if isinstance(data, (Mapping, np.ndarray)) or _is_tensor(data):
+    if isinstance(data, Mapping) or _is_array(data):
         return _Arrays
     if hasattr(data, "column_names"):
         return _Table if hasattr(data, "schema") else _Columns
@@ -252,16 +254,16 @@ def _kind(data: Any) -> type[_Items]:
     return _Items
 
 
-def _is_tensor(values: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
+def _is_array(values: Any) -> bool:
+    tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
+    return isinstance(values, (np.ndarray, tensor)) and not np.ma.isMaskedArray(values)
 
 
 def _array(name: str, values: Any) -> Array:
     """Return an array as it is, and a list as an array of its values."""
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
-    if not (isinstance(values, np.ndarray) or _is_tensor(values)) or np.ma.isMaskedArray(values):
+    if not _is_array(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
     return held(checks.as_array(values))
 
@@ -269,6 +271,13 @@ def _array(name: str, values: Any) -> Array:
 def _unpacked(column: Any) -> Any:
     """Return a column of pyarrow; numpy would make NaN of a missing integer."""
     return column.to_pylist() if column.null_count else column.to_numpy()
+
+
+def _read_column(data: _Items, name: str) -> Any:
+    try:
+        return data.column(name)
+    except KeyError:
+        raise KeyError(f"no {name!r} in every record: the first has {[*data.names]}") from None
 
 
 def _numbers(name: str, values: Any) -> Array:
