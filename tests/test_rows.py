@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from batches import noted
 from launching import run
-from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Dicts, Flipped, Once, X
+from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Flipped, Once, X
 
 from twinfeed import Rows
 from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
@@ -70,11 +70,15 @@ def feed_of(data: Any, **options: Any) -> Feed:
     return Feed(rows, BatchSampler(RandomSampler(len(rows), seed=0), batch_size=4), **kept)
 
 
-@pytest.mark.parametrize("give", [lambda x: x, lambda x: {"row": x}, list])
-def test_a_batch_has_memory_of_its_own(give: Any) -> None:
+@pytest.mark.parametrize(
+    ("give", "taken"),
+    [(lambda x: x, True), (lambda x: {"row": x}, True), (list, False), (Buffered, False)],
+)
+def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
     kept = X.copy()
     with NumpyLoader(feed_of(give(kept)), prefetch=0) as loader:
         batches = [batch["row"] for batch in loader]
+    assert all(batch.flags.owndata == taken for batch in batches)  # or copied
     for batch in batches:
         batch += 1
     assert np.concatenate(batches).sum() == X.sum() + X.size
@@ -110,6 +114,18 @@ def test_what_is_no_dataset_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         Rows(data, **options)
+
+
+@pytest.mark.frameworks
+def test_a_missing_number_of_a_table_is_not_nan() -> None:
+    import pyarrow
+
+    table = pyarrow.table({"n": pyarrow.array([1, None, 3, 4], pyarrow.int32())})
+    with pytest.raises(LoaderError, match=r"record 1 of a Table: read gave None for the field 'n'"):
+        feed_of(table)[0, 0]
+    with pytest.raises(TypeError, match="column 'n' must hold numbers, got object"):
+        Rows(table, label="n")
+    assert feed_of(table.take([0, 2, 3, 0]))[0, 0]["n"].dtype == np.int32
 
 
 @pytest.mark.frameworks
