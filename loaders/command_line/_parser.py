@@ -349,7 +349,7 @@ def _plan(commands: Any) -> None:
         "plan data/train.index --block 256 --window 32 --batch-size 512",
         draws="shuffles",
     )
-    cache = "the size of a cache: say how much of a second epoch it holds; default none"
+    cache = "the size of a disk cache of remote shards: say how much of a second epoch it holds"
     add("--cache-bytes BYTES", cache, default=0)
 
 

@@ -6,7 +6,6 @@ import math
 import shlex
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.support import checks, system
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.checks import Int64s
 from twinfeed.samplers.validate import counted
 
 # Most samples that are looked at. A longer epoch is estimated from the second half of these.
@@ -55,9 +54,9 @@ class Plan:
         used_bytes: the bytes of the fields that batches take.
         held_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
             what is read ahead. It is page cache, or with `remote` the process's own.
-        cache_bytes: the size of a cache.
-        cache_hits: the fraction of a second epoch's bytes that the cache holds, if the cache first
-            drops what is needed last. Remote bytes are those of an epoch without a cache.
+        cache_bytes: the size of a disk cache of remote shards.
+        cache_hits: the fraction of the bytes of an epoch without a cache that the cache holds in a
+            second epoch.
         exact: whether whole epochs were looked at. Otherwise requests and bytes are estimated from
             a part, and `cache_hits` is a lower bound.
         advice: what to change where the store can never be fast.
@@ -124,10 +123,12 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
 
     Args:
         feed: what is planned.
-        cache_bytes: the size of a cache: a `DiskCache` of remote shards, or else memory. Default:
-            the index's own cache, if there is one. The plan says how much of a second epoch such a
-            cache holds.
+        cache_bytes: the size of a `DiskCache` of remote shards. Default: the index's own cache, if
+            there is one. The plan says how much of a second epoch the cache holds.
         readahead: that of the loader.
+
+    Raises:
+        ValueError: `cache_bytes` for local shards.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -143,40 +144,40 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     """
     index = index_of(feed, "plan")
     cache_bytes = checks.count("cache_bytes", cache_bytes, minimum=0)
+    if cache_bytes and not index.remote:
+        raise ValueError(
+            "cache_bytes is the size of a disk cache of shards at a URL, and these shards are "
+            "local: open the index with root=, their URL"
+        )
     sampler = feed.sampler
     steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))
     exact = steps == len(sampler)
     fields = stored_fields(feed)
     each = record_bytes(index, fields)
     schedule = Schedule(sampler)
-    first = _Epoch.of(schedule, 0, steps, each)
+    samples, most_open = _opened(schedule, steps, each)
     share = 1.0 if exact else len(sampler) / max(1, steps)
     if index.remote and index.cache is not None:
         cache_bytes = cache_bytes or index.cache.bytes
     limit = LIMIT if readahead is None else checks.count("readahead", readahead, minimum=0)
     _, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
-    used = int(share * each * first.samples / sampler.reuse)
+    used = int(share * each * samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
     record = stored / max(1, len(index))
     # A block is read with what lies between its fields, if that is short.
     whole = record / each if each and record - each <= gap_of(index) else 1.0
-    held = min(stored, read, int(whole * first.most_open) + limit)
+    held = min(stored, read, int(whole * most_open) + limit)
     if not index.remote and not large(index):  # pages stay in memory once they were read
         read = min(read, stored)
-    hits, bare = 0.0, read
-    if cache_bytes and index.remote:
+    hits = 0.0
+    if cache_bytes:
         size = chunk_bytes(record, DiskCache("", bytes=cache_bytes))
         missed, runs, later = _missed(feed, schedule, fields, steps, size, cache_bytes)
+        hits = max(0.0, 1 - share * later / max(1, read))
         read, requests = int(share * missed), int(share * runs)
-        hits = max(0.0, 1 - share * later / max(1, bare))
-    elif cache_bytes and exact:
-        second = first if sampler.evaluation else _Epoch.of(schedule, 1, steps, each)
-        hits = found_again(first.firsts, second.firsts, second.sizes, cache_bytes / whole)
-    elif cache_bytes:
-        hits = min(1.0, cache_bytes / max(1, len(index) * each * whole))
     facts = Plan(
         batches=len(sampler),
-        samples=int(share * first.samples),
+        samples=int(share * samples),
         requests=requests,
         read_bytes=read,
         used_bytes=used,
@@ -188,7 +189,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
         shard_bytes=int(np.median(index.shards["bytes"])),
         remote=index.remote,
     )
-    advice = tuple(_advice(feed, facts, bare))
+    advice = tuple(_advice(feed, facts))
     return replace(facts, advice=advice, verdict="" if advice else _verdict(feed, facts))
 
 
@@ -219,38 +220,22 @@ def _missed(
     return mean * now.sum(), _runs(chunks, now), mean * then.sum()
 
 
-class _Epoch(NamedTuple):
-    """The spans of an epoch in the order they are entered: their first records and bytes."""
-
-    samples: int
-    firsts: Int64s
-    sizes: Array
-    most_open: int  # bytes
-
-    @classmethod
-    def of(cls, schedule: Schedule, epoch: int, steps: int, each: float) -> _Epoch:
-        """Draw the samples of some steps."""
-        sampler = schedule.sampler
-        drawn = schedule.batches(epoch, 0, steps)
-        ids = np.concatenate([np.zeros(0, np.int64), *drawn])
-        ids = ids[ids >= 0]
-        if not sampler.in_blocks and sampler.live is None:
-            sizes = np.full(len(ids), each)
-            most = each * max(map(len, drawn), default=0)
-            return cls(len(ids), sampler.records(ids), sizes, int(most))
-        begin = epoch * len(sampler)
-        spans = Spans(schedule, begin)
-        entered = spans.entered(begin + steps)
-        last: dict[int, deque[int]] = defaultdict(deque)
-        for span, step in spans.left(begin + steps):
-            last[span].append(step)
-        for one in entered:
-            last[one.first].append(begin + steps)  # of those that are not left yet
-        closed = [last[one.first].popleft() for one in entered]
-        first, stop, opened = np.array(entered, np.int64).reshape(-1, 3).T
-        sizes = each * (stop - first)
-        most = most_open(opened, np.array(closed, np.int64) + 1, sizes)
-        return cls(len(ids), first, sizes, most)
+def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
+    """Return how many samples the first steps have, and the most bytes that are open at once."""
+    sampler, drawn = schedule.sampler, schedule.batches(0, 0, steps)
+    samples = sum(int(np.count_nonzero(ids >= 0)) for ids in drawn)
+    if not sampler.in_blocks and sampler.live is None:
+        return samples, each * max(map(len, drawn), default=0)
+    spans = Spans(schedule, 0)
+    entered = spans.entered(steps)
+    last: dict[int, deque[int]] = defaultdict(deque)
+    for span, step in spans.left(steps):
+        last[span].append(step)
+    for one in entered:
+        last[one.first].append(steps)  # of those that are not left yet
+    closed = np.array([last[one.first].popleft() for one in entered], np.int64)
+    first, stop, opened = np.array(entered, np.int64).reshape(-1, 3).T
+    return samples, most_open(opened, closed + 1, each * (stop - first))
 
 
 def _asked(
@@ -311,18 +296,6 @@ def _runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
     return int(missed.sum() - follows.sum())
 
 
-def found_again(first: Int64s, second: Int64s, sizes: Array, room: float, /) -> float:
-    """Return the fraction of the bytes of `second` that a cache of `room` bytes holds when asked.
-
-    `first` and `second` are sequences of units. The cache is the best possible cache: it drops the
-    unit that is needed last. Every unit is taken to have the mean size.
-    """
-    total = float(sizes.sum())
-    places = int(room * len(sizes) / max(1e-9, total))
-    met = _hits(np.concatenate([first, second]), places)[len(first) :]
-    return float(sizes[met].sum()) / max(1e-9, total)
-
-
 def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
     """Return which units a cache of so many units holds when they are asked for."""
     upcoming = _next_uses(units).tolist()
@@ -346,8 +319,8 @@ def _next_uses(units: Int64s) -> Int64s:
     return upcoming
 
 
-def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
-    """Say what to change where the store can never be fast. `bare` is what no cache would read."""
+def _advice(feed: Feed, facts: Plan) -> list[str]:
+    """Say what to change where the store can never be fast."""
     index, sampler = index_of(feed, "plan"), feed.sampler
     remote, memory = index.remote, system.memory()
     size, total = facts.read_bytes / max(1, facts.requests), int(index.shards["bytes"].sum())
@@ -362,15 +335,11 @@ def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
             f"twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
     elif facts.requests > 1 and size < small and (remote or large(index)):
-        little = sampler.in_blocks and total < _LITTLE
         asked = min(facts.shard_bytes, int(block_of(index, len(index)) * record_bytes(index)))
         instead = f"take shuffled(index, seed=…), which asks for about {_bytes(asked)} at a time"
         if sampler.in_blocks:
             instead = "take blocks of about 4 MB, and shards of many blocks"
-        elif asked < 2 * size:
-            little = not remote or _kept(facts)
-            instead = "copy the shards to a local disk, or take a disk cache that holds all of them"
-        if not little:
+        if total >= _LITTLE or not (sampler.in_blocks or asked < 2 * size):
             advice.append(
                 f"requests of {_bytes(size)} at random places take longer to begin than to "
                 f"transfer, however many are under way: {instead}"
@@ -385,12 +354,6 @@ def _advice(feed: Feed, facts: Plan, bare: int) -> list[str]:
             f"an epoch needs {_bytes(facts.held_bytes)} of memory, and this process may use "
             f"{_bytes(memory)}: take a smaller window"
         )
-    if facts.read_bytes > 1.5 * bare and facts.cache_hits < 1:
-        advice.append(
-            f"a cache of {_bytes(facts.cache_bytes)} holds a part of the data, and reads whole "
-            f"pieces: {_bytes(facts.read_bytes)} an epoch, and {_bytes(bare)} without a cache. "
-            f"Take a cache that holds all data, blocks, or no cache"
-        )
     return advice
 
 
@@ -403,18 +366,13 @@ def _verdict(feed: Feed, facts: Plan) -> str:
         return f"good: all the data fit in memory, so {shards}any order will do"
     if facts.requests <= 1 or size >= (_SMALL_REMOTE if index.remote else _SMALL):
         return f"good: requests of {_bytes(size)} are long enough to be fast"
-    if _kept(facts):
+    if facts.cache_hits > 0.99:
         return "good from the second epoch on: the cache holds all the data"
     later = "; a disk cache makes later epochs fast" if index.remote else ""
     return (
         f"requests of {_bytes(size)} are small, but an epoch uses {_bytes(total)} alone, so shards "
         f"of any size will do{later}"
     )
-
-
-def _kept(facts: Plan) -> bool:
-    """Whether the cache holds all that a second epoch needs."""
-    return facts.cache_hits > 0.99
 
 
 def _bytes(number: float) -> str:
