@@ -53,12 +53,6 @@ class HeldRange:
         """Whether a piece could not be read."""
         return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
 
-    def soon(self) -> None:
-        """Let the pieces come before pieces that nobody waits for."""
-        for piece in self.pieces:
-            if not piece.running() and not piece.done():
-                wire().hurry(piece)
-
     def data(self) -> memoryview:
         """Wait for the pieces, and return the bytes."""
         come = [piece.result() for piece in self.pieces]
@@ -178,8 +172,7 @@ class Held:
         for one in ranges:
             if one.failed:  # before anybody needed it
                 one.begin(self._read, soon=True)
-            else:
-                one.soon()
+        wire().prefer(piece for one in ranges for piece in one.pieces)
 
     def drop(self, one: HeldRange) -> None:
         """Forget a range."""

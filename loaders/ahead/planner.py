@@ -39,7 +39,7 @@ class Planner:
     about `limit` bytes were read in vain. An evaluation has no next epoch.
 
     Without a limit, data that fit in memory are read ahead if the first batch of a pass would wait
-    for the disk.
+    for the disk. A limit of 0 asks for nothing: the fetcher is only told which batch is read.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Planner:
         sampler = schedule.sampler
         self._schedule, self._sampler, self._steps = schedule, sampler, max(1, len(sampler))
         self._limit = LIMIT if limit is None else limit
-        self._always = limit is not None or fetcher.index.remote or large(fetcher.index)
+        waits = limit is not None or fetcher.index.remote or large(fetcher.index)
+        self._always, self._may_look = waits and limit != 0, not waits
         # Steps, counted over all epochs: the next to ask for, and how many at once.
         self._next, self._chunk = epoch * self._steps + start, 1
         whole = sampler.in_blocks or sampler.live is not None
@@ -73,7 +74,7 @@ class Planner:
         self.begun = self._first + start
         self._end = self._first + self._steps * (2 if on else 1)
         self._on = self._always
-        self._looks = not self._always
+        self._looks = self._may_look
         self._reading: set[int] = set()  # the steps that are read now
         self._reached = self.begun - 1
         self._ended = False  # the last batch of the epoch was asked for
@@ -96,6 +97,7 @@ class Planner:
         at = self._first + step
         self._reading.add(at)
         self._reached = max(self._reached, at)
+        self._fetcher.follow(self._schedule, self._fields, self._limit != 0, at)
         self._ended |= step == self._steps - 1
         if not (self._on or self._looks) or not self._lock.acquire(blocking=False):
             return
@@ -169,34 +171,6 @@ def extents_ahead(
     return extents_of(rows[held], spans, steps, fetcher.gap)
 
 
-class Following:
-    """Tell a fetcher which batch of a stream is read now, and what the next batches will read."""
-
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        fields: tuple[str, ...],
-        schedule: Schedule,
-        epoch: int,
-        planner: Planner | None,
-    ) -> None:
-        self._fetcher, self._fields, self._schedule = fetcher, fields, schedule
-        self._first = epoch * len(schedule.sampler)
-        self._planner = planner
-
-    def reached(self, step: int, /) -> None:
-        """Note that the batch of this step is read now."""
-        planned, at = self._planner is not None, self._first + step
-        self._fetcher.follow(self._schedule, self._fields, planned, at)
-        if self._planner is not None:
-            self._planner.reached(step)
-
-    def passed(self, step: int, /) -> None:
-        """Note that the batch of this step has been read."""
-        if self._planner is not None:
-            self._planner.passed(step)
-
-
 class Plans:
     """Keep the schedule of each stream of a loader, and the planner of the stream's last pass.
 
@@ -220,24 +194,23 @@ class Plans:
         epoch: int,
         start: int,
         /,
-    ) -> Following | None:
-        """Begin a pass, and return what is told of each of its batches; None without a fetcher.
+    ) -> Planner | None:
+        """Begin a pass, and return its planner; None without a fetcher.
 
         A pass that follows on the pass before takes over the planner.
         """
         if fetcher is None:
             return None
-        schedule, planner = self.schedule(sampler), None
-        if self._readahead != 0 and fields:
-            before = planner = self._planners.get(sampler)
-            if planner is not None and planner.leads_to(epoch, start):
-                planner.begin(epoch, start, on=not sampler.evaluation)
-            else:
-                planner = Planner(fetcher, fields, schedule, epoch, start, limit=self._readahead)
-                self._planners[sampler] = planner
-                goes_on = before is not None and before.begun <= planner.begun <= before.next
-                fetcher.begin(planner.begun, before.next if before and goes_on else None)
-        return Following(fetcher, tuple(fields), schedule, epoch, planner)
+        before = self._planners.get(sampler)
+        if before is not None and before.leads_to(epoch, start):
+            before.begin(epoch, start, on=not sampler.evaluation)
+            return before
+        limit = self._readahead if fields else 0
+        planner = Planner(fetcher, fields, self.schedule(sampler), epoch, start, limit=limit)
+        self._planners[sampler] = planner
+        goes_on = before is not None and before.begun <= planner.begun <= before.next
+        fetcher.begin(planner.begun, before.next if before and goes_on else None)
+        return planner
 
     def clear(self) -> None:
         """Forget all."""

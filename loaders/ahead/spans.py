@@ -11,8 +11,8 @@ import numpy as np
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.support.checks import Array, Int64s
 
-_SAMPLES = 1 << 13
-"""Samples that are looked at together."""
+_SAMPLES, _FIRST = 1 << 13, 1 << 8
+"""Samples that are looked at together, at most and at first."""
 
 FAR = int(np.iinfo(np.int64).max)
 """The step of what is not known to come."""
@@ -43,7 +43,8 @@ class Spans:
     def __init__(self, schedule: Schedule, step: int, /) -> None:
         self._schedule, self._sampler = schedule, schedule.sampler
         self._steps = max(1, len(self._sampler))
-        self._together = max(1, _SAMPLES // max(1, self._sampler.batch_size))
+        size = max(1, self._sampler.batch_size)
+        self._together, self._most = max(1, _FIRST // size), max(1, _SAMPLES // size)
         self._looked = step  # all steps before this one were looked at
         self._samples = 0
         # Of each open span, by its first record: the span, its last step and its last sample.
@@ -96,6 +97,7 @@ class Spans:
             )
         self._samples += len(records)
         self._looked += stop - step
+        self._together = min(2 * self._together, self._most)
         done = stop == self._steps
         for span, _, sample in list(self._open.values()):
             if done or self._samples - sample > self._pause:

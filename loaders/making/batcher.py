@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.planner import Following, Plans
+from twinfeed.loaders.ahead.planner import Planner, Plans
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
@@ -56,7 +56,7 @@ class Batcher(Closing):
         self._function = tried_function(feed, _first_batch)
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
-        self._following: Following | None = None  # what reads ahead, told of each batch
+        self._planner: Planner | None = None  # what reads ahead
 
     @property
     def shapes(self) -> Shapes:
@@ -69,8 +69,8 @@ class Batcher(Closing):
         Raises:
             LoaderError: an error of reading, or DecodeError. Each names the record.
         """
-        if self._following is not None:
-            self.meter.timed("reading", self._following.reached, request.step)
+        if self._planner is not None:
+            self.meter.timed("reading", self._planner.reached, request.step)
         held = request.ids >= 0 if self._masked else None
         kept = request if held is None else request.where(held)
         joined = joined_rows(self._index, self._side, kept)
@@ -79,8 +79,8 @@ class Batcher(Closing):
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        if self._following is not None:
-            self._following.passed(request.step)
+        if self._planner is not None:
+            self._planner.passed(request.step)
         if len(kept.ids) and values.keys() != self.spec.keys():
             raise DecodeError(
                 f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
@@ -152,7 +152,7 @@ class Batcher(Closing):
         plans = Plans() if plans is None else plans
         stored = stored_fields(feed)
         fetcher = fetcher_of(self._reader)
-        self._following = plans.begin(fetcher, stored, feed.sampler, epoch, start)
+        self._planner = plans.begin(fetcher, stored, feed.sampler, epoch, start)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
             coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=False)

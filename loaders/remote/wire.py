@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -40,14 +40,13 @@ class Wire:
         self._grow()
         return job.future
 
-    def hurry(self, future: Future[Any], /) -> None:
-        """Move a request that was submitted for later to those that are made soon."""
+    def prefer(self, futures: Iterable[Future[Any]], /) -> None:
+        """Move requests that were submitted for later to those that are made soon."""
         with self._lock:
-            job = self._later.pop(id(future), None)
-            if job is not None:
-                self._soon[id(future)] = job
-        if job is not None:
-            self._grow()
+            for key in map(id, futures):
+                if key in self._later:
+                    self._soon[key] = self._later.pop(key)
+        self._grow()
 
     def _grow(self) -> None:
         """Start threads for what may begin.
