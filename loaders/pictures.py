@@ -89,7 +89,7 @@ def plot_mixing(
     below: dict[str, list[str]] = {}
     for name, stream in streams.items():
         if isinstance(stream, BatchStream):
-            below[name] = _costs(drawn[name], records, stream, epoch)
+            below[name] = _costs(drawn[name], stream, epoch)
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
         drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
@@ -128,8 +128,8 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
     return ids[ids >= 0]
 
 
-def _costs(ids: Int64s, records: int, stream: BatchStream, epoch: int) -> list[str]:
-    """Say how a stream reads its records, and what it keeps of them."""
+def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
+    """Say how a stream of blocks reads its records, and what any stream keeps of them."""
     if stream.in_blocks:
         first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
@@ -138,22 +138,9 @@ def _costs(ids: Int64s, records: int, stream: BatchStream, epoch: int) -> list[s
         most = most_open(begins, len(first) - ends, (stop - first)[begins])
         kept = counted(most, "record")
         return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
-    row = round(_together(ids, records))
-    reads = "single records" if row <= 2 else f"about {row:,} records in a row"  # 2 by chance
-    kept = "no record" if stream.live is None else counted(stream.live, "decoded image")
-    return [f"reads {reads}", f"keeps {kept}"]
-
-
-def _together(ids: Int64s, records: int) -> float:
-    """Return the length of the stretch of stored records in which the average record is read."""
-    # Neighbours count as read together if both come within a quarter of all samples.
-    squares = met = 0
-    for some in np.array_split(ids, max(4, 4 * len(ids) // max(1, records))):
-        near = np.unique(some)
-        ends = np.append(np.flatnonzero(np.diff(near) > 1), len(near) - 1)
-        squares += int((np.diff(ends, prepend=-1) ** 2).sum())
-        met += len(near)
-    return squares / max(1, met)
+    return [
+        "keeps " + ("no record" if stream.live is None else counted(stream.live, "decoded image"))
+    ]
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
