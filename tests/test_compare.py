@@ -24,8 +24,13 @@ def measure(sample: dict[str, Any]) -> dict[str, Any]:
     return {"size": np.float32(length), "ones": np.ones(length), "word": sample["word"]}
 
 
-def a_bit_off(batch: dict[str, Any]) -> dict[str, Any]:
-    return {**batch, "size": batch["size"] + 0.5 * (batch["size"] > 9)}
+def a_bit_off(sample: dict[str, Any]) -> dict[str, Any]:
+    """Decode otherwise where a framework is there."""
+    found = measure(sample)
+    return {
+        **found,
+        "size": found["size"] + np.float64(0.5 * ("torch" in sys.modules and found["size"] > 9)),
+    }
 
 
 @pytest.mark.frameworks
@@ -42,9 +47,8 @@ def test_the_frameworks_receive_the_same(index: Index) -> None:
 @pytest.mark.frameworks
 def test_a_difference_is_found_and_measured(index: Index) -> None:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
-    maps = {"torch": a_bit_off}
-    feed = Feed(index, sampler, decode=measure, collate={"ones": "pad"})
-    found = compare(feed, backends=["numpy", "torch"], maps=maps)
+    feed = Feed(index, sampler, decode=a_bit_off, collate={"ones": "pad"})
+    found = compare(feed, backends=["numpy", "torch"])
     assert not found.equal
     assert (found.differing, found.worst) == ({"size": 2}, {"size": 0.5})
     assert "size: differs in 2 of 4 batches, by 0.5 at most" in str(found)

@@ -98,7 +98,6 @@ def compare(
     *,
     backends: Sequence[Backend] = ("torch", "tensorflow"),
     batches: int | None = None,
-    maps: Mapping[str, Callable[[Any], Any]] | None = None,
     checksums: bool = True,
     readahead: int | None = None,
 ) -> Comparison:
@@ -111,8 +110,6 @@ def compare(
         feed: what is compared.
         backends: at least two of "numpy", "torch" and "tensorflow".
         batches: how many batches. Default: an epoch.
-        maps: a function for a backend, which its batches go through last: `Dataset.map` in
-            TensorFlow, a call elsewhere. So decoders of the frameworks' own can be compared.
         checksums: what each loader is given.
         readahead: what each loader is given.
 
@@ -133,14 +130,12 @@ def compare(
     known = get_args(Backend)
     if len(backends) < 2 or not set(backends) <= set(known):
         raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
-    if maps is not None and not maps.keys() <= set(backends):
-        raise ValueError(f"maps must name backends that run, {list(backends)}, got {list(maps)}")
     most = len(feed) if batches is None else checks.count("batches", batches)
     for name in backends:
         if name != "numpy" and find_spec(name) is None:
             raise not_installed(f"compare with backend {name!r}", name, name)
     how = {"checksums": checksums, "readahead": readahead}
-    jobs = [_Job(name, feed, most, (maps or {}).get(name), how) for name in backends]
+    jobs = [_Job(name, feed, most, how) for name in backends]
     runs = [_alone(_run, job) for job in jobs]
     places = _differing([run.sums for run in runs])
     wanted = {place for found in places.values() for place in found[:_KEPT]}
@@ -157,7 +152,6 @@ class _Job(NamedTuple):
     backend: str
     feed: Feed
     batches: int
-    last: Callable[[Any], Any] | None
     how: Mapping[str, Any]
 
 
@@ -200,11 +194,7 @@ def _deliver(job: _Job) -> Iterator[Any]:
     module, name, options = _LOADERS[job.backend]
     with getattr(importlib.import_module(module), name)(job.feed, **options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
-        if job.last is not None and hasattr(loader, "counted"):
-            each = (one.counted(one.dataset.map(job.last)) for one in passes)
-        else:
-            each = (one if job.last is None else map(job.last, one) for one in passes)
-        yield from islice(chain.from_iterable(each), job.batches)
+        yield from islice(chain.from_iterable(passes), job.batches)
 
 
 # Each backend's module and loader, and the device that every machine has.
