@@ -112,20 +112,15 @@ class Collect:
         return table
 
     def _check(self, times: Int64s) -> None:
-        """Raise for records without a result, with several, and beside those that are wanted."""
-        wanted = np.zeros(self._n, bool)
-        wanted[self._only] = True
-        wrong = {
-            "have no result": wanted & (times == 0),
-            "have several results": times > 1,
-            "are not in only=": ~wanted & (times > 0),
-        }
+        """Raise for records without a result, with several, or with one that is not in `only`."""
+        wanted = np.zeros(self._n, np.int64)
+        wanted[self._only] = 1
         found = []
-        for what, which in wrong.items():
-            first = ", ".join(map(str, np.flatnonzero(which)[:5]))
-            more = ", …" if np.count_nonzero(which) > 5 else ""
-            if first:
-                found.append(f"{np.count_nonzero(which):,} {what} ({first}{more})")
+        for what, wrong in ("no result", times < wanted), ("too many results", times > wanted):
+            ids = np.flatnonzero(wrong)
+            if len(ids):
+                some = ", ".join(map(str, ids[:5])) + ", …" * (len(ids) > 5)
+                found.append(f"{len(ids):,} have {what} ({some})")
         if found:
             raise LoaderError(
                 f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",

@@ -42,6 +42,7 @@ _Checked = tuple[int, list[BadRecord]]
 
 _Check = Callable[[Sequence[Any]], Iterator[_Checked]]
 
+
 _received = lru_cache(maxsize=1)(pickle.loads)
 
 
