@@ -28,7 +28,7 @@ from twinfeed.loaders.ahead.ranges import (
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.errors import REBUILD, IndexFormatError, LoaderError
+from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
@@ -190,7 +190,6 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
             path=index.where,
             expected=f"a file below {len(paths)}",
             found=number,
-            advice=f"{REBUILD} (twinfeed verify tells what is damaged)",
         )
     return join(index.root, paths[number])
 

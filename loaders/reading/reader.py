@@ -233,15 +233,12 @@ class Reader(Closing):
     def _damaged(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error of a row that does not lie within its shard."""
         shard, number = self.index.place(record)
-        size = int(self.index.shards["bytes"][min(int(row["file"]), len(self.index.shards) - 1)])
         return IndexFormatError(
             f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
             "does not lie within its shard",
             path=self.index.where,
             record=number,
-            expected=f"a range below {size} bytes",
             found=f"{row['length']} bytes at offset {row['offset']}",
-            advice=f"{REBUILD} (twinfeed verify tells what is damaged)",
         )
 
     def _decode(self, name: str, data: list[bytes]) -> list[Value]:
@@ -281,8 +278,7 @@ class Reader(Closing):
             f"corrupted bytes in {where}",
             expected=f"CRC {int(row['crc']):#010x}",
             found=f"{crc32c(found):#010x}",
-            advice=f"restore the shard; if it was changed on purpose, {REBUILD}; to leave bad "
-            "records out: twinfeed verify --bad-list FILE, then twinfeed index --exclude FILE (in "
-            "Python exclude=)",
+            advice="restore the shard, or leave bad records out: twinfeed verify --bad-list FILE, "
+            "then twinfeed index --exclude FILE (in Python exclude=)",
             **facts,
         )

@@ -26,9 +26,8 @@ class SideTable:
         rows: the row of each sample, int64[N], if samples and rows have different orders.
 
     Raises:
-        ValueError: a file that is not a whole `.npy` of numbers or truth values, and `rows` that
-            leave the table.
-        IndexError: `table[ids]` of an id outside [0, N).
+        ValueError: a file that is not a whole `.npy` of numbers or truth values.
+        IndexError: `rows` that leave the table, and `table[ids]` of an id outside [0, N).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +41,7 @@ class SideTable:
     def __init__(self, path: str | os.PathLike[str], /, *, rows: Ids | None = None) -> None:
         self.path = os.path.abspath(path)
         self._data: npt.NDArray[Any] = _mapped(self.path)
-        self._rows = None if rows is None else _checked(rows, len(self._data))
+        self._rows = None if rows is None else check_ids(rows, len(self._data), "rows")
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -87,18 +86,6 @@ def _mapped(path: str) -> npt.NDArray[Any]:
             advice="write it again with numpy.save, as a whole",
         )
     return np.asarray(data)
-
-
-def _checked(rows: Ids, length: int) -> Int64s:
-    """Return the row of each sample as int64[N], all within the table."""
-    array = np.asarray(rows)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise TypeError(
-            f"rows must be integers in one dimension, got {array.dtype} of shape {array.shape}"
-        )
-    if array.size and not 0 <= array.min() <= array.max() < length:
-        raise ValueError(f"rows must lie in [0, {length}), got {array.min()} to {array.max()}")
-    return array.astype(np.int64, copy=False)
 
 
 def _reopen(path: str, rows: Int64s | None, shape: tuple[int, ...], dtype: str) -> SideTable:

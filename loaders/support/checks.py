@@ -56,7 +56,7 @@ def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
     return dict(values or {})
 
 
-def as_ids(ids: Ids, /) -> Int64s:
+def as_ids(ids: Ids, name: str = "ids", /) -> Int64s:
     """Return ids as int64[n]; raise TypeError for what are no integers."""
     listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
     array = np.asarray(list(ids) if listed else ids)
@@ -64,23 +64,23 @@ def as_ids(ids: Ids, /) -> Int64s:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(
-            f"ids must be integers in one dimension, got {array.dtype} of shape {array.shape}"
+            f"{name} must be integers in one dimension, got {array.dtype} of shape {array.shape}"
         )
     return array.astype(np.int64, copy=False)
 
 
-def check_ids(ids: Ids, records: int, /) -> Int64s:
+def check_ids(ids: Ids, records: int, name: str = "ids", /) -> Int64s:
     """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
-    array = as_ids(ids)
+    array = as_ids(ids, name)
     if len(array):
-        check_bounds(int(array.min()), int(array.max()), records)
+        check_bounds(int(array.min()), int(array.max()), records, name)
     return array
 
 
-def check_bounds(low: int, high: int, records: int, /) -> None:
+def check_bounds(low: int, high: int, records: int, name: str = "ids", /) -> None:
     """Raise IndexError unless the lowest and the highest id lie within `[0, records)`."""
     if low < 0 or high >= records:
-        raise IndexError(f"ids must lie in [0, {records}), got {low if low < 0 else high}")
+        raise IndexError(f"{name} must lie in [0, {records}), got {low if low < 0 else high}")
 
 
 def as_array(value: Any, /) -> Array:
