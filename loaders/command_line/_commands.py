@@ -64,7 +64,6 @@ _RESTORE = (
     "are there with twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude "
     "FILE (twinfeed info tells the options that an index was built with)"
 )
-_INCOMPLETE = "{} is not all that is bad: it lists no shard that is missing or has changed"
 _LEAVE_OUT = (
     "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
     "with index --exclude FILE"
@@ -148,8 +147,6 @@ def run_verify(options: argparse.Namespace) -> int:
     with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor, warned)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
-        if options.bad_list:
-            say(_INCOMPLETE.format(options.bad_list))
         say(_RESTORE)
     elif any(one and one.record >= 0 for one in bad):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))

@@ -62,9 +62,16 @@ class Objects(Store):
             waits["allow_http"] = True
         request, silent = _span(network.request_seconds), _span(network.silent_seconds)
         _check_endpoints(root)
-        with _configured(root), _naming(root):
+        try:
             self._ranges = _open(root, {**waits, "timeout": request})
             self._writes = _open(root, {**waits, "timeout": "7days", "read_timeout": silent})
+        except (exceptions.BaseError, OSError) as error:
+            raise LoaderError(
+                "a store cannot be opened with what the environment says of it",
+                path=root,
+                found=_reason(error),
+                advice="mend or unset the store's variables in the environment",
+            ) from None
 
     @contextmanager
     def _at(self, path: str) -> Iterator[str]:
@@ -149,20 +156,6 @@ def _is_url(text: str) -> bool:
     except ValueError:  # a port that is none, or half a pair of brackets
         return False
     return parts.scheme in WEB and bool(parts.hostname) and not re.search(r"\s", text)
-
-
-@contextmanager
-def _configured(root: Location) -> Iterator[None]:
-    """Raise LoaderError where a store cannot be opened: nothing is sent yet that may pass."""
-    try:
-        yield
-    except PassingError as error:
-        raise LoaderError(
-            "a store cannot be opened with what the environment says of it",
-            path=root,
-            found=error,
-            advice="mend or unset the store's variables in the environment",
-        ) from None
 
 
 def _span(seconds: float) -> str:
