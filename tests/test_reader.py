@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import http.server
 import multiprocessing
 import os
 import pickle
@@ -13,12 +12,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -26,8 +22,9 @@ import pytest
 from batches import read_ahead
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import Entry, Handles, Limits, arrays, find_source, local, near_rows, sources
+from inside import Entry, Handles, Limits, arrays, local, near_rows, sources
 from making_shards import numbered, tars, tfrecords, total_bytes, write_tar
+from range_server import RangeServer
 
 from twinfeed.loaders import (
     Index,
@@ -446,77 +443,17 @@ def test_a_batch_of_more_bytes_than_the_shards_have_is_refused(
         assert len(reader.read(range(10))["x"]) == 10
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """Serve the bytes of one shard: whole, whatever range is asked for."""
-
-    data = b""
-    asked: ClassVar[list[str]] = []
-    sent = 0
-    tells_length = True
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        if self.tells_length:
-            self.send_header("Content-Length", str(len(self.data)))
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.asked.append(str(self.headers.get("Range")))
-        self.do_HEAD()
-        with suppress(ConnectionError):
-            for start in range(0, len(self.data), 1 << 16):
-                self.wfile.write(self.data[start : start + (1 << 16)])
-                type(self).sent += 1 << 16
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    """A server without ranges, which has one shard under any name."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{serving.server_address[1]}"
-        serving.shutdown()
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_server_without_ranges_is_named_and_its_first_bytes_are_not_served(
-    tmp_path: Path, server: str, verify: bool
-) -> None:
-    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
-    Server.data = (tmp_path / index.shard_paths[0]).read_bytes()
-    remote = open_index(index.path, root=server)
-    with Reader(remote, checksums=verify) as reader, pytest.raises(LoaderError) as caught:
-        reader.read([5])
-    assert "does not serve ranges" in str(caught.value)
-    assert "RAM" not in str(caught.value)
-
-
-def test_the_kind_of_a_remote_shard_is_told_by_its_first_bytes_alone(
-    tmp_path: Path, server: str
-) -> None:
-    """Of 64 MiB, no more than what lies in the buffers on the way is sent to tell."""
-    Server.data, Server.sent = tars(tmp_path, shards=1)[0].read_bytes() + bytes(1 << 26), 0
-    source = find_source(f"{server}/shard", tmp_path / "x.index", container=None, root=None)
-    assert source.container == "tar"
-    assert Server.sent < 1 << 25
-
-
-@pytest.mark.parametrize("tells_length", [True, False])
 def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
-    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, tells_length: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that tells no length sends what lies in the buffers on the way, and no more."""
     monkeypatch.setattr(sources, "LIMITS", Limits(download_bytes=1 << 20))
-    monkeypatch.setattr(Server, "tells_length", tells_length)
-    Server.data, Server.sent = tars(tmp_path, shards=1)[0].read_bytes() + bytes(1 << 26), 0
-    with pytest.raises(LoaderError, match="a shard of too many bytes") as caught:
-        build_index(f"{server}/d.tar", tmp_path / "x.index")
+    (shard,) = tars(tmp_path, shards=1)
+    os.truncate(shard, 1 << 26)
+    with RangeServer(tmp_path) as server:
+        with pytest.raises(LoaderError, match="a file of too many bytes") as caught:
+            build_index(f"{server.url}/{shard.name}", tmp_path / "x.index")
+        assert server.sent < 1 << 25
     assert caught.value.expected == "at most 1048576 bytes"
-    assert str(caught.value.found).endswith("bytes" if tells_length else "bytes so far")
-    assert Server.sent < 1 << 25
 
 
 def test_a_server_that_is_gone_is_no_missing_file(tmp_path: Path) -> None:

@@ -152,11 +152,6 @@ class RemoteShards(Fetcher):
         """Return a file's path below the root, which it must not leave."""
         return inside(self.index.files[number], key=True)
 
-    def _expected(self, number: int) -> Facts:
-        """Return the indexed size and tag of a file. Loose files have no tags."""
-        tag = None if self.index.container == "files" else self.index.tag(number)
-        return Facts(int(self._sizes[number]), tag)
-
     @cached_property
     def _sizes(self) -> Int64s:
         return _sizes(self.index)
@@ -176,10 +171,11 @@ class RemoteShards(Fetcher):
 
     def _compare(self, file: int, found: Facts) -> None:
         """Raise StaleIndexError for a file of another size, or with another tag."""
-        expected = self._expected(file)
+        known = None if self.index.container == "files" else self.index.tag(file)
+        expected = Facts(int(self._sizes[file]), known)
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-            tag = None if expected.tag is None else found.tag
+            tag = None if known is None else found.tag
             answered = describe(Facts(found.bytes, tag))
             raise stale_file(self.store.url(self._path(file)), describe(expected), answered)
 

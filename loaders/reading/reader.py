@@ -102,7 +102,8 @@ class Reader(Closing):
             StaleIndexError: a shard has changed.
             DataCorruptionError: bytes do not match their checksum.
         """
-        return self._values(checks.as_ids(ids), self._names(fields), missing or {})
+        names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
+        return self._values(checks.as_ids(ids), names, missing or {})
 
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
@@ -128,20 +129,14 @@ class Reader(Closing):
     def _renew(self) -> None:
         self._pid = os.getpid()
         system.keep_freed_memory()
-        self._own = self._begin()
-
-    def _begin(self) -> Fetcher:
-        """Return a new fetcher."""
-        limit = self.max_open_files or default_limit()
+        self._own: Fetcher
         if self.index.remote:
-            return RemoteShards(self.index, self.checksums)
-        if self.index.container == "files":
-            return WholeFiles(self.index, self.checksums)
-        return LocalShards(self.index, self.checksums, limit)
-
-    def _names(self, fields: Sequence[str] | None) -> tuple[str, ...]:
-        """Return the fields to read."""
-        return tuple(self.index.fields) if fields is None else checks.names("fields", fields)
+            self._own = RemoteShards(self.index, self.checksums)
+        elif self.index.container == "files":
+            self._own = WholeFiles(self.index, self.checksums)
+        else:
+            limit = self.max_open_files or default_limit()
+            self._own = LocalShards(self.index, self.checksums, limit)
 
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import ipaddress
 import logging
 import re
@@ -77,18 +76,8 @@ class _SecureSocket(_Socket, ssl.SSLSocket):
     """Receive over TLS."""
 
 
-class _Answer(http.client.HTTPResponse):
-    """Pass over every interim answer, such as 103. Python does so for 100 alone."""
-
-    def _read_status(self) -> tuple[str, int, str]:
-        version, status, reason = super()._read_status()  # type: ignore[misc]
-        return version, 100 if 100 < status < 200 else status, reason
-
-
 class _Connection(HTTPConnection):
     """Connect to an address that was checked, and to no other."""
-
-    response_class = _Answer
 
     def __init__(self, check: Check | None, **options: Any) -> None:
         super().__init__(**options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote.location import Location, masked
-from twinfeed.loaders.remote.network import PassingError, gone, refused
+from twinfeed.loaders.remote.network import PassingError, gone, refusal, refused
 from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
 
 _TAGS = ("ETag", "etag", "version_id", "generation")
@@ -80,10 +80,7 @@ def _naming(url: str) -> Iterator[None]:
         status = getattr(error, "status", None)
         final = refused(status if isinstance(status, int) else None)
         if final or isinstance(error, (PermissionError, TypeError, ValueError)):
-            raise LoaderError(
-                "the server refuses the request",
-                path=url,
-                found=masked(f"{type(error).__name__}: {error}"),
-                advice="check the URL, the credentials and the options of the store",
-            ) from None
+            said = masked(f"{type(error).__name__}: {error}")
+            advice = "check the URL, the credentials and the options of the store"
+            raise refusal(url, said, advice) from None
         raise PassingError(f"{type(error).__name__}: {error}") from None

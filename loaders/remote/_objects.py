@@ -18,7 +18,14 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote import network as _network
 from twinfeed.loaders.remote.location import OBJECTS, WEB, Location, masked
-from twinfeed.loaders.remote.network import PassingError, RefusedError, gone, no_ranges, refused
+from twinfeed.loaders.remote.network import (
+    PassingError,
+    RefusedError,
+    gone,
+    no_ranges,
+    refusal,
+    refused,
+)
 from twinfeed.loaders.remote.stores import Facts, Piece, Store
 
 if TYPE_CHECKING:
@@ -214,13 +221,9 @@ def _naming(place: Location) -> Iterator[None]:
             raise missing from None
         final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
         if final or _FINAL.search(reason):
-            raise LoaderError(
-                "the server refuses the request",
-                path=place,
-                found=reason,
-                advice="check the URL and the store's variables in the environment (AWS_REGION; "
-                "elsewhere than at Amazon AWS_ENDPOINT_URL)",
-            ) from None
+            advice = "check the URL and the store's variables in the environment (AWS_REGION, "
+            advice += "AWS_ENDPOINT_URL)"
+            raise refusal(place, reason, advice) from None
         raise PassingError(reason) from None
 
 

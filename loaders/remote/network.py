@@ -139,6 +139,11 @@ def gone(url: str, /) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, missing, url)
 
 
+def refusal(url: object, found: str, advice: str, who: str = "server") -> LoaderError:
+    """Return the error of a request that is refused for good."""
+    return LoaderError(f"the {who} refuses the request", path=url, found=found, advice=advice)
+
+
 def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
     """Return the error of a web server's answer that holds no data."""
     answered = masked(f"status {status} {reason}")
@@ -153,13 +158,8 @@ def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
             "as in s3://bucket/shard",
         )
     if refused(status):
-        return LoaderError(
-            f"the {'proxy' if status == 407 else 'server'} refuses the request",
-            path=url,
-            found=answered,
-            advice="check the URL, and the password of a proxy, as in "
-            "http_proxy=http://user:password@host:3128",
-        )
+        advice = "check the URL, and the password of a proxy"
+        return refusal(url, answered, advice, "proxy" if status == 407 else "server")
     return PassingError(answered, after=after)
 
 
