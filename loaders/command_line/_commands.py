@@ -276,8 +276,6 @@ def run_show(options: argparse.Namespace) -> None:
     sampler, image = sampler_of(options, index), image_field(index, options.field)
     lists = [name for name, field in index.fields.items() if field.kind != "bytes"]
     lists = [name for name in lists if name not in index.columns]
-    if lists:
-        say(f"left out of the captions, as they are lists: {', '.join(lists)}")
     fields = [name for name in index.fields if name not in lists]
     feed = feed_of(options, index, sampler, fields, image, fit="pad")
     _draw(show_batch(feed, step=options.step), options.out)
