@@ -91,9 +91,16 @@ class LoaderError(Exception):
 class DataCorruptionError(LoaderError, ValueError):
     """Report bytes that break their format or do not match their checksum."""
 
+    usual = (
+        "restore the shard, or leave out what is bad: twinfeed verify SHARDS --bad-list FILE, then "
+        "twinfeed index --exclude FILE (in Python exclude=)"
+    )
+
 
 class TruncatedShardError(DataCorruptionError, EOFError):
     """Report a shard that ends within a record."""
+
+    usual = f"its writer may not have been closed: {DataCorruptionError.usual}"
 
 
 class StaleIndexError(LoaderError, ValueError):

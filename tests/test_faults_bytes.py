@@ -110,7 +110,6 @@ def test_a01_length_checksum_wrong_stops_the_shard(tmp_path: Path) -> None:
     error = tfrecord_error(path, on_bad=heard.append)
     assert error.problem == "corrupted length at offset 19"
     assert (error.record, error.offset, heard) == (1, 19, [])
-    assert "nothing after this offset can be read" in str(error)
 
 
 def test_a02_data_checksum_wrong_spoils_one_record(tmp_path: Path) -> None:

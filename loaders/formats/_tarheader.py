@@ -17,10 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
-from twinfeed.loaders.formats.records import LEAVE_OUT
 from twinfeed.loaders.formats.sniff import disguise, is_tar
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import CLOSED
 
 BLOCK = 512
 _EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
@@ -38,7 +36,6 @@ _UNSUPPORTED = {
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
-_ADVICE = f"restore the shard, since nothing after this header can be trusted; {LEAVE_OUT}"
 
 
 class Member(NamedTuple):
@@ -258,15 +255,12 @@ class _Walk:
             offset=self.at if at is None else at,
             expected=f"{size} bytes" + (f", padded to {padded}" if padded > size else ""),
             found=f"{max(self.size - self.at, 0)} bytes",
-            advice=f"{CLOSED}; {LEAVE_OUT}",
         )
 
-    def _error(
-        self, problem: str, *, at: int | None = None, advice: str = _ADVICE, **facts: Any
-    ) -> DataCorruptionError:
+    def _error(self, problem: str, *, at: int | None = None, **facts: Any) -> DataCorruptionError:
         """Return an error at the present place of the archive, or at `at`."""
         offset = self.at if at is None else at
-        return DataCorruptionError(problem, path=self.path, offset=offset, advice=advice, **facts)
+        return DataCorruptionError(problem, path=self.path, offset=offset, **facts)
 
 
 def _sum_of_bytes(block: bytes) -> int:

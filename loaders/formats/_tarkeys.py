@@ -1,4 +1,4 @@
-"""The keys of a tar's samples, by webdataset's naming rule, and the keys that come again.
+"""The keys of a tar's samples, by webdataset's naming rule.
 
 - The key is the member's path up to the first dot of its base name.
 - The rest, in lower case, is the extension, which names the field.
@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from itertools import takewhile
 from typing import BinaryIO
 
 from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, Member, members
@@ -44,11 +42,7 @@ def field_of(member: Member) -> tuple[str, str] | None:
 
 def stretches_of(file: BinaryIO, path: str, /) -> Counter[str]:
     """Return how many stretches each key of an archive has. Only headers are read."""
-    return Counter(key for key, _ in _stretches(file, path))
-
-
-def _stretches(file: BinaryIO, path: str) -> Iterator[tuple[str, int]]:
-    """Yield the key of each stretch, and where the stretch begins."""
+    stretches = Counter[str]()
     last = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan itself warns
@@ -56,28 +50,5 @@ def _stretches(file: BinaryIO, path: str) -> Iterator[tuple[str, int]]:
             split = field_of(member)
             if split is not None and split[0] != last:
                 last = split[0]
-                yield last, member.start
-
-
-class KnownKeys:
-    """Find the keys that came before.
-
-    While keys ascend, as in an archive that is sorted by name, only the last key is held. From the
-    first key on that does not ascend, all keys are held.
-    """
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self._file, self._path = file, path
-        self._greatest = ""
-        self._starts: dict[str, int] | None = None
-
-    def first(self, key: str, start: int) -> int | None:
-        """Return where a key came before its stretch at `start`; None for a new key."""
-        if self._starts is None:
-            if key > self._greatest:
-                self._greatest = key
-                return None
-            stretches = _stretches(self._file, self._path)
-            self._starts = dict(takewhile(lambda stretch: stretch[1] < start, stretches))
-        first = self._starts.setdefault(key, start)
-        return first if first < start else None
+                stretches[last] += 1
+    return stretches

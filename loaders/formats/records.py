@@ -25,12 +25,6 @@ OnBad = Callable[[DataCorruptionError], None]
 TOO_LONG = "raise --max-record-bytes (in Python max_record_bytes=) if it is meant to be this long"
 """What to do about a record that is refused for its length."""
 
-LEAVE_OUT = (
-    "to leave out what follows: twinfeed verify SHARDS --bad-list FILE, then "
-    "twinfeed index --exclude FILE (in Python exclude=)"
-)
-"""What else to do about a shard that cannot be scanned to its end."""
-
 
 class Range(NamedTuple):
     """One field of a record: the bytes `[offset, offset + length)` of its file.

@@ -15,12 +15,12 @@ from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member, members
-from twinfeed.loaders.formats._tarkeys import META, KnownKeys, field_of, split_name, stretches_of
+from twinfeed.loaders.formats._tarkeys import META, field_of, split_name, stretches_of
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_shard
+from twinfeed.loaders.support.regular import BUFFER, open_shard
 
 _LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
@@ -47,9 +47,9 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and the keys of an archive that is not sorted (see
-    `KnownKeys`). With `join`, members of one key that lie apart make one sample, at the place of
-    the last member. The headers are then read twice, and memory holds the incomplete samples too.
+    Memory holds the longest sample, and the keys so far. With `join`, members of one key that lie
+    apart make one sample, at the place of the last member. The headers are then read twice, and
+    memory holds the incomplete samples too.
 
     `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
     raises an error, with the number of the first lost sample.
@@ -65,8 +65,8 @@ def scan(
     numbers = itertools.count()
     sample: _Sample | None = None
     waiting: dict[str, _Sample] = {}
+    known: dict[str, int] = {}  # where each key comes first
     with open_shard(path) as file:
-        known = KnownKeys(file, path)
         try:
             stretches = stretches_of(file, path) if join else {}
             for member in members(file, path):
@@ -77,12 +77,12 @@ def scan(
                 if sample is None or key != sample.key:
                     if sample is not None and not sample.stretches:
                         yield from sample.finish(on_bad)
-                    first = None if join else known.first(key, member.start)
+                    first = known.setdefault(key, member.start)
                     sample = waiting.pop(key, None)
                     if sample is None:
                         sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
                         sample.stretches = stretches.get(key, 1)
-                    if first is not None:
+                    if first != member.start and not join:
                         problem = f"key {key!r} is met again, first at offset {first}"
                         sample.fail(member, problem, APART)
                     sample.stretches -= 1
@@ -135,7 +135,6 @@ class _Sample:
                     offset=member.start,
                     expected=f"{size} bytes",
                     found=f"{len(data)} bytes",
-                    advice=CLOSED,
                 )
             self.headers.append(crc32c(data).to_bytes(4, "little"))
             self.fields[extension] = Range("bytes", 0, offset, size, data, 0)

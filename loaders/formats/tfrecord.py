@@ -16,20 +16,16 @@ from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.records import LEAVE_OUT, TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats.sniff import HEAD, disguise
 from twinfeed.loaders.support.checksum import masked
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import BUFFER, CLOSED, open_file, open_shard
+from twinfeed.loaders.support.regular import BUFFER, open_file, open_shard
 
 HEADER, FOOTER = 12, 4
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
-_RESTORE = (
-    "restore the shard, or leave the record out with twinfeed index --exclude FILE (in Python "
-    "exclude=)"
-)
 
 
 def scan(
@@ -65,7 +61,6 @@ def scan(
                         offset=offset,
                         expected=f"data CRC {_CHECKSUM.unpack(footer)[0]:#010x}",
                         found=f"{masked(data):#010x}",
-                        advice=_RESTORE,
                     )
                 if example:
                     fields = locate(data, base=start)
@@ -96,28 +91,25 @@ def _frames(
     """Yield (offset, header, data, footer) of each record, after checking the header."""
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
-
-    def where() -> dict[str, Any]:
-        return {"path": path, "offset": offset, "record": number}
-
     while offset < size:
+        where = {"path": path, "offset": offset, "record": number}
         header = file.read(HEADER)
         framed = framed_length(header)
         if framed is None:
-            raise _header_error(header, where())
+            raise _header_error(header, where)
         length = framed - HEADER - FOOTER
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
-                **where(),
+                **where,
                 expected=f"at most max_record_bytes={max_record_bytes}",
                 advice=TOO_LONG,
             )
         if offset + framed > size:
-            raise _truncated(framed, size - offset, where())
+            raise _truncated(framed, size - offset, where)
         data, footer = file.read(length), file.read(FOOTER)
         if len(footer) < FOOTER:
-            raise _truncated(framed, HEADER + len(data) + len(footer), where())
+            raise _truncated(framed, HEADER + len(data) + len(footer), where)
         yield offset, header, data, footer
         offset += framed
         number += 1
@@ -130,7 +122,6 @@ def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedSha
         **where,
         expected=f"{expected} bytes",
         found=f"{found} bytes",
-        advice=f"{CLOSED}; {LEAVE_OUT}",
     )
 
 
@@ -149,7 +140,6 @@ def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
         **where,
         expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
         found=f"{masked(header[:8]):#010x}",
-        advice=f"restore the shard, since nothing after this offset can be read; {LEAVE_OUT}",
     )
 
 

@@ -173,7 +173,6 @@ def _broken(
         f"what begins at offset {start} cannot be decompressed: {why}",
         path=name,
         offset=start,
-        advice="copy the shard again, or write it again",
     )
 
 

@@ -13,9 +13,6 @@ BUFFER = 1 << 20
 
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
 
-CLOSED = "copy the shard again, or write it again: its writer may not have been closed"
-"""What to do about a shard that ends too early."""
-
 
 def open_shard(path: str, /) -> BinaryIO:
     """Open a shard for reading, buffered.
