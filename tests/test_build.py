@@ -371,20 +371,15 @@ def test_records_without_a_field_are_an_error_or_left_out_or_empty(tmp_path: Pat
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
 
 
-def test_a_field_that_no_record_has_is_an_error_that_lists_what_is_there(tmp_path: Path) -> None:
+def test_a_field_that_no_record_has_is_an_error(tmp_path: Path) -> None:
     samples = [("a", {"jpg": b"1"}), ("b", {"jpg": b"2", "txt": b"x"})]
     shards = [write_tar(tmp_path / "a.tar", samples), write_tar(tmp_path / "b.tar", samples[:1])]
-    path, there = tmp_path / "x.index", r"there are the fields \['jpg', 'txt'\]: name another"
-    fields = {"image": "jpg", "caption": "text;cap"}
-    lacks = r"the field 'caption' \(text or cap\); "
-    with pytest.raises(KeyError, match=rf"no record has {lacks}{there}"):
+    path, fields = tmp_path / "x.index", {"image": "jpg", "caption": "text;cap"}
+    with pytest.raises(KeyError, match=r"no record has the field 'caption' \(text or cap\)"):
         build_index(shards, path, fields=fields, missing="empty")
-    with pytest.raises(ValueError, match=rf"no records: each lacks {lacks}{there}$"):
-        build_index(shards, path, fields=fields, missing="skip")
-    with pytest.raises(ValueError, match=rf"no records: each lacks what label='cls' .*{there}$"):
-        build_index(shards, path, label="cls", missing="skip")
-    with pytest.raises(KeyError, match=rf"no record of a.tar has {lacks}{there}"):
-        build_index(shards, path, fields=fields)
+    for options in ({"fields": fields}, {"label": "cls"}):
+        with pytest.raises(ValueError, match=r"no records: .*--missing skip"):
+            build_index(shards, path, missing="skip", **options)
     assert len(build_index(shards, path, fields=["jpg", "txt"], missing="empty")) == 3
 
 
@@ -402,10 +397,9 @@ def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
     samples = [("img", {f"{n:05}.txt": b"x" for n in range(100)})]
     shard = write_tar(tmp_path / "a.tar", samples)
     for options in ({"label": "cls"}, {"fields": ["txt"]}):
-        with pytest.raises(KeyError) as caught:
+        with pytest.raises(DataCorruptionError) as caught:
             build_index(shard, tmp_path / "x.index", **options)
         assert "a sample's key ends at the first dot of its members' names" in str(caught.value)
-        assert "and 92 more" in str(caught.value)
         assert len(str(caught.value)) < 800
 
 
@@ -418,30 +412,19 @@ def test_keys_with_dots_are_told_of_in_few_words(tmp_path: Path) -> None:
         ({"key": "name"}, "the bytes feature 'name' of key="),
     ],
 )
-def test_a_name_that_no_record_has_is_a_wrong_name_and_no_bad_record(
+def test_a_record_that_lacks_what_is_named_is_named_with_its_fields(
     tmp_path: Path, options: dict[str, Any], lacked: str
 ) -> None:
     shard, path = tmp_path / "a.tfrecord", tmp_path / "x.index"
     plain = {"cls": b"1", "png": b"..."}
-    write_tfrecord(shard, [plain] * 3)
-    with pytest.raises(
-        KeyError, match=rf"of a.tfrecord has {lacked}; there are .*\['cls', 'png'\]: name another"
-    ):
-        build_index(shard, path, **options)
-    assert not path.exists()
     has_all = plain | {"clas": b"1", "jsn": b'{"a": 1}', "jpg": b"", "name": b"k"}
     for samples, bad in (([plain, plain, has_all], 0), ([has_all, plain], 1)):
         write_tfrecord(shard, samples)
         with pytest.raises(DataCorruptionError, match=f"a record lacks {lacked}") as caught:
             build_index(shard, path, **options)
         assert (caught.value.path, caught.value.record) == (str(shard), bad)
-
-
-def test_records_that_lack_different_fields_are_bad_records(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1"}), ("b", {"txt": b"2"})])
-    with pytest.raises(DataCorruptionError, match="lacks the field 'txt'\n") as caught:
-        build_index(shard, tmp_path / "x.index", fields=["jpg", "txt"])
-    assert caught.value.record == 0
+        assert caught.value.found == "the fields ['cls', 'png']"
+        assert not path.exists()
 
 
 def test_keys_come_from_a_feature(tmp_path: Path) -> None:

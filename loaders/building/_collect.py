@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering, whole_background
-from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, listed, new_part
+from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, new_part
 from twinfeed.loaders.building.labels import (
     FromJson,
     at,
@@ -41,7 +42,6 @@ CELLS = 1 << 16
 
 _MEMO = 1 << 16
 _LACKS = (0, -1, 0)
-_NO_LABEL = "a label"
 _DOTS = (
     "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
     "put together with --join (join=True)"
@@ -173,10 +173,8 @@ class _Collector:
         self.dropped = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
         self.mixed: set[str] = set()
-        self.seen: set[str] = set()
         self.numbering = Numbering()
         self.memo: dict[bytes, Label] = {}
-        self.refused: tuple[str, DataCorruptionError] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -188,17 +186,11 @@ class _Collector:
 
     def add(self, record: Record) -> None:
         """Add one record, or leave it out if it lacks a field or a label."""
-        if len(self.seen) < LIMITS.fields:
-            self.seen.update(record.fields)
         if self.options.key is not None:
-            record = record._replace(key=self.key_of(record))
-            if record.key is None:
-                return
+            record = record._replace(key=self.key_of(record, self.options.key))
         pieces = self.select(record)
         if pieces is None or not self.add_label(record):
             return
-        if self.refused is not None:  # an earlier record lacks what this one has
-            raise self.refused[1]
         if record.key is not None:
             self.keys.append(record.key)
         base = self.part.files + len(self.files)
@@ -225,7 +217,8 @@ class _Collector:
                     self.memo[piece.data] = label
             elif self.options.background is None:
                 named = isinstance(source, str | FromJson)
-                self.lacks(f"what {spelled(source)} names" if named else _NO_LABEL, record)
+                what = f"what {spelled(source)} names" if named else "a label"
+                self.lacks(what, record, _FIELD if named else _LABEL)
                 return False
         self.labels.append(label)
         return True
@@ -238,13 +231,12 @@ class _Collector:
             labels[kind] = f"{where}: {label!r}"
             refuse_mixed(labels)
 
-    def key_of(self, record: Record) -> str | None:
-        """Return the key that a feature holds; None for a record that is refused."""
-        name = self.options.key or ""
+    def key_of(self, record: Record, name: str) -> str:
+        """Return the key that a feature holds."""
         piece = record.fields.get(name)
         if piece is None or piece.kind != "bytes":
-            self.refuse(f"the bytes feature {name!r} of key=", record, "name another feature")
-            return None
+            what = f"the bytes feature {name!r} of key="
+            raise self.lacking(what, record, "name another feature")
         return piece.data.decode("utf-8", "surrogateescape")
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
@@ -261,29 +253,22 @@ class _Collector:
             else:
                 if self.options.missing != "empty":
                     called = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
-                    self.lacks(f"the field {name!r}{called}", record)
+                    self.lacks(f"the field {name!r}{called}", record, _FIELD)
                     return None
         return chosen
 
-    def lacks(self, what: str, record: Record) -> None:
+    def lacks(self, what: str, record: Record, advice: str) -> None:
         """Refuse a record that lacks something, or count the record as left out."""
-        if self.options.missing == "skip":
-            self.part.lacking += 1
-            if what not in self.part.lacked:
-                self.part.lacked.append(what)
-            return
-        tar = _DOTS if self.options.container == "tar" else ""
-        self.refuse(what, record, (_LABEL if what == _NO_LABEL else _FIELD) + tar)
+        if self.options.missing != "skip":
+            tar = _DOTS if self.options.container == "tar" else ""
+            raise self.lacking(what, record, advice + tar)
+        self.part.lacking += 1
 
-    def refuse(self, what: str, record: Record, advice: str) -> None:
-        """Note that a record lacks something; raise unless all records so far lack the same."""
-        if self.refused is None:
-            problem, where = f"a record lacks {what}", at(record, self.path)
-            found = listed(record.fields)
-            error = DataCorruptionError(problem, **where, found=found, advice=advice)
-            self.refused = what, error
-        if self.part.records + self.records or self.refused[0] != what:
-            raise self.refused[1]
+    def lacking(self, what: str, record: Record, advice: str) -> DataCorruptionError:
+        """Return the error of a record that lacks something."""
+        problem, where = f"a record lacks {what}", at(record, self.path)
+        found = f"the fields {reprlib.repr(sorted(record.fields))}"
+        return DataCorruptionError(problem, **where, found=found, advice=advice)
 
     def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""
@@ -350,14 +335,6 @@ class _Collector:
         """Write what is left, and the facts of the part."""
         self.write()
         part = self.part
-        if self.refused is not None:  # no record has the field: the name is wrong
-            what, error = self.refused
-            if what == _NO_LABEL:
-                raise error
-            raise KeyError(
-                f"no record of {part.path} has {what}; there are {listed(self.seen)}: "
-                f"{error.advice}"
-            )
-        part.names, part.seen = self.numbering.names, sorted(self.seen)
+        part.names = self.numbering.names
         part.fields = {name: column.facts(part.records) for name, column in self.columns.items()}
         self.out.finish(part)

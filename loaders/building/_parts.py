@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.regular import open_file
 
 _FACTS = "facts.json"
-_SHOWN = 8
 
 
 class Block(NamedTuple):
@@ -75,7 +74,6 @@ class ShardPart:
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
     - `labels` says where the first label of each kind ("integers", "names") is.
     - `names` are the names that the blocks refer to by number; None stands for no label.
-    - `seen` are the names of the records' fields. `lacked` is what records that were left out lack.
     """
 
     options: IndexOptions
@@ -93,8 +91,6 @@ class ShardPart:
     labels: dict[str, str] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldFacts] = field(default_factory=dict)
-    seen: list[str] = field(default_factory=list)
-    lacked: list[str] = field(default_factory=list)
     file: Path = Path()
 
     @property
@@ -124,17 +120,6 @@ class ShardPart:
                     yield Block(records, {name: _array(held, number, name) for name in names})
         except Exception as error:
             raise damaged_part(self.file) from error
-
-
-def listed(names: Iterable[str], /) -> str:
-    """Name the first of some fields, and say how many more there are.
-
-    >>> listed("bcdefgahij")
-    "the fields ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] and 2 more"
-    """
-    names = sorted(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the fields {names[:_SHOWN]}{more}"
 
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:

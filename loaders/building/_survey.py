@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering
-from twinfeed.loaders.building._parts import Block, FieldFacts, ShardPart, listed
+from twinfeed.loaders.building._parts import Block, FieldFacts, ShardPart
 from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
@@ -61,8 +61,6 @@ class Survey:
         self.strings: dict[str, tuple[int, int]] = {}
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
-        self.seen: set[str] = set()
-        self.lacked: list[str] = []
         if table is not None:
             self.labels = {kind_of(label): "the table" for label in table.labels.values()}
         for part in parts:
@@ -96,8 +94,6 @@ class Survey:
         self.broken += part.broken
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
-        self.seen.update(part.seen)
-        self.lacked += (what for what in part.lacked if what not in self.lacked)
         for name, facts in part.fields.items():
             self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
 
@@ -130,14 +126,10 @@ class Survey:
 
     def check(self) -> None:
         """Raise ValueError where the parts make no index. Warn of shards without records."""
-        if not self.records and self.lacked:
-            raise ValueError(
-                f"no records: each lacks {' or '.join(self.lacked)}; there are "
-                f"{listed(self.seen)}: name another"
-            )
         if not self.records:
             raise ValueError(
-                f"no records: all {len(self.paths)} shards are empty, or every record is left out"
+                f"no records: all {len(self.paths)} shards are empty, or every record is left out, "
+                "for what it lacks (--missing skip) or by exclude="
             )
         if self.filled < len(self.paths):
             empty = [p for p, n in zip(self.paths, self.lengths, strict=True) if n == 0][:5]
@@ -150,8 +142,8 @@ class Survey:
         for name, aliases in (self.options.fields or {}).items():
             if name not in self.fields and (name, self.options.label_from) != ("label", "field"):
                 raise KeyError(
-                    f"no record has the field {name!r} ({aliases.replace(';', ' or ')}); there are "
-                    f"{listed(self.seen)}: name another"
+                    f"no record has the field {name!r} ({aliases.replace(';', ' or ')}): name "
+                    "another, which twinfeed info shows for an index without fields="
                 )
         unknown = sorted(set(self.options.lists) - set(self.fields))
         if unknown:

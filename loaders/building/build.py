@@ -84,7 +84,7 @@ def build_index(
         FileNotFoundError: a shard is missing.
         LoaderError: something in a shard is wrong (DataCorruptionError and others).
         DecodeError: the function of `label` fails or returns a value that is not a label.
-        KeyError: no record of a shard has the label, field or key that is named.
+        KeyError: no record has a field that is named, with `missing="empty"`.
         ValueError: labels, classes, tables or fields do not fit.
         FileExistsError: `path` holds other files.
         OSError: the index cannot be written.
