@@ -488,8 +488,8 @@ def test_b20_sparse_members_are_refused(options: list[str], tmp_path: Path) -> N
     subprocess.run(run, check=True)
     assert (tmp_path / "a.tar").stat().st_size < 1 << 20
     error = tar_error(tmp_path / "a.tar")
-    assert "sparse member not supported" in error.problem
-    assert error.advice == "write the archive again without --sparse (-S)"  # the shard is sound
+    assert error.problem == "a sparse member is not supported"
+    assert "without --sparse" in str(error.advice)  # the shard is sound
 
 
 def test_b21_sizes_of_members_without_data_are_not_jumped_over(tmp_path: Path) -> None:
@@ -566,15 +566,6 @@ def test_b28_what_follows_the_end_and_is_no_archive_is_warned_of(tmp_path: Path)
             assert contents(tar.scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
     padded = archive(tmp_path / "a.tar", one, end=bytes(10240))
     assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
-
-
-def test_b28_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(bytes(20 * 512))  # what tar makes of no files
-    assert contents(tar.scan(path)) == []
-    path.write_bytes(bytes(21 * 512))
-    with pytest.warns(ShardWarning, match="nothing but zeros"):
-        assert contents(tar.scan(path)) == []
 
 
 def test_b_sample_longer_than_allowed(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from twinfeed.loaders import (
     CompressedShards,
     DataCorruptionError,
     FromJson,
-    LoaderError,
     Reader,
     ShardWarning,
     TruncatedShardError,
@@ -207,12 +206,10 @@ def test_the_label_is_chosen_and_a_missing_field_stays_empty(tmp_path: Path) -> 
         pack(CompressedShards(path, label="note"), tmp_path / "more")
 
 
-def test_plain_shards_are_to_be_indexed(tmp_path: Path) -> None:
+def test_plain_shards_are_packed_too(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "a.tfrecord", ROWS)
-    for source in (f"{tmp_path}/*.tfrecord", [tmp_path / "a.tfrecord"]):
-        with pytest.raises(LoaderError, match="nor compressed") as caught:
-            pack(source, tmp_path / "out")
-        assert "index the shards with twinfeed index" in str(caught.value)
+    for n, source in enumerate((f"{tmp_path}/*.tfrecord", [tmp_path / "a.tfrecord"])):
+        assert len(pack(source, tmp_path / f"out{n}")["data"]) == len(ROWS)
 
 
 def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
@@ -221,8 +218,6 @@ def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
     with RangeServer(tmp_path) as server:
         packed = pack(f"{server.url}/a-00000-of-00001", tmp_path / "out")["data"]
         assert len(packed) == len(ROWS)
-        with pytest.raises(LoaderError, match="nor compressed"):
-            pack(f"{server.url}/plain", tmp_path / "more")
 
 
 CONVERT = """

@@ -165,7 +165,7 @@ class _Collector:
     """Sort the records of a shard into columns."""
 
     def __init__(self, plan: Plan, part: ShardPart, path: str, out: PartFile) -> None:
-        self.options, self.source = plan.options, plan.label
+        self.options, self.source, self.known = plan.options, plan.label, plan.keys
         self.part, self.path, self.out = part, path, out
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
@@ -188,6 +188,9 @@ class _Collector:
         """Add one record, or leave it out if it lacks a field or a label."""
         if self.options.key is not None:
             record = record._replace(key=self.key_of(record, self.options.key))
+        if self.known is not None and record.key is not None and record.key not in self.known:
+            self.part.lacking += 1
+            return
         pieces = self.select(record)
         if pieces is None or not self.add_label(record):
             return

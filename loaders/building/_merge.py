@@ -141,7 +141,7 @@ class _Merge:
         labelled = survey.options.label_from is not None and survey.table is None
         place = {name: n for n, name in enumerate(part.fields)}
         names = self.numbers[survey.numbering.of(part.names)] if labelled else self.numbers
-        for block in survey.blocks(part):
+        for block in part.blocks():
             for strings in self.strings:
                 if f"{strings.name}-ends" in block.arrays:
                     strings.write(block)

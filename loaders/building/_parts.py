@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 
 from twinfeed.loaders.errors import IndexFormatError
-from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.atomic import beside, room_for
 from twinfeed.loaders.support.checks import Array
@@ -38,19 +37,6 @@ class Block(NamedTuple):
 
     records: int
     arrays: dict[str, Array]
-
-    def having(self, known: Container[str], /) -> Block:
-        """Return the block of the records whose keys are known; without keys, of all records."""
-        if "keys-ends" not in self.arrays:
-            return self
-        keys = StringColumn(self.arrays["keys-text"], self.arrays["keys-ends"]).tolist()
-        places = [place for place, key in enumerate(keys) if key in known]
-        arrays = {
-            name: array[places] if name.startswith(("rows-", "values-")) else array
-            for name, array in self.arrays.items()
-        }
-        left = StringColumn.of(keys[place] for place in places)
-        return Block(len(places), arrays | left.arrays("keys"))
 
 
 class FieldFacts(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering
-from twinfeed.loaders.building._parts import Block, FieldFacts, ShardPart
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart
 from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
@@ -72,47 +72,31 @@ class Survey:
             self.options = part.options
             if self.table is not None:
                 self.options = replace(part.options, label_from="table")
-        records, strings = part.records, dict(part.strings)
-        if self.skips and "keys" in strings:
-            kept = [(b.records, len(b.arrays["keys-text"])) for b in self.blocks(part) if b.records]
-            records, size = np.sum([(0, 0), *kept], 0).tolist()
-            strings["keys"] = (records, size)
-        for name, (count, size) in strings.items():
+        for name, (count, size) in part.strings.items():
             before = self.strings.get(name, (0, 0))
             self.strings[name] = (before[0] + count, before[1] + size)
         self.files += part.files
         self.parts.append(part.file)
         self.paths.append(part.path)
-        self.records += records
-        self.filled += records > 0
+        self.records += part.records
+        self.filled += part.records > 0
         self.sizes.append(part.bytes)
         self.headers.append(part.headers)
-        self.lengths.append(records)
+        self.lengths.append(part.records)
         self.tags.append(part.tag)
         self.sums += bytes.fromhex(part.sha256)
-        self.left_out += part.excluded + part.lacking + part.records - records
+        self.left_out += part.excluded + part.lacking
         self.broken += part.broken
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
         for name, facts in part.fields.items():
-            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, records)
+            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, part.records)
 
     @property
     def whole(self) -> bool:
         """Whether labels are integers."""
         no_names = "names" not in self.labels and isinstance(self.options.background, int)
         return "integers" in self.labels or no_names
-
-    @property
-    def skips(self) -> bool:
-        """Whether records that a table lacks are left out."""
-        options = self.options
-        return self.table is not None and options.missing == "skip" and options.background is None
-
-    def blocks(self, part: ShardPart) -> Iterator[Block]:
-        """Yield the blocks of a part, without the records that a label table lacks."""
-        for block in part.blocks():
-            yield block.having(self.table.labels) if self.skips and self.table else block
 
     def mixed(self) -> list[str]:
         """Name the bytes features that have one value in some parts and lists in others."""

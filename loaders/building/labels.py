@@ -17,7 +17,6 @@ from typing import Any
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record
-from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -148,7 +147,6 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         return None
     if not is_label(value):
         kind = DecodeError if callable(source) else DataCorruptionError
-        image = isinstance(source, str) and image_extension(record.fields[source].data)
         advice = _FUNCTION if callable(source) else _REPAIR
         if isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
@@ -156,7 +154,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
             f"{spelled(source)} {rule}",
             **at(record, shard),
             expected="an int64, or UTF-8 text that is not empty",
-            found="an image" if image else reprlib.repr(value),
+            found=reprlib.repr(value),
             advice=advice,
         )
     return str(value) if isinstance(value, str) else int(value)

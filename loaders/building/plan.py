@@ -26,11 +26,15 @@ Fields = Mapping[str, str] | Iterable[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what an index will hold: all that a worker needs to know besides its job."""
+    """Say what an index will hold: all that a worker needs to know besides its job.
+
+    Records whose key is not in `keys` are left out.
+    """
 
     root: Root
     options: IndexOptions
     label: RecordLabel | None = None
+    keys: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -39,7 +43,10 @@ class Plan:
         """Return the plan for the shards of `source`; the labels of a table are joined later."""
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()
+        keys = None
         if isinstance(label, FromTable):
+            if reading.missing == "skip" and reading.background is None:
+                keys = frozenset(label.labels)
             label = None
         kind, name = _described(label)
         facts = vars(reading) | {
@@ -49,7 +56,7 @@ class Plan:
             "fields": _named(fields),
             "root": str(source.root) if isinstance(source.root, Location) else None,
         }
-        return cls(source.root, IndexOptions(**facts), label)
+        return cls(source.root, IndexOptions(**facts), label, keys)
 
     def with_lists(self, fields: Iterable[str]) -> Plan:
         """Return the plan that reads these fields as lists too."""
@@ -58,7 +65,8 @@ class Plan:
     def digest(self) -> str:
         """Return a digest of all that a part depends on besides its job and a label function."""
         label = None if callable(self.label) else self.label
-        text = repr([VERSION, replace(self.options, root=None), label])
+        keys = None if self.keys is None else sorted(map(repr, self.keys))
+        text = repr([VERSION, replace(self.options, root=None), label, keys])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:

@@ -80,12 +80,6 @@ def find_source(
         return Source("files", where, _stretches(entries))
     given = None if root is None else place_of(root)
     names = _expand(shards, complete)
-    for name in names:
-        if is_url(name) and name.endswith("/"):
-            raise ValueError(
-                f"shards must be files, got the folder {name}: name them by a pattern, such as "
-                f"'{name}*.tfrecord'"
-            )
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(place)
     if given is not None:
@@ -214,19 +208,10 @@ def _expand(shards: Any, complete: bool) -> list[str]:
     """Return the paths of the shards in order."""
     names = expand(shards, complete=complete)
     for name in names:
-        if os.path.isdir(name):
-            raise LoaderError(
-                "a folder, not a shard",
-                path=name,
-                advice="give a pattern of shards alone, such as *.tfrecord or *.tar; a folder of "
-                "images is indexed by itself",
-            )
-        if name.endswith((MANIFEST, ".npy")):
-            raise LoaderError(
-                "a file of an index, not a shard",
-                path=name,
-                advice="give the shards, or where an index is taken its whole folder",
-            )
+        if name.endswith(("/", MANIFEST, ".npy")) or os.path.isdir(name):
+            problem = "a folder, or a file of an index, and not a shard"
+            advice = "give a pattern of shards alone, such as *.tfrecord or *.tar"
+            raise LoaderError(problem, path=name, advice=advice)
     return names
 
 
@@ -271,8 +256,13 @@ def _guess(root: Root, shard: str) -> Container:
         return "tar"
     if ".tfrec" in name:
         return "tfrecord"
-    if isinstance(root, Location):
-        return "tar" if is_tar(bytes(store_of(root).read(shard, 0, HEAD).data)) else "tfrecord"
-    path = join(root, shard)
+    return "tar" if is_tar(head_of(join(root, shard))) else "tfrecord"
+
+
+def head_of(path: Root, /) -> bytes:
+    """Return the first bytes of a shard."""
+    if isinstance(path, Location):
+        store, name = split(path)
+        return bytes(store.read(name, 0, HEAD).data)
     with open_shard(path) as file:
-        return "tar" if is_tar(file.read(HEAD)) else "tfrecord"
+        return file.read(HEAD)

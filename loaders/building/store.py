@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.building._parts import damaged_part
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.index.manifest import (
@@ -94,13 +95,7 @@ class ArrayFile:
         os.fsync(self._out.fileno())
         self.close()
         if self.bytes != self.size:
-            raise IndexFormatError(
-                "a part is missing or damaged: its shard has other records than it tells",
-                path=self.file,
-                expected=f"{self.size} bytes",
-                found=f"{self.bytes} bytes",
-                advice="build the index again",
-            )
+            raise damaged_part(self.file)
         told = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
         return told | {"sha256": self.digest.hexdigest()}
 
@@ -268,11 +263,8 @@ def _moved(temporary: Path, final: Path) -> Path:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         if any(_differs(final / file.name, file) for file in temporary.glob("*.npy")):
-            raise IndexFormatError(
-                "damaged index: a folder of this name holds other bytes",
-                path=final,
-                advice="delete the index folder and build it again",
-            ) from None
+            problem = "damaged index: delete this folder, which holds other bytes, and build again"
+            raise IndexFormatError(problem, path=final) from None
         return temporary
     return final
 

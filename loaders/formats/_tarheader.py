@@ -21,17 +21,13 @@ from twinfeed.loaders.formats.sniff import disguise, is_tar
 from twinfeed.loaders.support.limits import LIMITS
 
 BLOCK = 512
-_EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
 _UNSUPPORTED = {
-    b"S": ("sparse member not supported", "write the archive again without --sparse (-S)"),
-    b"M": (
-        "member continued from another volume not supported",
-        "write the archive again without --multi-volume (-M)",
-    ),
-    b"N": ("old GNU long-name table not supported", "write the archive again with a newer tar"),
+    b"S": "a sparse member",
+    b"M": "a member continued from another volume",
+    b"N": "an old GNU long-name table",
 }
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
@@ -210,10 +206,8 @@ class _Walk:
 
     def _check_end(self) -> None:
         """Refuse another archive after the end (`cat a.tar b.tar`); warn of all odd ends."""
-        if not self.size:
-            self._warn("the file is empty, without even the end of an archive")
-        elif self.size < self.at + 2 * BLOCK:
-            self._warn("the archive does not end with two zero blocks; its last member is complete")
+        if self.size < self.at + 2 * BLOCK:
+            self._warn("the archive does not end with two zero blocks; no member is cut")
         self.file.seek(self.at)
         at = self.at
         while data := self.file.read(1 << 20):
@@ -229,8 +223,6 @@ class _Walk:
                 self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
                 return
             at += len(data)
-        if self.at == 0 and self.size > _EMPTY:
-            self._warn("the file holds nothing but zeros")
 
     def _warn(self, problem: str) -> None:
         """Warn of an archive that did not end as it should."""
@@ -243,8 +235,8 @@ class _Walk:
 
     def _unsupported(self, kind: bytes, start: int) -> DataCorruptionError:
         """Return the error of a sound member that cannot be read by offset and size."""
-        problem, advice = _UNSUPPORTED[kind]
-        return self._error(problem, at=start, advice=advice)
+        advice = "write the archive again with a newer tar, without --sparse and --multi-volume"
+        return self._error(f"{_UNSUPPORTED[kind]} is not supported", at=start, advice=advice)
 
     def _truncated(self, what: str, size: int, *, at: int | None = None) -> DataCorruptionError:
         """Return the error of an archive that ends too early."""

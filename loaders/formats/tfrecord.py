@@ -92,7 +92,7 @@ def _frames(
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
     while offset < size:
-        where = {"path": path, "offset": offset, "record": number}
+        where: dict[str, Any] = {"path": path, "offset": offset, "record": number}
         header = file.read(HEADER)
         framed = framed_length(header)
         if framed is None:

@@ -18,19 +18,17 @@ from typing import Any, BinaryIO
 
 from twinfeed.loaders.building.labels import FromJson, RecordLabel, label_clash, label_of
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import local
+from twinfeed.loaders.building.sources import head_of, local
 from twinfeed.loaders.errors import (
     DataCorruptionError,
-    LoaderError,
     ShardWarning,
     TruncatedShardError,
 )
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import HEAD, compression, is_compressed, is_tar
-from twinfeed.loaders.remote.location import Location, is_url, place_of
-from twinfeed.loaders.remote.opening import split
+from twinfeed.loaders.formats.sniff import compression, is_tar
+from twinfeed.loaders.remote.location import place_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 
@@ -50,8 +48,8 @@ _PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied 
 class CompressedShards:
     """Take samples from shards that are compressed, and choose their label.
 
-    The kinds are gzip, bzip2, xz and zlib. A shard among them may be plain. The shards are
-    decompressed one at a time, in the folder that `pack` writes to.
+    The kinds are gzip, bzip2, xz and zlib. Shards may be plain too. The shards are decompressed one
+    at a time, in the folder that `pack` writes to.
 
     Args:
         shards: TFRecord or tar shards, named by a path, a pattern or a list.
@@ -59,7 +57,6 @@ class CompressedShards:
             `FromFolder` or a function. It is packed as the field "label".
 
     Raises:
-        LoaderError: no shard is compressed.
         DataCorruptionError: from `pack`, a shard that is damaged, or goes on after its end.
 
     >>> import gzip, pathlib, tempfile
@@ -75,15 +72,6 @@ class CompressedShards:
     def __init__(self, shards: Shards, /, *, label: RecordLabel | None = None) -> None:
         self.paths = expand(shards, compressed=True)
         self.label = label
-        if not any(map(is_compressed, self.paths)):
-            # Of shards at URLs, the bytes of the first alone are looked at.
-            seen = [path for n, path in enumerate(self.paths) if n == 0 or not is_url(path)]
-            if not any(compression(head_of(path)) for path in seen):
-                raise LoaderError(
-                    "a file, which is neither a folder of images nor an index, nor compressed",
-                    path=self.paths[0],
-                    advice="index the shards with twinfeed index, then pack the index",
-                )
 
 
 def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
@@ -108,28 +96,15 @@ def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, An
             warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
 
 
-def head_of(path: str, /) -> bytes:
-    """Return the first bytes of a shard."""
-    place = place_of(path)
-    if isinstance(place, Location):
-        store, name = split(place)
-        return bytes(store.read(name, 0, HEAD).data)
-    with open_shard(path) as file:
-        return file.read(HEAD)
-
-
 def _decompressed(path: str, name: str, out: Path) -> str:
     """Return the path of the plain shard: `out`, or the shard itself if it is not compressed."""
     kind = compression(head_of(path))
     if kind is None:
         return path
     if kind not in _STREAMS:
-        raise DataCorruptionError(
-            "pack decompresses gzip, bzip2, xz and zlib alone",
-            path=name,
-            found=kind,
-            advice="decompress the shard, and index the result",
-        )
+        problem = f"{kind}-compressed, and pack decompresses gzip, bzip2, xz and zlib alone"
+        advice = "decompress the shard, and index the result"
+        raise DataCorruptionError(problem, path=name, advice=advice)
     most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as plain:
         for piece in _pieces(file, kind, name):
