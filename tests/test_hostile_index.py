@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import LIMITS, digest_of, file_digest, manifest
+from inside import LIMITS, arrays, digest_of, file_digest, manifest
 from making_shards import tars
 from range_server import RangeServer
 
@@ -34,7 +34,10 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 
 def made(folder: Path) -> Index:
-    return build_index(tars(folder, shards=1), folder / "x.index", label="cls")
+    names = [f"class {n}" for n in range(7)]
+    return build_index(
+        tars(folder, shards=1), folder / "x.index", label="cls", classes=names, digest=True
+    )
 
 
 def rewrite(index: Index, change: Callable[[dict[str, Any]], object]) -> None:
@@ -68,11 +71,17 @@ def test_fault_78_a_manifest_that_differs_at_each_request(
     assert asked.count("x.index/manifest.json") < 10
 
 
+GONE = object()
+
+
 def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(manifest: Any) -> None:
         for step in path[:-1]:
             manifest = manifest[step]
-        manifest[path[-1]] = value
+        if value is GONE:
+            del manifest[path[-1]]
+        else:
+            manifest[path[-1]] = value
 
     return change
 
@@ -80,23 +89,29 @@ def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 BAD = {
     f"{'.'.join(map(str, path))}={value!r:.20}": at(*path, value=value)
     for path, values in {
-        ("arrays", "shards"): ([], None, "x", 1),
+        ("arrays", "shards"): ([], None, "x", 1, GONE),
+        ("arrays", "shardlengths"): (GONE,),
+        ("arrays", "shardsums"): (GONE,),
+        ("arrays", "field-0"): (GONE,),
+        ("arrays", "classes-text"): (GONE,),
+        ("arrays", "keys-text"): (GONE,),
         ("arrays",): ([], None, "x", {"../x": {}}),
         ("arrays", "shards", "bytes"): (float("inf"), -1, 1 << 64, True, 1.5, "9", None, []),
+        ("arrays", "shardsums", "shape"): ([3, 16], [-3, -32]),
         ("arrays", "shards", "shape"): (1, [], [-1], [1.0], [[1]], [1, 1, 1], "1", None),
         ("arrays", "shards", "dtype"): ([], None, "x", {}, [["bytes"]], "O", [[[]]]),
         ("arrays", "shards", "sha256"): ([], None, 0),
-        ("records",): (float("inf"), -1, 1.0, None, [], "3", 1 << 63),
-        ("columns",): ([[]], None, "label", [1], ["x", "x"]),
+        ("records",): (float("inf"), -1, 1.0, None, [], "3", 1 << 63, 10**15, 29, GONE),
+        ("columns",): ([[]], None, "label", [1], ["x", "x"], ["a", "b"]),
         ("fields",): ([[]], None, "x", {}, [None], [{}], [{"name": []}]),
         ("fields", 0, "name"): ([], None, 1),
-        ("fields", 0, "kind"): ([], None, 1, "x"),
+        ("fields", 0, "kind"): ([], None, 1, "x", True),
         ("fields", 0, "missing"): ([], None, -1, float("inf")),
         ("class_order",): ([], 1, {}),
         ("digests",): ([], None, {"a": []}),
         ("fingerprint",): ([], None),
-        ("folder",): ([], None, "columns-../../../../x"),
-        ("options",): ([], None, {}, {"root": None, "what": 1}),
+        ("folder",): ([], None, "columns-../../../../x", "/etc", "columns-0123456789abcdeF"),
+        ("options",): ([], None, {}, {"root": None, "what": 1}, {"missing": "never"}),
         ("options", "root"): ([], 1, {}),
         ("container",): ([], None, "zip"),
     }.items()
@@ -153,13 +168,49 @@ def test_a_class_order_that_is_none_is_refused(tmp_path: Path, name: str, how: s
         PKBatchSampler(with_array(index, f"classorder-{name}", array).class_order, p=2, k=2, seed=0)
 
 
-@pytest.mark.parametrize("name", ["shards", "shardstops", "field-0", "keys-ends", "keys-text"])
-def test_an_array_of_another_dimension_is_refused(tmp_path: Path, name: str) -> None:
+ARRAYS: dict[str, tuple[str, ...]] = {
+    "array[:-1]": ("shardlengths", "classes-text", "shardpaths-text", "keys-ends", "field-0"),
+    "array[1:]": ("column-0", "shardsums"),
+    "np.stack([array, array], axis=1)": ("shards", "shardstops", "field-0", "keys-ends"),
+    "array[0]": ("shards", "shardstops", "field-0", "keys-ends", "keys-text"),
+    "array[['bytes']].copy()": ("shards",),
+    "array[['offset', 'length']].copy()": ("field-0",),
+    "array.astype('<f8')": ("shardstops",),
+    "array.astype('<u2')": ("shardpaths-ends", "classes-ends"),
+    "array.astype('<i4')": ("column-0",),
+    "array - 1": ("shardstops",),
+}
+
+
+@pytest.mark.parametrize("change", ARRAYS)
+def test_an_array_of_another_type_length_or_dimension_is_refused(
+    tmp_path: Path, change: str
+) -> None:
+    for name in ARRAYS[change]:
+        index = made(tmp_path)
+        array = eval(change, {"np": np, "array": np.array(index._arrays[name])})
+        with pytest.raises(IndexFormatError, match=r"fit together|cannot be read|bad"):
+            with_array(index, name, array)
+
+
+@pytest.mark.parametrize("read_whole", [arrays.READ_WHOLE, 0])
+def test_an_archive_or_objects_in_place_of_an_array_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
+) -> None:
+    """numpy.load would open an archive, and unpack what a few bytes stand for."""
+    monkeypatch.setattr(arrays, "READ_WHOLE", read_whole)
     index = made(tmp_path)
-    array = np.array(index._arrays[name])
-    for other in (np.stack([array, array], axis=1), array[0]):
-        with pytest.raises(IndexFormatError):
-            with_array(index, name, other)
+    rewrite(index, at("arrays", "shardsums", "dtype", value="|O"))
+    with pytest.raises(IndexFormatError, match=r"shardsums\.npy cannot be read"):
+        open_index(index.path)
+    index = made(tmp_path)
+    (file,) = index.path.glob("columns-*/column-0.npy")
+    with file.open("wb") as out:
+        np.savez_compressed(out, np.zeros(1000))
+    entry = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+    rewrite(index, lambda manifest: manifest["arrays"]["column-0"].update(entry))
+    with pytest.raises(IndexFormatError, match=r"column-0\.npy cannot be read"):
+        open_index(index.path)
 
 
 @pytest.mark.parametrize("values", ["[]", "{}", '"ab"', "[[1,1]]", "1.5"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import pickle
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import LIMITS, MANIFEST, SHARD, StringColumn, digest_of, new_store, paths, row_type
+from inside import LIMITS, MANIFEST, SHARD, StringColumn, new_store, paths, row_type
 from inside import arrays as _arrays
 from making_shards import flip, tars, tfrecords, tree, write_tar, write_tfrecord
 
@@ -291,110 +290,6 @@ def test_an_index_with_another_digest_is_refused(tmp_path: Path) -> None:
     assert caught.value.expected == f"digest {digest}"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda manifest: manifest.update(records=10**15),
-        lambda manifest: manifest.update(records=29),
-        lambda manifest: manifest.pop("records"),
-        lambda manifest: manifest.update(fields=7),
-        lambda manifest: manifest.update(columns=["a", "b"]),
-        lambda manifest: manifest.update(columns="aaa"),
-        lambda manifest: manifest["fields"][0].update(kind=True),
-        lambda manifest: manifest["arrays"].pop("shardlengths"),
-        lambda manifest: manifest["arrays"].pop("classes-text"),
-        lambda manifest: manifest["arrays"].pop("shards"),
-        lambda manifest: manifest["arrays"].pop("keys-text"),
-        lambda manifest: manifest.update(options={"missing": "never"}),
-        lambda manifest: manifest.update(options=[]),
-        lambda manifest: manifest.update(digests=3),
-        lambda manifest: manifest.update(folder=None),
-        lambda manifest: manifest.update(arrays=[]),
-    ],
-)
-def test_a_manifest_that_tells_what_cannot_be_is_refused(tmp_path: Path, change: Any) -> None:
-    """Its checksum is right, as an attacker would have it."""
-    index = build_index(
-        tars(tmp_path), tmp_path / "x.index", label="cls", classes=[f"class {n}" for n in range(7)]
-    )
-    manifest = json.loads((index.path / MANIFEST).read_text())
-    del manifest["checksum"]
-    change(manifest)
-    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
-    (index.path / MANIFEST).write_text(text)
-    with pytest.raises(IndexFormatError, match=r"damaged index|incomplete index"):
-        open_index(index.path)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("shards", lambda array: array[["bytes"]].copy()),
-        ("shardstops", lambda array: array.astype("<f8")),
-        ("shardstops", lambda array: array - 1),
-        ("shardlengths", lambda array: array[:-1]),
-        ("shardpaths-ends", lambda array: array.astype("<u2")),
-        ("classes-ends", lambda array: array.astype("<u2")),
-        ("classes-text", lambda array: array[:-1]),
-        ("shardpaths-text", lambda array: array[:-1]),
-        ("keys-ends", lambda array: array[:-1]),
-        ("field-0", lambda array: array[["offset", "length"]].copy()),
-        ("field-0", lambda array: array[:-1]),
-        ("column-0", lambda array: array.astype("<i4")),
-        ("column-0", lambda array: array[1:]),
-        ("shardsums", lambda array: array[1:]),
-        ("shardsums", None),
-        ("field-0", None),
-    ],
-)
-def test_an_array_of_another_type_or_length_is_refused(
-    tmp_path: Path, name: str, change: Any
-) -> None:
-    """As in an index from before this version; and with digests that are right."""
-    names = [f"class {n}" for n in range(7)]
-    index = build_index(
-        tars(tmp_path), tmp_path / "x.index", label="cls", classes=names, digest=True
-    )
-    manifest = json.loads((index.path / MANIFEST).read_text())
-    del manifest["checksum"]
-    (file,) = index.path.glob(f"columns-*/{name}.npy")
-    if change is None:
-        del manifest["arrays"][name]
-    else:
-        array = change(np.load(file))
-        np.save(file, array)
-        data = file.read_bytes()
-        manifest["arrays"][name] = {
-            "dtype": np.lib.format.dtype_to_descr(array.dtype),
-            "shape": list(array.shape),
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
-    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
-    (index.path / MANIFEST).write_text(text)
-    with pytest.raises(IndexFormatError, match="its arrays do not fit together") as caught:
-        open_index(index.path)
-    assert name in str(caught.value.found)
-
-
-@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
-@pytest.mark.parametrize(
-    "change", [{"shape": [3, 16]}, {"shape": [-3, -32]}, {"dtype": "|O", "shape": [3, 4]}]
-)
-def test_an_array_whose_manifest_and_file_do_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int, change: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
-    index = build_index(tars(tmp_path), tmp_path / "x.index", digest=True)
-    manifest = json.loads((index.path / MANIFEST).read_text())
-    del manifest["checksum"]
-    manifest["arrays"]["shardsums"] |= change
-    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
-    (index.path / MANIFEST).write_text(text)
-    with pytest.raises(IndexFormatError, match=r"shardsums\.npy cannot be read|bad shardsums"):
-        open_index(index.path)
-
-
 def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
     (index.path / MANIFEST).write_text("[" * 200_000)
@@ -402,27 +297,6 @@ def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
         open_index(index.path)
     os.truncate(index.path / MANIFEST, LIMITS.manifest_bytes + 1)  # of zeros that take no room
     with pytest.raises(IndexFormatError, match="a file of too many bytes"):
-        open_index(index.path)
-
-
-@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
-def test_an_archive_in_place_of_an_array_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
-) -> None:
-    """numpy.load would open it, and unpack what a few bytes stand for."""
-    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
-    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
-    (file,) = index.path.glob("columns-*/column-0.npy")
-    np.savez_compressed(tmp_path / "a.npz", np.zeros(1000))
-    data = (tmp_path / "a.npz").read_bytes()
-    file.write_bytes(data)
-    manifest = json.loads((index.path / MANIFEST).read_text())
-    del manifest["checksum"]
-    sums = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest["arrays"]["column-0"] |= sums
-    text = json.dumps(manifest | {"checksum": digest_of(manifest)})
-    (index.path / MANIFEST).write_text(text)
-    with pytest.raises(IndexFormatError, match=r"column-0\.npy cannot be read"):
         open_index(index.path)
 
 

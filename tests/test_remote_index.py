@@ -381,7 +381,7 @@ def test_the_command_takes_urls(
     for command in (["info", url], ["verify", url], ["cat", url, "3"]):
         assert main(command) == 0, command
     assert main(["index", f"{s3}/command/", "--out", url, "-q"]) == 1
-    assert f"{s3}/command/: a folder, or a file of an index" in capsys.readouterr().err
+    assert f"and not a shard; path: {s3}/command/;" in capsys.readouterr().err
     assert main(["index", f"{s3}/command", "--out", url, "-q"]) == 1
     assert f"{s3}/command: no such file" in capsys.readouterr().err
     assert main(["verify", f"{s3}/command/d-000000.tar"]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering, whole_background
-from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, new_part
+from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, check_number, new_part
 from twinfeed.loaders.building.labels import (
     FromJson,
     at,
@@ -31,7 +31,6 @@ from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import below, join
 from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c
-from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
 WIDEST_COLUMN = 16
@@ -282,12 +281,7 @@ class _Collector:
             if name == "label" and self.source is not None:
                 raise label_clash(self.part.path)
             column = self.columns[name] = _Column(piece.kind, number)
-            if len(self.columns) > LIMITS.fields:
-                raise ValueError(
-                    f"{self.part.path} has more than {LIMITS.fields} different fields "
-                    f"({', '.join(list(self.columns)[:5])}, ...): name those you want with fields= "
-                    f"(--field){_DOTS if self.options.container == 'tar' else ''}"
-                )
+            check_number(self.columns)
         elif column.kind != piece.kind:
             if {column.kind, piece.kind} != {"bytes", "bytes_list"}:
                 raise ValueError(

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.atomic import beside, room_for
 from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
 _FACTS = "facts.json"
@@ -106,6 +107,15 @@ class ShardPart:
                     yield Block(records, {name: _array(held, number, name) for name in names})
         except Exception as error:
             raise damaged_part(self.file) from error
+
+
+def check_number(fields: Collection[str], /) -> None:
+    """Raise ValueError for more fields than records have."""
+    if len(fields) > LIMITS.fields:
+        raise ValueError(
+            f"more than {LIMITS.fields} different fields ({', '.join(sorted(fields)[:5])}, ...): "
+            "name those you want with fields= (--field)"
+        )
 
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:

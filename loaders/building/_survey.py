@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart
+from twinfeed.loaders.building._parts import FieldFacts, ShardPart, check_number
 from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.opened import SHARD
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.checks import Array
-from twinfeed.loaders.support.limits import LIMITS
 
 
 class FieldSurvey:
@@ -123,23 +122,15 @@ class Survey:
                 ShardWarning,
                 stacklevel=4,
             )
-        for name, aliases in (self.options.fields or {}).items():
-            if name not in self.fields and (name, self.options.label_from) != ("label", "field"):
-                raise KeyError(
-                    f"no record has the field {name!r} ({aliases.replace(';', ' or ')}): name "
-                    "another, which twinfeed info shows for an index without fields="
-                )
-        unknown = sorted(set(self.options.lists) - set(self.fields))
+        unknown = {*(self.options.fields or ()), *self.options.lists} - {*self.fields}
+        if self.options.label_from == "field":
+            unknown.discard("label")
         if unknown:
-            raise ValueError(
-                f"lists= names {unknown}, which no record has: there are {sorted(self.fields)}"
+            raise KeyError(
+                f"no record has the fields {sorted(unknown)} of fields= or lists=; "
+                f"there are {sorted(self.fields)[:8]}"
             )
-        if len(self.fields) > LIMITS.fields:
-            raise ValueError(
-                f"the shards have {len(self.fields)} different fields, more than {LIMITS.fields} "
-                f"({', '.join(sorted(self.fields)[:5])}, ...): name those you want with fields= "
-                "(--field)"
-            )
+        check_number(self.fields)
         if self.table is not None:
             if "keys" not in self.strings:
                 raise ValueError(

@@ -39,7 +39,6 @@ from twinfeed.loaders.support.owned import (
     add_to_mark,
     delete_marked,
     delete_whole,
-    is_marked,
     mark,
     marked,
 )
@@ -204,8 +203,8 @@ def own_folder(path: Path) -> Path:
     if path.is_file():
         problem, name = "a file", path.with_suffix(".index")
     else:
-        held = sorted(each.name for each in path.iterdir()) if path.exists() else []
-        others = [] if is_index(path) else [each for each in held if not _may_stay(path / each)]
+        found = others_in(path) if path.exists() and not is_index(path) else []
+        others = [each for each in found if not each.rpartition("/")[2].startswith(".")]
         if not others or is_index(path):  # another process may have finished it meanwhile
             return path
         problem = f"it holds other files ({', '.join(others[:5])})"
@@ -213,13 +212,6 @@ def own_folder(path: Path) -> Path:
     raise FileExistsError(
         errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {name}", str(path)
     )
-
-
-def _may_stay(path: Path) -> bool:
-    """Tell whether a path is hidden, or was left by an interrupted build of a new index."""
-    if path.name == "parts" and path.is_dir() and not path.is_symlink():
-        return all(each.name.startswith(".") or is_part(each) for each in path.iterdir())
-    return path.name.startswith(".") or _is_columns(path)
 
 
 def others_in(path: Path, /) -> list[str]:
@@ -233,14 +225,11 @@ def others_in(path: Path, /) -> list[str]:
         if not each.is_dir() or each.is_symlink():
             found += [each.name] if each.name != LOCK else []
         else:
-            left = {MARK, *(marked(each) or ())} if _is_columns(each) else set()
-            found += [f"{each.name}/{one.name}" for one in each.iterdir() if one.name not in left]
+            files = marked(each)
+            left = [LOCK] if files is None else [LOCK, MARK, *files]
+            others = [one for one in each.iterdir() if one.name not in left and not is_part(one)]
+            found += [f"{each.name}/{one.name}" for one in others]
     return sorted(set(found) - own)
-
-
-def _is_columns(path: Path) -> bool:
-    """Tell whether a path is a folder of arrays that a build has marked as its own."""
-    return bool(COLUMNS.fullmatch(path.name.removeprefix("."))) and is_marked(path)
 
 
 def is_part(path: Path) -> bool:

@@ -12,7 +12,6 @@ from typing import overload
 
 from twinfeed.loaders.errors import (
     IndexFormatError,
-    LoaderError,
     StaleIndexError,
     UnsafeContentError,
     printable,
@@ -49,10 +48,7 @@ def to_write(path: str | os.PathLike[str]) -> Path:
     """Return the full path of a file or folder to write; raise ValueError for a URL."""
     text = os.fspath(path)
     if is_url(text) or _URL.match(text):
-        try:
-            shown = str(Location.of(text))
-        except LoaderError:  # it may hold a secret
-            shown = masked(text)
+        shown = masked(text)  # it may hold a secret
         raise ValueError(f"{shown} is a URL: write to a local folder, and upload the folder")
     return Path(os.path.abspath(text))
 
@@ -94,16 +90,16 @@ def relative_to(root: Root, path: Root) -> str:
     if isinstance(root, Location) or isinstance(path, Location):
         both = isinstance(root, Location) and isinstance(path, Location)
         held = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
-        if held is None:
-            raise ValueError(f"shards must lie below the root {root}, not at {path}")
-        return inside(held, key=True)
-    relative = os.path.relpath(path, root).replace(os.sep, "/")
-    if relative.startswith("../"):
-        raise ValueError(
-            f"shards must lie below the root {root}, not at {path}: "
-            "give root= a folder that holds them all (--root in a terminal)"
-        )
-    return inside(relative)
+        if held is not None:
+            return inside(held, key=True)
+    else:
+        relative = os.path.relpath(path, root).replace(os.sep, "/")
+        if not relative.startswith("../"):
+            return inside(relative)
+    raise ValueError(
+        f"shards must lie below the root {root}, not at {path}: "
+        "give root= a folder that holds them all (--root in a terminal)"
+    )
 
 
 def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
@@ -112,7 +108,7 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
         inside(name, key=isinstance(root, Location))
     if isinstance(root, Location):
         return
-    missing, changed = [], []
+    missing = []
     for name, expected in zip(names, sizes, strict=True):
         try:
             found = os.stat(f"{root}/{name}").st_size
@@ -120,11 +116,9 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
             missing.append(name)
             continue
         if found != expected:
-            changed.append(stale_file(join(root, name), expected, found))
+            raise stale_file(join(root, name), expected, found)
     if missing:
         raise _missing(root, f"{len(missing)} of {len(names)} shards are missing here", missing)
-    if changed:
-        raise changed[0]
 
 
 def check_files(root: str, names: Sequence[str]) -> None:
