@@ -75,17 +75,10 @@ def expand_braces(pattern: str, /) -> list[str]:
         ValueError: unbalanced or nested braces, and more than `MAX_NAMES` names, before any name is
             made.
     """
-    pieces = re.split(r"([{}])", pattern)
-    choices: list[Sequence[str]] = [[pieces[0]]]
-    depth = 0
-    for brace, text in zip(pieces[1::2], pieces[2::2], strict=True):
-        depth += 1 if brace == "{" else -1
-        if depth not in (0, 1):
-            kind = "nested" if depth > 1 else "unbalanced"
-            raise ValueError(f"{kind} braces in the shard pattern {pattern!r}")
-        choices.append(_choices(text, pattern) if brace == "{" else [text])
-    if depth:
-        raise ValueError(f"unbalanced braces in the shard pattern {pattern!r}")
+    pieces = re.split(r"\{([^{}]*)\}", pattern)
+    if any("{" in text or "}" in text for text in pieces[::2]):
+        raise ValueError(f"unbalanced or nested braces in the shard pattern {pattern!r}")
+    choices = [_choices(text, pattern) if n % 2 else [text] for n, text in enumerate(pieces)]
     _check_count(math.prod(map(len, choices)), pattern)
     return ["".join(parts) for parts in itertools.product(*choices)]
 
@@ -153,8 +146,6 @@ def _glob(name: str) -> list[str]:
         return [name]
     matches = sorted(glob.glob(name, recursive=True))
     if not matches:
-        if os.path.isdir(folder := os.path.dirname(name) or "."):
-            os.listdir(folder)  # raises where it may not be read: glob passes over it
         raise _no_match(name)
     return matches
 

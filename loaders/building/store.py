@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.building._parts import damaged_part
-from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.index.manifest import (
     COLUMNS,
     VERSION,
     digest_of,
-    file_digest,
     read_manifest,
 )
 from twinfeed.loaders.support.atomic import LOCK, beside, locked, sync, writable
@@ -242,7 +241,7 @@ def is_part(path: Path) -> bool:
 
 
 def _moved(temporary: Path, final: Path) -> Path:
-    """Rename the folder, and return where it is now: a folder of the same bytes may be there."""
+    """Rename the folder, or put its arrays in the folder of this name; return where the rest is."""
     sync(temporary)
     if _named(final.parent) != final:
         delete_marked(final)  # the build that was to use it, or to delete it, was killed
@@ -251,9 +250,8 @@ def _moved(temporary: Path, final: Path) -> Path:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        if any(_differs(final / file.name, file) for file in temporary.glob("*.npy")):
-            problem = "damaged index: delete this folder, which holds other bytes, and build again"
-            raise IndexFormatError(problem, path=final) from None
+        for file in temporary.glob("*.npy"):  # the same bytes, unless those there are damaged
+            os.replace(file, final / file.name)
         return temporary
     return final
 
@@ -263,8 +261,3 @@ def _named(path: Path) -> Path | None:
     with suppress(LoaderError, OSError):
         return path / str(read_manifest(path)["folder"])
     return None
-
-
-def _differs(one: Path, other: Path) -> bool:
-    """Tell whether a file is missing or holds other bytes."""
-    return not one.exists() or file_digest(one) != file_digest(other)

@@ -55,7 +55,7 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     """Yield every member of an archive, links and directories too.
 
     `file` is the open archive, seekable. When a member is yielded, the file stands at its data. The
-    caller may seek. Warns (ShardWarning) of an archive without its end, and of bytes after the end.
+    caller may seek. Warns (ShardWarning) of an archive without its end.
 
     Raises:
         DataCorruptionError: a broken header; the error names `path`.
@@ -205,28 +205,19 @@ class _Walk:
         return pax or gnu or short
 
     def _check_end(self) -> None:
-        """Refuse another archive after the end (`cat a.tar b.tar`); warn of all odd ends."""
+        """Refuse bytes after the end, such as another archive; warn of an end that is missing."""
         if self.size < self.at + 2 * BLOCK:
-            self._warn("the archive does not end with two zero blocks; no member is cut")
+            problem = "the archive does not end with two zero blocks; no member is cut"
+            warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
         self.file.seek(self.at)
         at = self.at
         while data := self.file.read(1 << 20):
             if data.strip(b"\x00"):
                 at += len(data) - len(data.lstrip(b"\x00"))
-                self.file.seek(at)
-                if is_tar(self.file.read(BLOCK)):
-                    raise self._error(
-                        f"an archive ends at offset {self.at}, and another begins at {at}",
-                        at=at,
-                        advice="restore the shard, or join archives with tar --concatenate",
-                    )
-                self._warn(f"the bytes from offset {at} on, after the archive's end, are not read")
-                return
+                problem = f"an archive ends at offset {self.at}, and something begins at {at}"
+                advice = "restore the shard, or join archives with tar --concatenate"
+                raise self._error(problem, at=at, advice=advice)
             at += len(data)
-
-    def _warn(self, problem: str) -> None:
-        """Warn of an archive that did not end as it should."""
-        warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar(self, block: bytes) -> DataCorruptionError | None:
         """Return the error of a file whose first bytes show that it is not a tar archive."""

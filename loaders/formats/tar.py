@@ -54,11 +54,11 @@ def scan(
     `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
     raises an error, with the number of the first lost sample.
 
-    Warns (ShardWarning) of an archive without its end, and of bytes after the end.
+    Warns (ShardWarning) of an archive without its end.
 
     Raises:
         DataCorruptionError: a header, a name, two members of one name, a key that comes again
-            later, a link for a member.
+            later, a link for a member, bytes after the end.
         TruncatedShardError: the archive ends within a member.
     """
     path = os.fspath(path)

@@ -32,11 +32,9 @@ def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
         text = read_file(file, LIMITS.manifest_bytes)
     except (FileNotFoundError, NotADirectoryError):
         if (path / "parts").is_dir() or any(path.glob(".columns-*")):
-            raise error(
-                "incomplete index: its build was interrupted, or ended in an error",
-                advice="build it again: finished shards are kept, for the same arguments, unless "
-                "labels come from a function",
-            ) from None
+            problem = "incomplete index: its build was interrupted, or ended in an error"
+            advice = "build it again with the same arguments, which keeps finished shards"
+            raise error(problem, advice=advice) from None
         raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
     except LoaderError as wrong:
         problem = f"damaged index: {MANIFEST} is {wrong.problem}"
@@ -46,14 +44,10 @@ def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
     except (ValueError, RecursionError) as wrong:
         raise error(f"incomplete index: {MANIFEST} is not JSON", found=wrong) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        told = f'"format": "{FORMAT}"'
-        raise error(f"not an index: {MANIFEST} is of another kind", expected=told)
+        raise error(f"not an index: {MANIFEST} is of another kind")
     version = manifest.get("version")
     if version != VERSION:
-        raise error(
-            f"index version {version}, this library reads version {VERSION}",
-            advice="upgrade twinfeed, or rebuild the index with this version",
-        )
+        raise error(f"index version {version}, and this library reads version {VERSION}")
     checksum = manifest.pop("checksum", None)
     found = digest_of(manifest)
     if checksum != found:

@@ -140,14 +140,9 @@ class Index:
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
         rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
-        strings = {"shardpaths": shards}
-        if self.has_keys:
-            strings["keys"] = records
-        if "tags-ends" in arrays:
-            strings["tags"] = shards
-        for name in ("files", "classes"):
-            if f"{name}-ends" in arrays:
-                strings[name] = len(arrays[f"{name}-ends"])
+        lengths = {"keys": records, "tags": shards, "files": None, "classes": None}
+        strings = {name: n for name, n in lengths.items() if f"{name}-ends" in arrays}
+        strings["shardpaths"] = shards
         wanted = [
             ("shards", shards, SHARD),
             ("shardstops", shards, "<i8"),
@@ -163,7 +158,7 @@ class Index:
             for name, length, *types in wanted
             if name not in arrays
             or arrays[name].dtype not in map(np.dtype, types)
-            or len(arrays[name]) != length
+            or length not in (None, len(arrays[name]))
             or arrays[name].ndim > (2 if name.startswith(("column-", "shardsums")) else 1)
         ]
         if wrong or arrays["shardstops"][-1] != records:

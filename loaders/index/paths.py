@@ -39,8 +39,7 @@ def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, 
             "old shards and new ones are mixed here: a pack is still putting its files in place, "
             "or was killed before the end",
             path=folder,
-            advice="wait until this pack has ended; if the pack was killed, pack to this folder "
-            "again (the next pack first finishes the work of the killed pack)",
+            advice="wait until this pack has ended; if it was killed, pack to this folder again",
         )
 
 
