@@ -317,3 +317,13 @@ def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_i
     again = pickle.loads(pickle.dumps(index.class_order))
     assert again.records.tolist() == index.class_order.records.tolist()
     assert build_index(tmp_path / "*.tar", tmp_path / "y.index").class_order is None
+
+
+def test_a_build_mends_the_damaged_arrays_of_the_same_index(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    (file,) = index.path.glob("columns-*/shards.npy")
+    flip(file, file.stat().st_size - 1)
+    with pytest.raises(IndexFormatError):
+        open_index(index.path)
+    assert build_index(tmp_path / "*.tar", index.path, label="cls").digest == index.digest
+    assert len(open_index(index.path)) == len(index)

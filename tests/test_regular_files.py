@@ -108,13 +108,6 @@ def part(folder: Path) -> Case:
     return path, lambda: merged([path], folder / "x.index")
 
 
-def earlier_array(folder: Path) -> Case:
-    """A build compares the folder that it is to replace, if one has the name of its own."""
-    index = made(folder)
-    (path,) = index.path.glob("columns-*/shards.npy")
-    return path, lambda: made(folder)
-
-
 def classes(folder: Path) -> Case:
     tfrecords(folder, shards=1)
     words = ["index", f"{folder}/*.tfrecord", "--out", f"{folder}/x.index", "--classes"]
@@ -142,7 +135,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "bad records": bad_records,
     "side table": side_table,
     "part": part,
-    "array of the index before": earlier_array,
     "classes": classes,
 }
 

@@ -203,7 +203,7 @@ def own_folder(path: Path) -> Path:
         problem, name = "a file", path.with_suffix(".index")
     else:
         found = others_in(path) if path.exists() and not is_index(path) else []
-        others = [each for each in found if not each.rpartition("/")[2].startswith(".")]
+        others = [each for each in found if "/." not in f"/{each}"]  # hidden ones may stay
         if not others or is_index(path):  # another process may have finished it meanwhile
             return path
         problem = f"it holds other files ({', '.join(others[:5])})"
