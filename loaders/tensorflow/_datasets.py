@@ -17,7 +17,7 @@ from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
-from twinfeed.loaders.tensorflow.original import originals_of
+from twinfeed.loaders.tensorflow.original import Originals
 
 
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
@@ -102,7 +102,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         return feed_of(batches)
 
     def _original_errors(self) -> AbstractContextManager[None]:
-        return originals_of(None)  # the validation of a `fit` has a loader of its own
+        return Originals(None)  # the validation of a `fit` has a loader of its own
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         self._uncounted.count_from(epoch, start, may_be_cut=False)
@@ -145,7 +145,7 @@ class _Pass(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        with originals_of(self._loader._uncounted):
+        with Originals(self._loader._uncounted):
             if self._batches is None:
                 self._batches = iter(guarded(self._dataset))
             return next(self._batches)

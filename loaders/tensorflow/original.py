@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 import tensorflow as tf
@@ -26,8 +25,7 @@ class Examiner(Protocol):
 EXAMINERS: weakref.WeakSet[Examiner] = weakref.WeakSet()
 
 
-@contextmanager
-def original_errors() -> Iterator[None]:
+def original_errors() -> AbstractContextManager[None]:
     """Raise errors of reading, decoding and collating as they are, not as TensorFlow wraps them.
 
     TensorFlow turns an exception within a pipeline into one of `tf.errors`, whose message holds
@@ -50,20 +48,26 @@ def original_errors() -> Iterator[None]:
     ...     print(error.problem)
     record 0 (...): decode failed: RuntimeError('cannot read this')
     """
-    with originals_of(None):
-        yield
+    return Originals(None)
 
 
-@contextmanager
-def originals_of(uncounted: UncountedPasses | None) -> Iterator[None]:
-    """Raise errors as they are: of the passes of one loader, or of all loaders for None."""
-    try:
-        yield
-    except BaseException as error:
-        _let_go(error)
-        if isinstance(error, tf.errors.OpError):
-            _raise_original(error, uncounted)
-        raise
+class Originals(AbstractContextManager[None]):
+    """Raise errors as they are: of the passes of one loader, or of all loaders for None.
+
+    The frames of a generator would keep the error, and with it the iterator of the pass.
+    """
+
+    def __init__(self, uncounted: UncountedPasses | None) -> None:
+        self._uncounted = uncounted
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
+        try:
+            if error is not None:
+                _let_go(error)
+            if isinstance(error, tf.errors.OpError):
+                _raise_original(error, self._uncounted)
+        finally:
+            del error, trace
 
 
 def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None) -> None:
