@@ -269,8 +269,7 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
 
 
 @saves_weights
-@pytest.mark.parametrize("records", [8, 9, 17])
-@pytest.mark.parametrize("ahead", [0, 20])
+@pytest.mark.parametrize(("records", "ahead"), [(8, 20), (9, 0), (17, 20)])
 def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
     tmp_path: Path, strategy: tf.distribute.Strategy, records: int, ahead: int
 ) -> None:
