@@ -12,6 +12,7 @@ from twinfeed.loaders.errors import TruncatedShardError as TruncatedShardError
 from twinfeed.loaders.errors import UnsafeContentError as UnsafeContentError
 from twinfeed.loaders.errors import WorkerDiedError as WorkerDiedError
 from twinfeed.loaders.feed.collate import FieldSpec as FieldSpec
+from twinfeed.loaders.feed.collate import Pad as Pad
 from twinfeed.loaders.feed.collate import Ragged as Ragged
 from twinfeed.loaders.feed.decode import DecodeArray as DecodeArray
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample

@@ -11,7 +11,7 @@ import torch
 from batch_functions import mixed, trimmed
 from batches import noted, received
 
-from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Ragged, pack
+from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Pad, Ragged, pack
 from twinfeed.loaders.grain import as_map_dataset
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import RecordDataset, TorchLoader
@@ -292,3 +292,21 @@ def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
         NumpyLoader(feed.shard(0, 2)).load_state_dict(state)
     plain = Feed(index, sampler, decode=decoded)
     assert "ranks" not in NumpyLoader(plain).state_dict()
+
+
+def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
+    sampler = ExactOnceBatchSampler(N, batch_size=5, final="pad")
+    feed = Feed(index, sampler, decode=ragged, collate={"list": Pad(value=-1, multiple=4)})
+    found = []
+    for make in LOADERS.values():
+        with make(feed) as loader:
+            found.append(received(loader))
+    assert all(one == found[0] for one in found)
+    first = feed[0, 0]
+    assert first["list"].tolist() == [[0, 1, 2, -1][:n] + [-1] * (4 - n) for n in (0, 1, 2, 3, 0)]
+    for pad, message in (
+        (Pad(multiple=0), "multiple of Pad must be at least 1"),
+        (Pad(value=0.5), r"Pad\(value=0.5, multiple=1\) does not fit field 'list', which is int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Feed(index, sampler, decode=ragged, collate={"list": pad})[0, 0]

@@ -14,7 +14,26 @@ from twinfeed.loaders.support.checks import Array, Int64s
 
 Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
-Collate = Mode | Mapping[str, Mode]
+
+
+class Pad(NamedTuple):
+    """Fill a field up at the end of each axis, as "pad" does, and say with what.
+
+    Args:
+        value: what is filled in, of the field's dtype.
+        multiple: the first axis of every value gets a length that this number divides.
+
+    >>> spec, how = {"x": FieldSpec((2,), np.dtype(np.int64))}, {"x": Pad(value=9, multiple=4)}
+    >>> collate({"x": [[1, 2], [3]]}, spec, how=how)["x"]
+    array([[1, 2, 9, 9],
+           [3, 9, 9, 9]])
+    """
+
+    value: float = 0
+    multiple: int = 1
+
+
+Collate = Mode | Pad | Mapping[str, Mode | Pad]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # as numpy.empty
 
 _Masked = np.ma.MaskedArray
@@ -130,15 +149,34 @@ def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
 
 def mode_of(how: Collate, name: str, /) -> Mode:
     """Return the collation of a field; a field that a mapping leaves out is stacked."""
-    return how if isinstance(how, str) else how.get(name, "stack")
+    given = _given(how, name)
+    return "pad" if isinstance(given, Pad) else given
 
 
-def check_collate(how: Collate, /) -> Mode | dict[str, Mode]:
-    """Return `how`, or raise ValueError when it names a mode that does not exist."""
+def _given(how: Collate, name: str) -> Mode | Pad:
+    return how.get(name, "stack") if isinstance(how, Mapping) else how
+
+
+def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
+    """Return `how`, or raise ValueError for a mode that does not exist, or a wrong `Pad`."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
-        if mode not in get_args(Mode):
-            raise ValueError(f"collate must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        if isinstance(mode, Pad):
+            checks.count("multiple of Pad", mode.multiple)
+        elif mode not in get_args(Mode):
+            known = ", ".join(get_args(Mode))
+            raise ValueError(f"collate must be one of {known}, or a Pad, got {mode!r}")
     return dict(how) if isinstance(how, Mapping) else how
+
+
+def check_padding(how: Collate, name: str, field: FieldSpec, /) -> None:
+    """Raise ValueError where a `Pad` has a value that its field cannot hold."""
+    given = _given(how, name)
+    if not isinstance(given, Pad) or is_string(field.dtype):
+        return
+    try:
+        _fitting(name, given.value, field, 0)
+    except MisfitError as error:
+        raise ValueError(f"{given} does not fit field {name!r}, which is {field.dtype}") from error
 
 
 def collate(
@@ -156,7 +194,7 @@ def collate(
 
     - Byte strings become a list of bytes, texts a list of str.
     - A stacked field is an array of shape (batch, …).
-    - A padded field is an array of shape (batch, …), filled up with zeros at the end of each axis.
+    - A padded field is an array of shape (batch, …), filled up at the end of each axis: see `Pad`.
       Beside it is `<field>_length` (int64[batch]), or `<field>_shape` (int64[batch, axes]) where
       the field has several axes.
     - A ragged field is a `Ragged`. Each of its values may be a list of strings.
@@ -176,7 +214,9 @@ def collate(
         elif mode == "stack" or not field.shape:
             batch[name] = _stack(name, values, field, empty)
         elif mode == "pad":
-            batch |= _pad(name, values, field, empty)
+            given = _given(how, name)
+            padding = given if isinstance(given, Pad) else Pad()
+            batch |= _pad(name, values, field, empty, padding)
         else:
             batch[name] = _ragged(name, values, field, empty)
     return batch
@@ -331,12 +371,16 @@ def _arrays(
     return [given.get(place, nothing) for place in range(len(values))], shape
 
 
-def _pad(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> dict[str, Any]:
+def _pad(
+    name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, padding: Pad
+) -> dict[str, Any]:
     axes = len(field.shape)
     arrays, _ = _arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
-    out = empty((len(arrays), *shapes.max(axis=0, initial=0).tolist()), dtype_of(field))
-    out[...] = 0
+    longest = shapes.max(axis=0, initial=0)
+    longest[:1] += -longest[:1] % padding.multiple
+    out = empty((len(arrays), *longest.tolist()), dtype_of(field))
+    out[...] = padding.value
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:

@@ -63,9 +63,9 @@ class Feed(Definition):
             batch holds the rows of one rank, without padding, as numpy arrays. The function returns
             what the batch will hold, a row for each sample in every field. It is not called for an
             empty batch. `id` and `mask` stay as they are.
-        collate: "stack", "pad" or "ragged", or a dict with one of these for each field. Strings are
-            a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings needs
-            "ragged".
+        collate: "stack", "pad", "ragged" or a `Pad`, or a dict with one of these for each field.
+            Strings are a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings
+            needs "ragged".
         side: arrays joined by sample id, by name.
         spec: the shape and dtype of each field of a sample. Default: those of the first sample that
             the stream draws, whatever the rank.

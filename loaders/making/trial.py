@@ -10,7 +10,14 @@ import numpy as np
 
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import FieldSpec, MisfitError, is_string, mode_of, spec_of
+from twinfeed.loaders.feed.collate import (
+    FieldSpec,
+    MisfitError,
+    check_padding,
+    is_string,
+    mode_of,
+    spec_of,
+)
 from twinfeed.loaders.feed.definition import Definition
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
@@ -78,6 +85,7 @@ def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
     feed._check_names("field", spec, f"give it another name in {last}", beside=beside)
     feed._check_collated(spec)
     for name, field in spec.items():
+        check_padding(feed.collate, name, field)
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
     return spec

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from twinfeed.loaders import FieldSpec, Ragged
+from twinfeed.loaders import FieldSpec, Pad, Ragged
 from twinfeed.loaders.feed.collate import MisfitError, Mode, check_collate, collate, spec_of
 
 FLOAT = np.dtype(np.float32)
@@ -54,6 +54,16 @@ def test_pad_of_one_axis_gives_lengths() -> None:
     assert batch["x_length"].tolist() == [1, 2]
 
 
+def test_pad_takes_a_value_and_a_multiple_of_the_length() -> None:
+    how = {"x": Pad(value=-1, multiple=4)}
+    arrays: list[Any] = [np.ones((3, 1), int), np.ones((5, 2), int), None]
+    batch = collate({"x": arrays}, {"x": FieldSpec((3, 1), np.dtype(int))}, how=how)
+    assert batch["x"].shape == (3, 8, 2)
+    assert (batch["x"] == -1).sum(axis=(1, 2)).tolist() == [13, 6, 16]
+    assert batch["x_shape"].tolist() == [[3, 1], [5, 2], [0, 0]]
+    assert collate({"x": ()}, {"x": FieldSpec((3,), np.dtype(int))}, how=how)["x"].shape == (0, 0)
+
+
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
 def test_an_empty_batch_has_every_field(how: Mode) -> None:
     spec = {"x": FieldSpec((2, 3), FLOAT), "n": FieldSpec((), np.dtype(np.int64))}
@@ -81,7 +91,7 @@ def test_stack_of_unequal_shapes_names_the_field_and_the_way_out() -> None:
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="stack, pad, ragged, got 'concat'"):
+    with pytest.raises(ValueError, match="stack, pad, ragged, or a Pad, got 'concat'"):
         check_collate({"x": "concat"})  # type: ignore[dict-item]
 
 
