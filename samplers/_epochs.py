@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.space import SampleSpace
-from twinfeed.samplers.state import STATE_VERSION, position, recorded
+from twinfeed.samplers.state import STATE_VERSION, StateMismatchError, compare, recorded
 
 
 class Epochs(SampleSpace):
@@ -65,7 +65,29 @@ class Epochs(SampleSpace):
         Raises:
             StateMismatchError: as `load_state_dict`.
         """
-        return position(state, self._until, self.fingerprint, self._steps, self._epochs)
+        if not isinstance(state, Mapping):
+            raise StateMismatchError(f"the state must be what state_dict gave, got {state!r}")
+        missing = {"version", "epoch", "step", "fingerprint"} - set(state)
+        if missing:
+            raise StateMismatchError(
+                f"the state lacks {', '.join(sorted(missing))}, and has {list(state)[:8]}: give "
+                f"the part that state_dict gave, as in checkpoint['loader']"
+            )
+        if state["version"] != STATE_VERSION:
+            raise StateMismatchError(
+                f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
+            )
+        epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
+        step = validate.integer("step of the state", state["step"], minimum=0)
+        theirs = state["fingerprint"]
+        if not isinstance(theirs, Mapping):
+            raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
+        at = epoch * len(self) + step
+        compare(self._until(theirs, at), self._until(self.fingerprint, at))
+        validate.integer("epoch of the state", epoch, minimum=0, below=self._epochs)
+        if step >= max(1, len(self)):
+            raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
+        return epoch, step
 
     def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Leave out of a fingerprint what changes no batch before this global step."""

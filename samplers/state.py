@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.sums import Counts
 from twinfeed.samplers.mapped import pieces
-
-Until = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 
 STATE_VERSION = 1
 _ADVICE = (
@@ -38,40 +35,7 @@ class StateMismatchError(ValueError):
     """
 
 
-def position(
-    state: Mapping[str, Any], until: Until, fingerprint: Mapping[str, Any], steps: int, epochs: int
-) -> tuple[int, int]:
-    """Return the (epoch, step) of a state of the stream with this fingerprint.
-
-    `until` leaves out of a fingerprint what only concerns a global step and later ones.
-    """
-    if not isinstance(state, Mapping):
-        raise StateMismatchError(f"the state must be a dict that state_dict gave, got {state!r}")
-    missing = {"version", "epoch", "step", "fingerprint"} - set(state)
-    if missing:
-        raise StateMismatchError(
-            f"the state lacks {', '.join(sorted(missing))}, and has {list(state)[:8]}: of a "
-            f"checkpoint with several parts, give the part that state_dict gave, as in "
-            f"checkpoint['loader']"
-        )
-    if state["version"] != STATE_VERSION:
-        raise StateMismatchError(
-            f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
-        )
-    epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
-    step = validate.integer("step of the state", state["step"], minimum=0)
-    theirs = state["fingerprint"]
-    if not isinstance(theirs, Mapping):
-        raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
-    at = epoch * steps + step
-    _compare(until(theirs, at), until(fingerprint, at))
-    validate.integer("epoch of the state", epoch, minimum=0, below=epochs)
-    if step >= max(1, steps):
-        raise StateMismatchError(f"the state is at step {step}, an epoch has {steps}")
-    return epoch, step
-
-
-def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise with one line for each field that differs."""
     absent = "nothing"
     theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
