@@ -110,21 +110,18 @@ class BatchStream(Epochs, ABC):
         """Raise TypeError where a trainer cannot share whole batches out to processes."""
         if self.world_size > 1:
             raise TypeError(
-                f"this sampler already is rank {self.rank} of {self.world_size}, and sharding it "
-                f"again would lose records: give the trainer the sampler without shard(), or "
-                f"iterate over a DataLoader that the trainer has not prepared"
+                f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
+                f"the sampler without shard(), or take a DataLoader that it has not prepared"
             )
         if self.evaluation or not self._even:
             raise TypeError(
-                f"sharing out the batches of {self!r} would lose or repeat records: give each "
-                f"process sampler.shard(rank, world_size) in a DataLoader that the trainer has not "
-                f"prepared, or for training take final='drop'"
+                f"sharing out the batches of {self!r} would lose or repeat records: take "
+                f"final='drop', or a DataLoader of sampler.shard(rank, world_size), unprepared"
             )
         if self._steps % processes:
             raise TypeError(
                 f"{processes} processes cannot share out {validate.counted(self._steps, 'batch')} "
-                f"of an epoch, and the last ones would be lost: set batches_per_epoch to a "
-                f"multiple of {processes}"
+                f"of an epoch: set batches_per_epoch to a multiple of {processes}"
             )
 
     def divisible(self, by: int, /) -> bool:

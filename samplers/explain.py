@@ -11,7 +11,17 @@ from twinfeed.samplers.drawing.space import SampleSpace
 def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
     """Write steps as rows and ranks as columns below a title."""
     steps = len(ranks[0])
-    cells = map(" ".join, samples([ids for batches in ranks for ids in batches], namer))
+    batches = [ids for batches in ranks for ids in batches]
+    plain = not any(namer.views(ids).any() for ids in batches)  # no sample has another view than 0
+    cells = (
+        " ".join(
+            "-" if record < 0 else str(record) if plain else f"{record}.{view}"
+            for record, view in zip(
+                namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True
+            )
+        )
+        for ids in batches
+    )
     columns = [["step", *map(str, range(steps))]]
     columns += [[f"rank {rank}", *islice(cells, steps)] for rank in range(len(ranks))]
     widths = [max(map(len, column)) for column in columns]
@@ -20,17 +30,3 @@ def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
         for row in zip(*columns, strict=True)
     ]
     return "\n".join([title, *rows])
-
-
-def samples(batches: list[Int64], namer: SampleSpace) -> list[list[str]]:
-    """Write each sample as its record, with its view where any sample has another than 0."""
-    plain = not any(namer.views(ids).any() for ids in batches)
-    return [
-        [
-            "-" if record < 0 else str(record) if plain else f"{record}.{view}"
-            for record, view in zip(
-                namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True
-            )
-        ]
-        for ids in batches
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -43,23 +43,14 @@ def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> 
     lacked = {name: index.fields[name].missing for name in sorted(stored)}
     lacked = {name: count for name, count in lacked.items() if count}
     if lacked and index.options.missing != "empty":
-        raise ValueError(_refused(index, fields, lacked))
+        each = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in lacked.items())
+        kept = [name for name in fields if name not in lacked]
+        empty = {name: b"" if index.fields[name].kind == "bytes" else [] for name in lacked}
+        raise ValueError(
+            f"records lack the field {each}: read the others, fields={kept}; or give it a value, "
+            f"missing={empty}; or, if the sampler draws no such record, missing='late'"
+        )
     return values
-
-
-def _refused(index: Index, fields: Sequence[str], lacked: Mapping[str, int]) -> str:
-    """Say which fields records lack, and the three ways out."""
-    each = ", ".join(f"{name!r} ({count:,} of {len(index):,})" for name, count in lacked.items())
-    kept = [name for name in fields if name not in lacked]
-    return (
-        f"records lack the field {each}: read the others, fields={kept}; or give it a value, "
-        f"missing={_empty(index, lacked)}; or, if the sampler draws no such record, missing='late'"
-    )
-
-
-def _empty(index: Index, names: Iterable[str]) -> dict[str, Any]:
-    """Return an empty value for each of the fields."""
-    return {name: b"" if index.fields[name].kind == "bytes" else [] for name in names}
 
 
 def _value(index: Index, name: str, value: Any) -> Any:
