@@ -1,8 +1,9 @@
-"""Rows over polars, in a process of its own: polars warns of every later fork of its process."""
+"""Rows over polars and Grain, in a process of their own: they warn of every later fork in it."""
 
 from pathlib import Path
 from typing import Any
 
+import grain
 import numpy as np
 import polars
 import pytest
@@ -11,6 +12,7 @@ from rows_help import SAMPLES, Dicts
 from twinfeed.loaders import Feed, NumpyLoader, Rows
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, RandomSampler
+from twinfeed.testing import check_source
 
 
 class Frame(Dicts):
@@ -43,6 +45,10 @@ def main() -> None:
     with pytest.raises(TypeError, match=r"give frame.to_arrow\(\) of polars"):
         Rows(frame)
     rows = Rows(frame.to_arrow(), label="label")
+    assert batches(NumpyLoader(Feed(rows, sampler))) == expected
+
+    rows = Rows(grain.MapDataset.source(SAMPLES), label="label")
+    check_source(rows)
     assert batches(NumpyLoader(Feed(rows, sampler))) == expected
 
     feed = Feed(Rows(Frame()), sampler)

@@ -87,12 +87,6 @@ def of_hugging_face_arrays(folder: Path) -> Any:
     return of_hugging_face(folder).with_format("numpy", columns=["x"], output_all_columns=True)
 
 
-def of_grain(folder: Path) -> Any:
-    import grain
-
-    return grain.MapDataset.source(SAMPLES)
-
-
 KINDS: dict[str, tuple[Callable[[Path], Any], Any]] = {
     "arrays": (of_arrays, None),
     "mapped arrays": (of_mapped, None),
@@ -107,7 +101,6 @@ FRAMEWORKS: dict[str, tuple[Callable[[Path], Any], Any]] = {
     "pyarrow": (of_table, None),
     "Hugging Face": (of_hugging_face, None),
     "Hugging Face, as arrays": (of_hugging_face_arrays, None),
-    "Grain": (of_grain, None),
 }
 
 

@@ -259,6 +259,6 @@ def test_array_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-def test_polars() -> None:
-    """Its frames, and workers that would hang after a fork."""
+def test_polars_and_grain() -> None:
+    """Among others, workers that would hang after a fork."""
     assert run(Path(__file__).with_name("polars_rows.py")) == "the same polars_rows\n"
