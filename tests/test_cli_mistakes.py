@@ -18,18 +18,12 @@ from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 Capture = pytest.CaptureFixture[str]
 
 
-def zeros_first(path: Path) -> None:
-    """Write a tar whose first 20,000 bytes were lost."""
-    write_tar(path, [(f"k{n}", {"png": bytes([n]) * 3000}) for n in range(20)])
-    path.write_bytes(bytes(20_000) + path.read_bytes()[20_000:])
-
-
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("kind", ["zeros", "empty"])
 def test_a_warning_is_never_well(tmp_path: Path, capfd: Capture, kind: str, jobs: str) -> None:
     """Alone, and among good shards; workers print by themselves, and are counted too."""
     good, bad = tars(tmp_path), tmp_path / "x.tar"
-    zeros_first(bad) if kind == "zeros" else bad.touch()
+    bad.write_bytes(bytes(20_000 if kind == "zeros" else 0))
     for target, records in ((str(bad), "0 records in 1 shard"), (f"{tmp_path}/*.tar", "30 rec")):
         assert main(["verify", target, "--jobs", jobs, "-q"]) == 1
         out, error = capfd.readouterr()
@@ -75,7 +69,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("cat tars/x.index 0", 1, "d-000001.tar"),
     ("info none.index", 1, "beside it: data.index"),
     ("info data.index/none", 1, "no index here"),
-    ("index {a,b --out x.index", 2, "unbalanced braces"),
+    ("index {a,b --out x.index", 2, "unbalanced or nested braces"),
     ("index no*.tar --out x.index", 1, "no*.tar"),
     ("index set/d-*.tar --out set/x.index", 1, "--incomplete"),
     ("index data.index --out x.index", 1, "data.index"),
@@ -90,9 +84,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("verify data.index/manifest.json", 1, "data.index/manifest.json"),
     ("pack empty out", 1, "empty"),
     ("pack tars out", 1, "'tars/*.tar'"),
-    ("pack tars/*.tar out", 1, "twinfeed index"),
-    ("pack tars/d-000000.tar out", 1, "twinfeed index"),
-    ("pack set/one.jpg out", 1, "a folder of images"),
+    ("pack set/one.jpg out", 1, "one.jpg"),
     ("pack tars out --root tars", 2, "--root"),
     ("pack data.index out --split a=0.5 --split a=1.0", 2, "--split gives 'a' 2 times"),
     ("plan data.index --block 0", 2, "block must be at least 1, got 0"),

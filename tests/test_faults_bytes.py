@@ -555,6 +555,15 @@ def test_b28_zeros_may_follow_the_end_and_nothing_else(tmp_path: Path) -> None:
     assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
 
 
+def test_b28_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(20 * 512))  # what tar makes of no files
+    assert contents(tar.scan(path)) == []
+    path.write_bytes(bytes(21 * 512))
+    with pytest.warns(ShardWarning, match="nothing but zeros"):
+        assert contents(tar.scan(path)) == []
+
+
 def test_b_sample_longer_than_allowed(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"x" * 600), member(b"1.cls", b"x" * 600))
     assert len(list(tar.scan(path, max_record_bytes=1200))) == 1

@@ -150,6 +150,7 @@ def test_a_shard_that_is_damaged_is_named(tmp_path: Path) -> None:
         (flip(tfrecord(path, "bz2").read_bytes(), 60), f"path: {path}\n"),
         (gzip.compress(b"no shard" * 200), f"path: {path}, decompressed"),
         (gzip.compress(tar[:600]), f"path: {path}, decompressed"),
+        (gzip.compress(tar + b"more"), f"path: {path}, decompressed"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), "gzip, bzip2, xz and zlib alone"),
     ):
         path.write_bytes(data)
@@ -157,9 +158,8 @@ def test_a_shard_that_is_damaged_is_named(tmp_path: Path) -> None:
             pack(path, tmp_path / "out")
         assert text in str(caught.value)
         assert not (tmp_path / "out").exists()
-    path.write_bytes(gzip.compress(tar + b"more"))
-    with pytest.warns(ShardWarning, match=r"/a\.gz: the bytes from offset"):
-        pack(path, tmp_path / "out")
+    path.write_bytes(gzip.compress(tar))
+    pack(path, tmp_path / "out")
     for nothing in (b"", gzip.compress(b"")):
         (tmp_path / "b.gz").write_bytes(nothing)
         with pytest.warns(ShardWarning) as heard:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.sources import Job, PathLike, Source
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.paths import relative_to, to_write
+from twinfeed.loaders.remote.location import Root, is_url, place_of
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -88,7 +90,7 @@ def _parsed(line: str) -> BadRecord:
 def without(source: Source, exclude: Exclude, /) -> list[Job]:
     """Return the jobs, each with the records that it leaves out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
-    left_out = [_entry(one) for one in given]
+    left_out = [_entry(one, source.root) for one in given]
     bad: dict[str, list[BadRecord]] = {}
     for one in left_out:
         bad.setdefault(one.shard, []).append(one)
@@ -109,14 +111,18 @@ def without(source: Source, exclude: Exclude, /) -> list[Job]:
     return jobs
 
 
-def _entry(one: Any) -> BadRecord:
-    """Return an entry of `exclude`, which may be a pair."""
+def _entry(one: Any, root: Root) -> BadRecord:
+    """Return an entry of `exclude`, which may be a pair, with a path below the root."""
     if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
             f"('a.tar', 7), got {one!r}"
         )
-    return BadRecord(*one)
+    entry = BadRecord(*one)
+    if os.path.isabs(entry.shard) or is_url(entry.shard):
+        with suppress(ValueError):
+            return entry._replace(shard=relative_to(root, place_of(entry.shard)))
+    return entry
 
 
 def _check_keys(job: Job, listed: Iterable[BadRecord]) -> None:

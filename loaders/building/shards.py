@@ -146,6 +146,8 @@ def _glob(name: str) -> list[str]:
         return [name]
     matches = sorted(glob.glob(name, recursive=True))
     if not matches:
+        if os.path.isdir(folder := os.path.dirname(name) or "."):
+            os.listdir(folder)  # raises where it may not be read: glob passes over it
         raise _no_match(name)
     return matches
 

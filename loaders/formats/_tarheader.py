@@ -21,6 +21,7 @@ from twinfeed.loaders.formats.sniff import disguise, is_tar
 from twinfeed.loaders.support.limits import LIMITS
 
 BLOCK = 512
+_EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
@@ -207,8 +208,7 @@ class _Walk:
     def _check_end(self) -> None:
         """Refuse bytes after the end, such as another archive; warn of an end that is missing."""
         if self.size < self.at + 2 * BLOCK:
-            problem = "the archive does not end with two zero blocks; no member is cut"
-            warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
+            self._warn("the archive does not end with two zero blocks; no member is cut")
         self.file.seek(self.at)
         at = self.at
         while data := self.file.read(1 << 20):
@@ -218,6 +218,12 @@ class _Walk:
                 advice = "restore the shard, or join archives with tar --concatenate"
                 raise self._error(problem, at=at, advice=advice)
             at += len(data)
+        if self.at == 0 and self.size > _EMPTY:
+            self._warn("the file holds nothing but zeros")
+
+    def _warn(self, problem: str) -> None:
+        """Warn of an archive that did not end as it should."""
+        warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar(self, block: bytes) -> DataCorruptionError | None:
         """Return the error of a file whose first bytes show that it is not a tar archive."""
