@@ -37,9 +37,9 @@ def a_bit_off(sample: dict[str, Any]) -> dict[str, Any]:
 def test_the_frameworks_receive_the_same(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(20, seed=1), batch_size=6)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
-    found = compare(feed, backends=["numpy", "torch", "tensorflow"], batches=6)
+    found = compare(feed, backends=["numpy", "torch", "tensorflow", "jax"], batches=6)
     assert found.equal, str(found)
-    assert [run.records for run in found.runs] == [20 + 6 + 6] * 3
+    assert [run.records for run in found.runs] == [20 + 6 + 6] * 4
     assert all(run.rate > 0 and run.first > 0 and run.memory > 1 << 20 for run in found.runs)
     assert "word: the same" in str(found)
 
@@ -56,10 +56,10 @@ def test_a_difference_is_found_and_measured(index: Index) -> None:
     assert str(found).startswith("backend         records/s  first batch  peak memory\nnumpy  ")
 
 
-@pytest.mark.parametrize("backends", [["torch"], ["torch", "jax"]])
+@pytest.mark.parametrize("backends", [["torch"], ["torch", "mxnet"]])
 def test_other_backends_are_refused(index: Index, backends: Any) -> None:
     feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5))
-    with pytest.raises(ValueError, match="at least two of numpy, torch, tensorflow, got"):
+    with pytest.raises(ValueError, match="at least two of numpy, torch, tensorflow, jax, got"):
         compare(feed, backends=backends)
     with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
         compare(feed, batches="2")  # type: ignore[arg-type]

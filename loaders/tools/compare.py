@@ -8,6 +8,7 @@ themselves fetched, to tell by how much.
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.extras import not_installed
 from twinfeed.loaders.support.pool import Pool
 
-Backend = Literal["numpy", "torch", "tensorflow"]
+Backend = Literal["numpy", "torch", "tensorflow", "jax"]
 _KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -108,7 +109,7 @@ def compare(
 
     Args:
         feed: what is compared.
-        backends: at least two of "numpy", "torch" and "tensorflow".
+        backends: at least two of "numpy", "torch", "tensorflow" and "jax", which here has 64 bits.
         batches: how many batches. Default: an epoch.
         checksums: what each loader is given.
         readahead: what each loader is given.
@@ -192,6 +193,7 @@ def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
 def _deliver(job: _Job) -> Iterator[Any]:
     """Give the batches as the backend delivers them; only its own process imports the backend."""
     module, name, options = _LOADERS[job.backend]
+    os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from those of the others
     with getattr(importlib.import_module(module), name)(job.feed, **options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
         yield from islice(chain.from_iterable(passes), job.batches)
@@ -201,6 +203,7 @@ def _deliver(job: _Job) -> Iterator[Any]:
 _LOADERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     "numpy": ("twinfeed.loaders", "NumpyLoader", {}),
     "torch": ("twinfeed.loaders.torch", "TorchLoader", {"device": "cpu"}),
+    "jax": ("twinfeed.loaders.jax", "JaxLoader", {}),
     "tensorflow": ("twinfeed.loaders.tensorflow", "TensorFlowLoader", {"device": "/CPU:0"}),
 }
 
