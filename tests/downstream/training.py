@@ -65,5 +65,5 @@ def train(index: Index) -> npt.NDArray[np.int64]:
         print(other["id"], other.keys())
     order = SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=0))
     print(plan(Feed(index, BatchSampler(order, batch_size=32))).advice)
-    print(shuffled(index, seed=0).block)
+    print(shuffled(index, seed=0).num_records)
     return seen
