@@ -1,9 +1,9 @@
-"""One seed, one stream of batches: the same records, in the same order, in TensorFlow and PyTorch.
+"""One seed, one stream of batches: the same records, in the same order, in every framework.
 
-The names of everyday use are here; all names are in `twinfeed.samplers`, which say what records
-make the next batch, and `twinfeed.loaders`, which bring the records to a training loop. The loaders
-of the frameworks are `twinfeed.loaders.torch`, `twinfeed.loaders.tensorflow` and
-`twinfeed.loaders.keras`. Nothing is imported before it is used.
+The names of everyday use are here. All names are in `twinfeed.samplers`, which says what records
+make the next batch, and in `twinfeed.loaders`, which brings the records to a training loop. What
+needs a framework is in `twinfeed.loaders.torch`, `.tensorflow`, `.keras`, `.jax` and `.grain`.
+Nothing is imported before it is used.
 
 >>> from twinfeed import ExactOnceBatchSampler
 >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2)]

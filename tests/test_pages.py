@@ -28,6 +28,7 @@ WITH_FRAMEWORKS = [
     "jax",
     "keras",
     "tensorflow",
+    "tensorflow-datasets",
 ]
 # The first fork workers, the other chooses Keras's backend itself.
 APART = [["migrating", "torch"], ["trainers"]]
