@@ -46,7 +46,7 @@ def evaluate(model: torch.nn.Module, index: Index, rank: int, world_size: int) -
     """Return how many records there were, their sum of losses, and how many were right.
 
     Every rank has the same number of steps. The last batch is smaller, and may be empty on a
-    rank: its sums are zero, and no collective waits for ever.
+    rank: its sums are zero, and no collective waits without end.
     """
     device = next(model.parameters()).device
     seen = torch.zeros(len(index), dtype=torch.int64, device=device)

@@ -287,7 +287,7 @@ class BatchStream(Epochs, ABC):
             yield ids
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where iteration stands, and of which stream: a small dict that JSON can hold.
+        """Return the position, and of which stream it is: a small dict that JSON can hold.
 
         The state counts drawn batches. Workers draw ahead of the training loop: with workers, save
         the state of a loader of `twinfeed.loaders`.

@@ -14,7 +14,7 @@ from twinfeed.samplers.drawing.bits import Int64
 class Cursor:
     """Stand between two batches of a stream, and move on as batches are received.
 
-    A cursor starts at step 0 of epoch 0. After the last batch of an epoch the cursor stands at
+    A cursor starts at step 0 of epoch 0. After the last batch of an epoch the position is
     step 0 of the next epoch. An evaluation has no place to stand:
 
     - each pass begins at step 0, except the first pass after a state was loaded;
@@ -49,7 +49,7 @@ class Cursor:
         return self._step
 
     def begin(self, *, whole: bool = False) -> tuple[int, int]:
-        """Begin a pass, and return its first (epoch, step): normally where the cursor stands.
+        """Begin a pass, and return its first (epoch, step): normally the cursor's position.
 
         With `whole`, and for an evaluation, the pass begins at step 0 of the epoch. Only the first
         pass after `load_state_dict` begins at the loaded step.
@@ -115,7 +115,7 @@ class Cursor:
         self._begun = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the cursor stands, and of which stream: a small dict that JSON can hold."""
+        """Return the position, and of which stream it is: a small dict that JSON can hold."""
         return self._stream.state_at(self._epoch, self._step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

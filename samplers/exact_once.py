@@ -20,7 +20,7 @@ class ExactOnceBatchSampler(BatchSampler):
     """Give the ids `0 … n - 1` in stored order, each exactly once over all ranks and steps.
 
     Nothing is repeated and nothing is dropped. Every rank has the same number of steps, so that
-    no collective waits for ever. Zero records are zero steps.
+    no collective waits without end. Zero records are zero steps.
 
     Over ranks sum the losses, count the records, and divide once. The mean over an empty batch is
     NaN, and the mean of the ranks' means is wrong.

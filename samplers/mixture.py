@@ -26,8 +26,8 @@ class MixtureSampler(Sampler):
 
     Weights are divided by their common divisor: 50 and 50 are 1 and 1. The periods follow each
     other through all epochs of the mixture. So after k periods the proportion is exact. Each period
-    has the orders at other places: no rank gets one order for ever. The divided weights sum to at
-    most 2^24, as the mixture keeps a table with so many entries of some bytes each.
+    has the orders at other places: no rank gets the same order in all batches. The divided weights
+    sum to at most 2^24, as the mixture keeps a table with so many entries of some bytes each.
 
     Each order goes through epochs of its own, one after the other. An epoch of the mixture has
     `num_samples`, and the next epoch goes on after them. Ids are numbered order by order, like the

@@ -12,7 +12,7 @@ _warned: list[str] = []
 
 
 class Sharded(Protocol):
-    """A stream that knows whether somebody has said which part of it this process meets."""
+    """A stream that knows whether somebody has said which part of it this process gets."""
 
     sharded: bool
 

@@ -157,7 +157,7 @@ class Held:
         ]
 
     def find(self, file: int, start: int, stop: int) -> HeldRange | None:
-        """Return the range that holds these bytes; of several ranges, the range told first."""
+        """Return the range that holds these bytes; of several, the one asked for first."""
         found = [one for one in self._before(file, start) if one.stop >= stop]
         return min(found, key=lambda one: one.number, default=None)
 

@@ -27,7 +27,7 @@ SORTED = 1 << 23
 
 
 class Numbering:
-    """Number names in the order in which they are first met."""
+    """Number names in the order in which they first come."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)

@@ -33,7 +33,7 @@ class DecodeExtensions:
     The last part of the name counts (`seg.png`).
 
     - images (jpg, jpeg, png, webp, …): uint8[height, width, 3], or what `DecodeImage` makes with
-      `mode`, `size`, `fit` and `max_pixels`. The bytes tell the kind of the image.
+      `mode`, `size`, `fit` and `max_pixels`. The bytes say the kind of the image.
     - cls, index, count, id, …: an int
     - txt, text, transcript: a str
     - json, jsn: what the JSON holds, for a transform to make arrays of

@@ -73,7 +73,7 @@ class Index:
         columns: arrays of one row per record, with `label` among them if there are labels.
         classes: the names of the labels, or empty if labels are numbers without names.
         shard_lengths: the number of records of each shard, int64[S].
-        fingerprint: stands for the data. It is the same wherever the index is copied, and changes
+        fingerprint: a digest of the data. It is the same wherever the index is copied, and changes
             when a record, a label or a class changes.
         digests: by name, a SHA-256 of what each bytes field and each column holds, the same in
             every container.

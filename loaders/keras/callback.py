@@ -134,7 +134,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 `(inputs, targets, weights)`. Instead of a function, a dataset that was made of the
                 loader's dataset is taken as it is.
             epochs: the epoch that training ends at.
-            callbacks: one, or several. They are told what they knew, as the best value of
+            callbacks: one, or several. They get back what they knew, as the best value of
                 `ModelCheckpoint` and `EarlyStopping`. A callback of your own is asked by
                 `get_state()`, for a dict of numbers, texts, NumPy arrays, and lists and dicts of
                 them, and told by `set_state(state)`. A warning names the callbacks that cannot be
@@ -255,7 +255,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader._uncounted.looking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the epoch where the loader stands."""
+        """Begin the epoch at the loader's position."""
         if epoch != self.loader.epoch:
             raise ValueError(
                 f"the epoch of fit must be the loader's, got {epoch} and {self.loader.epoch}: call "
@@ -308,11 +308,11 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader._uncounted.stop_counting()
 
     def save(self) -> None:
-        """Save the model as it is now, and where the training stands."""
+        """Save the model as it is now, and the position of the training."""
         self._save(None)
 
     def _stand(self) -> None:
-        """Count from where the loader stands.
+        """Count from the loader's position.
 
         This is done before `fit` begins, too. Under a strategy, `fit` draws batches only to look at
         them, and they must not count.

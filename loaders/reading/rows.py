@@ -47,7 +47,7 @@ class Rows:
             are read once: by column, or else from every item. Give an array if that takes long.
         fields: names for the parts of a tuple, or for a single value, which is called "row"
             otherwise. Of a dict, the keys to read. Default: all.
-        digest: what stands for the content, in the states of loaders. A state of records with
+        digest: a string for the content, in the states of loaders. A state of records with
             another digest is refused. Without a digest, a state that is loaded warns.
         threads: whether several threads may read items at once. Otherwise one thread reads at a
             time. Arrays and tables are read by all threads.

@@ -32,7 +32,7 @@ class Source(Protocol):
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """By name, what stands for the content of a field or column, in states; may be empty."""
+        """By name, a digest of the content of a field or column, for states; may be empty."""
 
     def describe(self, record: int, /) -> str:
         """Say in one line where a record lies, for messages."""

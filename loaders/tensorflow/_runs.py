@@ -139,7 +139,7 @@ def _pieces(pieces: list[list[tuple[int, int, int]]], turns: Int64s, readers: in
 
 
 def _times_met(records: Int64s) -> Int64s:
-    """Return how often each record of the stream was met before."""
+    """Return how often each record of the stream came before."""
     order = np.argsort(records, kind="stable")
     starts = np.flatnonzero(np.diff(records[order], prepend=-1))
     before = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))

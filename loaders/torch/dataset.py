@@ -83,8 +83,8 @@ class RecordDataset(Dataset[Any]):
     Asked for plain record numbers, the dataset is map-style like any other: `dataset[3]` is one
     sample. A DataLoader with a `batch_size`, with torch's own samplers, or with
     `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
-    transform comes from torch's random numbers, of which a warning tells once. Another tells of a
-    record that is not of the `records=` of the feed's sampler, which torch's samplers do not know.
+    transform comes from torch's random numbers, and one warning says so. Another names a record
+    that is not of the `records=` of the feed's sampler, which torch's samplers do not know.
 
     The dataset does not know which batch comes next. So nothing is read ahead, and of shards at a
     URL each record is a request. There is a warning where no disk cache keeps what is read.

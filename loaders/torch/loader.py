@@ -69,7 +69,7 @@ class TorchLoader(MakingLoader[B]):
         persistent_workers: whether the workers stay from pass to pass.
         multiprocessing_context: how the workers are started, such as "spawn". Default: as
             everywhere in Python, or "spawn" for a source of your own that is not `fork_safe`.
-        timeout: seconds to wait for a worker's batch. 0 waits for ever.
+        timeout: seconds to wait for a worker's batch. 0 waits without end.
         worker_init_fn: a function that each worker calls with its number when it starts.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
@@ -198,7 +198,7 @@ class TorchLoader(MakingLoader[B]):
         The DataLoader has the length of an epoch. A pass runs from the loader's place to the end of
         the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. A pass
         that is given up changes nothing: Keras looks at a batch to build a model. After the last
-        batch the loader stands at the next epoch. So where an epoch is a single batch, a look is a
+        batch the loader is at the next epoch. So where an epoch is a single batch, a look is a
         whole pass: build the model first, or take a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. If one of them makes another
