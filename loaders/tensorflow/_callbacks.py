@@ -12,11 +12,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 # TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
@@ -126,72 +125,9 @@ def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.da
 
     The generator is closed when the iterator ends or is given up. While the generator runs, the
     object is kept.
-
-    `Dataset.from_generator` does the same, but has TensorFlow trace four functions for each
-    dataset, which is a quarter of the work to make a loader's dataset. Here all datasets share
-    them.
     """
-    number, name = _numbered(method)
-    one = tf.data.Dataset.from_tensors(np.int64(number))
-    variant = tf.raw_ops.FlatMapDataset(
-        input_dataset=tf.data.experimental.to_variant(one),
-        other_arguments=[],
-        f=_generating(name, spec),
-        output_types=[spec.dtype],
-        output_shapes=[spec.shape],
-    )
-    return tf.data.experimental.from_variant(variant, spec)
-
-
-@cache
-def _generating(name: str, spec: tf.TensorSpec) -> Any:
-    """Trace a function from an object's number to the variant of a dataset of what a method yields.
-
-    The dataset is made within a function, as TensorFlow cannot write it out, for snapshot.
-    """
-    running: dict[int, Generator[Any, None, None]] = {}
-
-    def begin(owner: np.int64) -> np.int64:
-        number = next(_NUMBERS)
-        running[number] = _items(int(owner), name)
-        return np.int64(number)
-
-    def draw(number: np.int64) -> Any:
-        return next(running[int(number)])
-
-    def end(number: np.int64) -> np.int64:
-        running.pop(int(number)).close()
-        return number
-
-    def calling(call: Callable[..., Any], result: tf.TensorSpec) -> Any:
-        def in_graph(number: tf.Tensor) -> tf.Tensor:
-            found = tf.numpy_function(call, [number], result.dtype)
-            found.set_shape(result.shape)
-            return found
-
-        return _traced(in_graph)
-
-    def generating(owner: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.GeneratorDataset(
-            init_func_other_args=[owner],
-            next_func_other_args=[],
-            finalize_func_other_args=[],
-            init_func=calling(begin, scalar),
-            next_func=calling(draw, spec),
-            finalize_func=calling(end, scalar),
-            output_types=[spec.dtype],
-            output_shapes=[spec.shape],
-        )
-
-    scalar = tf.TensorSpec([], tf.int64)
-    with tf.init_scope(), tf.device(None):
-        return _traced(generating)
-
-
-def _traced(function: Callable[..., Any]) -> Any:
-    """Trace a function of a number."""
-    made = tf.function(function, autograph=False)
-    return made.get_concrete_function(tf.TensorSpec([], tf.int64))
+    items = partial(_items, *_numbered(method))
+    return tf.data.Dataset.from_generator(items, output_signature=spec)
 
 
 def _items(number: int, name: str) -> Generator[Any, None, None]:

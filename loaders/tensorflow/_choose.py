@@ -25,50 +25,26 @@ class Sizes(NamedTuple):
     unit: tf.Tensor
     same: int | None
 
-    @classmethod
-    def called(cls, method: Callable[[Int64s], Any], begun: tf.Tensor, same: int | None) -> Sizes:
-        """Ask a method for `each` and `unit`."""
-        each, unit = called(method, [begun], [tf.int64] * 2)
-        each.set_shape([None])
-        unit.set_shape([])
-        return cls(each, unit, same)
-
 
 def unit_of(sizes: Int64s) -> np.int64:
     """Return the largest number of elements of which every batch is a multiple."""
     return max(np.int64(1), np.gcd.reduce(sizes))
 
 
-def batched(elements: tf.data.Dataset, sizes: Sizes) -> tf.data.Dataset:
-    """Cut elements into batches; where they end early, the last batch is smaller."""
-    if sizes.same is not None:
-        return elements.batch(sizes.same)
-    # In units, no element is drawn beyond the end of its batch: that element may fail.
-    return elements.batch(sizes.unit).rebatch(sizes.each)
-
-
 def chosen(
-    datasets: Sequence[tf.data.Dataset], numbers: tf.data.Dataset, sizes: Sizes
-) -> tf.data.Dataset:
-    """Choose from `datasets` by `numbers`, int64 scalars: the batches of the rest of a pass.
-
-    A dataset without a further element ends them in silence, and the last one may be smaller.
-    """
-    elements = tf.data.Dataset.choose_from_datasets(datasets, numbers, stop_on_empty_dataset=True)
-    return batched(elements, sizes)
-
-
-def checked(
-    batches: tf.data.Dataset,
+    datasets: Sequence[tf.data.Dataset],
+    numbers: tf.data.Dataset,
     sizes: Sizes,
     begun: tf.Tensor,
-    ended: Callable[[Int64s, np.int64, np.int64], bool],
+    ended: Callable[[Int64s, np.int64, np.int64], None],
 ) -> tf.data.Dataset:
-    """Give (step, batch) for the rest of a pass, or an error where a batch is not whole.
+    """Choose from `datasets` by `numbers`, int64 scalars: (step, batch) of the rest of a pass.
 
-    For the first such batch `ended` is called with the pass, the step, and the elements that there
-    are. It must raise.
+    A dataset without a further element ends the choice in silence. For the first batch that is not
+    whole `ended` is called with the pass, the step, and the elements that there are. It must raise.
     """
+    choose = tf.data.Dataset.choose_from_datasets
+    batches = batched(choose(datasets, numbers, stop_on_empty_dataset=True), sizes)
     spec = batches.element_spec
     nothing = tf.data.Dataset.from_tensors(0).map(
         lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
@@ -87,6 +63,14 @@ def checked(
     steps = tf.data.Dataset.range(begun[2], begun[2] + tf.size(sizes.each, tf.int64))
     sized = tf.data.Dataset.from_tensor_slices(sizes.each)
     return tf.data.Dataset.zip((steps, sized, rows)).map(whole)
+
+
+def batched(elements: tf.data.Dataset, sizes: Sizes) -> tf.data.Dataset:
+    """Cut elements into batches; where they end early, the last batch is smaller."""
+    if sizes.same is not None:
+        return elements.batch(sizes.same)
+    # In units, no element is drawn beyond the end of its batch: that element may fail.
+    return elements.batch(sizes.unit).rebatch(sizes.each)
 
 
 def _length(batch: Any) -> tf.Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.errors import REBUILD, DataCorruptionError
+from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.example import decode_list, parse
 from twinfeed.loaders.index.opened import Index
@@ -30,19 +31,17 @@ _STEPS = 32
 class ParsedFields:
     """Let TensorFlow take byte strings out of the records.
 
-    What else a batch holds (ids, columns, side tables, the mask) comes from Python, for many steps
-    in one call. So do the lengths that the fields must have.
+    What else a batch holds (ids, columns, side tables, the mask) comes from Python. So do the
+    lengths that the fields must have.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.index = server, index_of(server.feed, "this engine")
-        self.parallel = max(1, server.threads)
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
         self._lengths_rows = max(1, len(self.names))  # TensorFlow crashes where it cuts none
         self._missing: dict[str, bytes] = dict(server.feed.missing)
         if self.index.options.missing == "empty":
             self._missing = dict.fromkeys(self.names, b"") | self._missing
-        self._example = self.index.options.example
         rest = Feed(self.index, server.sampler, fields=(), side=server.feed.side, spec={})
         self._rest = Batcher(rest, reader=server.reader)
         self._layout = Layout(rest, server.layout.batch, server.reader)
@@ -54,67 +53,67 @@ class ParsedFields:
         kinds = {index.fields[name].kind for name in feed.fields if name not in index.columns}
         return not feed._calls and kinds <= {"bytes"}
 
-    def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of what comes from Python for each step, `width` rows long."""
-        specs = [spec for parts in self._layout.specs.values() for spec in parts]
+    def batches(self, begun: tf.Tensor, records: tf.data.Dataset) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of (place, records)."""
+        specs = [*self._layout.flat, tf.TensorSpec([None, self._lengths_rows], tf.int64)]
 
         def steps(first: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            types = [*self._layout.dtypes, tf.int64]
-            found = called(self.rows, [begun, first, width], types)
-            for part, spec in zip(found, specs, strict=False):
+            found = called(self.rows, [begun, first], [spec.dtype for spec in specs])
+            for part, spec in zip(found, specs, strict=True):
                 part.set_shape([None, None, *spec.shape[1:]])
-            found[-1].set_shape([None, self._lengths_rows, None])
             return tuple(found)
 
-        chunks = tf.data.Dataset.range(begun[2], self.server.places, _STEPS)
-        return chunks.map(steps, num_parallel_calls=1, deterministic=True).unbatch()
+        def batch(chosen: Any, rest: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, Any]:
+            size = tf.shape(chosen[1])[0]
+            return chosen[0], self._batch(begun, *chosen, *[part[:size] for part in rest])
 
-    def batch(
-        self,
-        begun: tf.Tensor,
-        *,
-        place: tf.Tensor,
-        size: tf.Tensor,
-        records: tf.Tensor,
-        aside: tuple[tf.Tensor, ...],
+        chunks = tf.data.Dataset.range(begun[2], self.server.places, _STEPS)
+        aside = chunks.map(steps, num_parallel_calls=1, deterministic=True).unbatch()
+        both = tf.data.Dataset.zip((records, aside))
+        return self.server.mapped(both, batch, max(1, self.server.threads))
+
+    def _batch(
+        self, begun: tf.Tensor, place: tf.Tensor, records: tf.Tensor, *aside: tf.Tensor
     ) -> dict[str, Any]:
-        """Give the batch."""
         *rest, lengths = aside
-        records = self._whole(begun, place, size, records)
-        batch = self._layout.restore([part[:size] for part in rest])
-        if not self._example:
-            batch |= dict.fromkeys(self.names, records)
-        elif self.names:
-            features = {
-                name: tf.io.FixedLenFeature([], tf.string, self._missing.get(name, b""))
-                for name in self.names
-            }
-            batch |= tf.io.parse_example(records, features)
+        fields = self._parsed(records)
         checked = [records]  # where no field is read, else nothing would check them
         if self.names:
-            found = [tf.cast(tf.strings.length(batch[name]), tf.int64) for name in self.names]
-            same = tf.reduce_all(tf.equal(tf.stack(found), lengths[:, :size]))
-            checked += [tf.cond(same, lambda: True, lambda: self._refuse(begun, place, found))]
+            found = [tf.strings.length(field) for field in fields.values()]
+            same = tf.reduce_all(tf.equal(tf.cast(tf.stack(found, 1), tf.int64), lengths))
+            refuse = partial(called, self.mismatch, [begun, place, *found], tf.bool)
+            checked = [tf.cond(same, lambda: True, refuse)]
+        batch = self._layout.restore(rest) | fields
         with tf.control_dependencies(checked):
             batch["id"] = tf.identity(batch["id"])
         for name in self.names:
             batch[name].set_shape([self.server.layout.batch])
         return {name: batch[name] for name in self.server.layout.specs}
 
-    def rows(self, begun: Int64s, first: np.int64, width: np.int64) -> list[Array]:
-        """Give the arrays of some steps, each [steps, width, …], and the lengths of the fields."""
+    def _parsed(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
+        if not self.index.options.example or not self.names:
+            return dict.fromkeys(self.names, records)
+        features = {
+            name: tf.io.FixedLenFeature([], tf.string, self._missing.get(name, b""))
+            for name in self.names
+        }
+        parsed = tf.io.parse_example(records, features)
+        return {name: parsed[name] for name in self.names}
+
+    def rows(self, begun: Int64s, first: np.int64) -> list[Array]:
+        """Give the arrays of some steps, each [steps, rows, …], and the lengths of the fields."""
         sampler, epoch = self.server.sampler, int(begun[1])
         last = min(int(first) + _STEPS, self.server.steps)
         drawn = self.server.schedules[0].batches(epoch, int(first), last)
         ids = np.concatenate(drawn)
         records = sampler.records(ids)
         batch = self._rest(Request(epoch, int(first), ids, records, sampler.views(ids), None))
-        sizes = np.array([len(one) for one in drawn])
-        held = np.arange(int(width)) < sizes[:, None]
-        lengths = np.zeros((len(drawn), self._lengths_rows, int(width)), np.int64)
+        lengths = np.zeros((len(ids), self._lengths_rows), np.int64)
         for number, name in enumerate(self.names):
-            lengths[:, number][held] = self._lengths(name, records)
-        return [*(spread(part, held) for part in self._layout.flatten(batch)), lengths]
+            lengths[:, number] = self._lengths(name, records)
+        sizes = np.array([len(one) for one in drawn])
+        held = np.arange(max(1, sizes.max())) < sizes[:, None]
+        return [spread(part, held) for part in (*self._layout.flatten(batch), lengths)]
 
     def _lengths(self, name: str, records: Int64s) -> Int64s:
         """Return the bytes of a field in each record; 0 for padding."""
@@ -123,26 +122,6 @@ class ParsedFields:
         value = self._missing.get(name)
         stored[records >= 0] = found if value is None else np.where(found == -1, len(value), found)
         return stored
-
-    def _whole(
-        self, begun: tf.Tensor, place: tf.Tensor, size: tf.Tensor, records: tf.Tensor
-    ) -> tf.Tensor:
-        """Give the records, if there are as many as the batch has."""
-        given = tf.shape(records, tf.int64)[0]
-        checked = tf.cond(
-            tf.equal(given, size),
-            lambda: True,
-            lambda: called(self.ended, [begun, place, given], tf.bool),
-        )
-        with tf.control_dependencies([checked]):
-            return tf.identity(records)
-
-    def ended(self, begun: Int64s, place: np.int64, given: np.int64) -> None:
-        """Raise: TensorFlow has given fewer records than were chosen."""
-        _check_whole(self.server.request(begun, int(place)).records, int(given))
-
-    def _refuse(self, begun: tf.Tensor, place: tf.Tensor, found: list[tf.Tensor]) -> tf.Tensor:
-        return called(self.mismatch, [begun, place, *found], tf.bool)
 
     def mismatch(self, begun: Int64s, place: np.int64, *found: Int64s) -> None:
         """Raise for the first record whose fields are not as long as they should be."""
@@ -162,42 +141,23 @@ class FedFields:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.parallel = server.parallel
         self._given = server.reader = GivenRecords(index_of(server.feed, "this engine"))
 
-    def aside(self, begun: tf.Tensor, width: tf.Tensor) -> tf.data.Dataset:
-        """Make a dataset of unused numbers: the feed makes the whole batch."""
-        return tf.data.Dataset.range(begun[2], self.server.places)
-
-    def batch(
-        self,
-        begun: tf.Tensor,
-        *,
-        place: tf.Tensor,
-        size: tf.Tensor,
-        records: tf.Tensor,
-        aside: tf.Tensor,
-    ) -> dict[str, Any]:
-        """Give the batch."""
+    def batches(self, begun: tf.Tensor, records: tf.data.Dataset) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of (place, records)."""
         layout = self.server.layout
-        return layout.restore(called(self.arrays, [begun, place, records], layout.dtypes))
+
+        def batch(place: tf.Tensor, data: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            return place, layout.restore(called(self.arrays, [begun, place, data], layout.dtypes))
+
+        return self.server.mapped(records, batch, self.server.parallel)
 
     def arrays(self, begun: Int64s, place: np.int64, data: Array) -> list[Array]:
         """Make the batch of the records that TensorFlow read."""
         batcher = self.server.batcher(begun, int(place))
         request = self.server.request(begun, int(place))
-        _check_whole(request.records, len(data))
         with self._given.holding(request.records, data):
             return self.server.layout.flatten(batcher(request))
-
-
-def _check_whole(records: Int64s, given: int) -> None:
-    """Raise where fewer records were given than the batch has."""
-    if given < len(records):
-        raise DataCorruptionError(
-            "a shard ended before the records that the index says it holds",
-            advice=f"copy the shard again, or {REBUILD}",
-        )
 
 
 class GivenRecords(Reader):

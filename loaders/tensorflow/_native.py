@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,7 +23,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.loaders.tensorflow._choose import Sizes, chosen, unit_of
+from twinfeed.loaders.tensorflow._choose import Sizes, batched, unit_of
 from twinfeed.loaders.tensorflow._fields import FedFields, ParsedFields
 from twinfeed.loaders.tensorflow._runs import Runs, find_runs, lay_out
 from twinfeed.loaders.tensorflow._serve import Server
@@ -71,22 +72,34 @@ class ChooseFiles:
             strict=True,
         ):
             part.set_shape(shape)
-        sizes = Sizes(each, unit, self.server.layout.batch)
         padding = tf.data.Dataset.from_tensors(b"").repeat()
-        numbers = tf.data.Dataset.from_tensor_slices(numbers)
-        records = chosen([*self._readers(table, own), padding], numbers, sizes)
+        elements = tf.data.Dataset.choose_from_datasets(
+            [*self._readers(table, own), padding],
+            tf.data.Dataset.from_tensor_slices(numbers),
+            stop_on_empty_dataset=True,
+        )
+        records = batched(elements, Sizes(each, unit, self.server.layout.batch))
         none = tf.data.Dataset.from_tensors(tf.constant([], tf.string))  # where a shard ends early
-        parts = {
-            "place": tf.data.Dataset.range(begun[2], self.server.places),
-            "size": tf.data.Dataset.from_tensor_slices(each),
-            "records": records.concatenate(none.repeat()),
-            "aside": self._fields.aside(begun, tf.reduce_max(each)),
-        }
+        parts = (
+            tf.data.Dataset.range(begun[2], self.server.places),
+            tf.data.Dataset.from_tensor_slices(each),
+            records.concatenate(none.repeat()),
+        )
 
-        def batch(step: dict[str, Any]) -> tuple[tf.Tensor, Any]:
-            return step["place"], self._fields.batch(begun, **step)
+        def whole(place: tf.Tensor, size: tf.Tensor, records: tf.Tensor) -> Any:
+            found = tf.size(records, tf.int64)
+            ended = partial(called, self.ended, [begun, place, found], tf.bool)
+            with tf.control_dependencies([tf.cond(found < size, ended, lambda: True)]):
+                return place, tf.identity(records)
 
-        return self.server.mapped(tf.data.Dataset.zip(parts), batch, self._fields.parallel)
+        return self._fields.batches(begun, tf.data.Dataset.zip(parts).map(whole))
+
+    def ended(self, begun: Int64s, place: np.int64, found: np.int64) -> None:
+        """Raise: TensorFlow has given fewer records than were chosen."""
+        raise DataCorruptionError(
+            "a shard ended before the records that the index says it holds",
+            advice=f"copy the shard again, or {REBUILD}",
+        )
 
     def plan(self, begun: Int64s) -> tuple[Any, ...]:
         """Lay out the rest of an epoch over the readers."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.data.ops import debug_mode  # which TensorFlow does not export
 
 from twinfeed.loaders.tensorflow._callbacks import called, generated
 from twinfeed.loaders.tensorflow._gather import Gather
@@ -31,6 +29,7 @@ class Engine(Protocol):
         """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
 
 
+@tf.autograph.experimental.do_not_convert  # no function branches on a tensor
 def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     """Make a dataset of the batches of `engine`. Each pass runs to the end of an epoch.
 
@@ -38,24 +37,6 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it believes the static number of rows.
     """
-    plain = tf.autograph.experimental.do_not_convert(_delivered)  # no function branches on a tensor
-    with _in_graphs():
-        return plain(engine, prefetch)
-
-
-@contextmanager
-def _in_graphs() -> Iterator[None]:
-    """Build as without `enable_debug_mode`, which would call eagerly what declares shapes."""
-    debugs = debug_mode.DEBUG_MODE
-    debug_mode.toggle_debug_mode(False)
-    try:
-        yield
-    finally:
-        debug_mode.toggle_debug_mode(debugs)
-
-
-def _delivered(engine: Engine, prefetch: int) -> tf.data.Dataset:
-    """Make the dataset, which notes when the last batch of a pass leaves."""
     server = engine.server
     last = server.places - 1
     passes = generated(server.passes, tf.TensorSpec([5], tf.int64))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.loop.selector import Choices, Selector, Source
-from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.checks import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.loaders.tensorflow._choose import Sizes, batched, checked, chosen, unit_of
+from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
-from twinfeed.loaders.tensorflow.original import EXAMINERS
 from twinfeed.samplers import BatchStream
-
-_BEGUN = count()  # numbers passes in the order they began
 
 _IDS = 1 << 14  # ids that are drawn in one call
 
@@ -65,6 +61,7 @@ def choose(
         ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
             padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
             records.
+        TypeError: datasets of two element specs, from TensorFlow.
 
     >>> from twinfeed.loaders.tensorflow import choose
     >>> from twinfeed.samplers import PKBatchSampler
@@ -95,7 +92,7 @@ class _Chosen(DatasetLoader[Any]):
         device: str | None,
         prefetch: int,
     ) -> None:
-        _check_datasets(datasets)
+        tf.data.Dataset.choose_from_datasets(datasets, tf.data.Dataset.range(0))  # if they differ
         self._choices = Choices(sampler, len(datasets), source)
         super().__init__(sampler)
         self._datasets = datasets
@@ -134,7 +131,10 @@ class Numbers:
         return np.concatenate(self.choices.numbers(int(begun[1]), int(step), last))
 
     def _sizes(self, begun: tf.Tensor) -> Sizes:
-        return Sizes.called(self.sizes, begun, self.server.sampler.constant_size)
+        each, unit = called(self.sizes, [begun], [tf.int64] * 2)
+        each.set_shape([None])
+        unit.set_shape([])
+        return Sizes(each, unit, self.server.sampler.constant_size)
 
     def _drawn(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""
@@ -161,8 +161,6 @@ class ChooseDatasets(Numbers):
     ) -> None:
         super().__init__(server, choices)
         self._datasets, self._replay = datasets, replay
-        self.uncounted, self.begun = server.uncounted, -1
-        EXAMINERS.add(self)
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, batch) of a pass."""
@@ -175,39 +173,19 @@ class ChooseDatasets(Numbers):
                 dataset.skip(count) for dataset, count in zip(datasets, counts, strict=True)
             ]
         sizes = self._sizes(begun)
-        batches = chosen(datasets, self._drawn(begun), sizes)
-        return checked(batches, sizes, begun, self.ended)
-
-    def sizes(self, begun: Int64s) -> tuple[Int64s, np.int64]:
-        self.begun = next(_BEGUN)
-        return super().sizes(begun)
-
-    def examine(self, message: str, /) -> None:
-        """Raise where the datasets need more files than this process may open."""
-        if "Too many open files" in message:
-            raise ValueError(
-                f"{len(self._datasets)} datasets need more files at once than this process may "
-                f"open ({system.file_limit()}): raise the limit by ulimit -n, or make an index of "
-                f"the files by build_index and take a TensorFlowLoader with engine='gather'"
-            )
+        return chosen(datasets, self._drawn(begun), sizes, begun, self.ended)
 
     def drawn(self, begun: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""
         return self.choices.drawn(*begun[1:3].tolist())
 
-    def ended(self, begun: Int64s, step: np.int64, found: np.int64) -> bool:
+    def ended(self, begun: Int64s, step: np.int64, found: np.int64) -> None:
         """Raise for the dataset that has fewer elements than were chosen."""
-        epoch, start = begun[1:3].tolist()
-        batches = self.choices.numbers(epoch, start, int(step) + 1)
-        number = batches[-1][found]
-        before = np.concatenate([*batches[:-1], batches[-1][:found]])
-        given = np.count_nonzero(before == number)
-        if self._replay:
-            given += self.drawn(begun)[number]
+        (numbers,) = self.choices.numbers(int(begun[1]), int(step), int(step) + 1)
         raise ValueError(
-            f"dataset {number} (of {self.choices.sources}) has ended: step {step} of epoch {epoch} "
-            f"draws its element {given + 1}: add .repeat() to the dataset, or make epochs shorter "
-            f"by batches_per_epoch of the sampler"
+            f"dataset {numbers[found]} (of {self.choices.sources}) has ended in step {step} of "
+            f"epoch {begun[1]}: add .repeat() to the dataset, or make epochs shorter by "
+            f"batches_per_epoch of the sampler"
         )
 
 
@@ -229,34 +207,3 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     check_process()
     server = PassServer(selector.choices.sampler, selector._uncounted, selector._meter)
     return batches_of(Numbers(server, selector.choices), prefetch=1)
-
-
-def _check_datasets(datasets: Sequence[Any]) -> None:
-    """Raise for what cannot be stacked to batches: other objects, and elements of two specs."""
-    if not datasets:
-        raise ValueError("datasets must hold one at least, got none")
-    specs: list[tuple[int, Any]] = []  # the different ones
-    for number, dataset in enumerate(datasets):
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                f"datasets must be of tf.data, got a {type(dataset).__name__} at {number}"
-            )
-        spec = dataset.element_spec
-        for first, other in specs:
-            if not _alike(other, spec):
-                raise ValueError(
-                    f"datasets must have elements of one structure, type and shape, got {other} "
-                    f"at {first} and {spec} at {number}"
-                )
-        if all(spec != other for _, other in specs):
-            specs.append((number, spec))
-
-
-def _alike(first: Any, second: Any) -> bool:
-    """Whether elements of two specs can be stacked to one batch."""
-    try:
-        tf.nest.assert_same_structure(first, second)
-    except (TypeError, ValueError):
-        return False
-    pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True)
-    return all(one.is_compatible_with(other) for one, other in pairs)

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from batches import expected, noted
 from hypothesis import given
 from hypothesis import strategies as st
 from plain import batches
 from sampler_cases import FED
-from tensorflow.python.data.ops import debug_mode
 from tensorflow_help import decode, engine_of, ids_of, loader, packed
 
 from twinfeed.loaders import (
@@ -60,44 +58,6 @@ IN_STORED_ORDER = {
 STORED = BatchSampler(SequentialSampler(61), batch_size=8)
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-@pytest.fixture(params=["tf.data", "tf.function"])
-def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Debug as TensorFlow can. Say whether functions of tf.data are called eagerly."""
-    of_data = request.param == "tf.data"
-    if of_data:
-        monkeypatch.setattr(debug_mode, "DEBUG_MODE", False)  # there is no public way back
-        tf.data.experimental.enable_debug_mode()
-    else:
-        tf.config.run_functions_eagerly(True)
-    yield of_data
-    tf.config.run_functions_eagerly(False)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("made", [decode, None])
-@pytest.mark.filterwarnings("ignore:Even though")  # TensorFlow's: not for functions of tf.data
-def test_functions_of_the_user_may_be_called_eagerly(
-    engine: str, made: Transform | None, eager: bool
-) -> None:
-    """In a part of an epoch, the rest of an epoch, and a whole epoch."""
-    one = loader(packed(61), STORED, engine=engine, decode=made)
-    seen: list[int] = []
-
-    def look(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        if tf.executing_eagerly():
-            seen.extend(batch["id"].numpy())
-        return batch
-
-    batches = one.counted(one.dataset.map(look))
-    got = [next(batches)["id"].numpy().tolist() for _ in range(3)]
-    batches.close()
-    got += [batch["id"].numpy().tolist() for batch in one.counted(one.dataset.map(look))]
-    assert got == ids_of(STORED, 0)
-    assert set(seen) == (set(range(61)) if eager else set())
-    assert [batch["id"].numpy().tolist() for batch in one] == ids_of(STORED, 1)
-    assert (one.epoch, one.step) == (2, 0)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
