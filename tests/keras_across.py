@@ -78,7 +78,7 @@ def refuses(framework: str, folder: Path) -> None:
     others = arranged(loader(framework, folder))
     words = "must come from the loader, got others"
     if framework == "tensorflow":
-        words = "do not come from this loader alone"
+        words = "is not of this loader alone"
     wrong = [(ValueError, words, lambda batches: others)]
     if framework == "torch":
         from accelerate import skip_first_batches
@@ -86,7 +86,7 @@ def refuses(framework: str, folder: Path) -> None:
         words = "give the trainer the TorchLoader itself"
         wrong.append((TypeError, words, skip_first_batches))  # type: ignore[arg-type]
     else:
-        words = "has a Shuffle, which changes which batches come"
+        words = "has a Shuffle, so the position"
         wrong.append((ValueError, words, lambda batches: batches.shuffle(2)))
     for number, (error, words, change) in enumerate(wrong):
         one = loader(framework, folder)

@@ -48,9 +48,9 @@ def fit(folder: Path, network: keras.Model | None = None, **options: Any) -> Any
         ({"initial_epoch": 1}, "no initial_epoch=: the last save says .*: leave it out"),
         ({"sample_weight": np.ones(8)}, r"\(inputs, targets, weights\)"),
         ({"shuffle": True}, r"no shuffle=: the feed's sampler shuffles"),
-        ({"steps_per_epoch": 2}, r"no steps_per_epoch=: .* batches_per_epoch=100\)"),
+        ({"steps_per_epoch": 2}, "no steps_per_epoch=: .* batches_per_epoch="),
         ({"validation_split": 0.2}, r"split\(…\), and give validation_data="),
-        ({"x": np.ones(8)}, "no x=: .* by arrange"),
+        ({"x": np.ones(8)}, "no x=: arrange makes"),
     ],
 )
 def test_an_option_of_the_loader_or_its_sampler_is_refused(
@@ -90,12 +90,9 @@ def test_options_of_other_callbacks_are_refused_with_their_counterparts(tmp_path
 
 def test_validation_data_is_a_dataset(tmp_path: Path) -> None:
     feed = made().feed
-    for one in (made(), TorchLoader(feed)):
-        says = r"give loader.dataset.map\(pairs\), or of a TorchLoader loader.dataloader\(pairs\)"
-        with pytest.raises(TypeError, match=says):
+    for one in (made(), TorchLoader(feed), feed):
+        with pytest.raises(TypeError, match=r"give loader.dataset.map\(pairs\)"):
             fit(tmp_path, validation_data=one)
-    with pytest.raises(TypeError, match=r"got a Feed: give TensorFlowLoader\(feed\).dataset"):
-        fit(tmp_path, validation_data=feed)
 
 
 def test_whole_batches_as_validation_data_are_refused(tmp_path: Path) -> None:

@@ -228,6 +228,14 @@ def test_a_fit_of_something_else_is_refused(tmp_path: Path, how: str, message: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("change", [lambda one: one.repeat(), lambda one: one.take(3)])
+def test_a_dataset_that_is_no_epoch_is_refused_to_fit(tmp_path: Path, change: Any) -> None:
+    """Keras would never end the first epoch of a dataset without an end."""
+    one = made()
+    with pytest.raises(ValueError, match="must have the 8 batches of an epoch"):
+        ResumeCallback(one, tmp_path).fit(model(), change(one.dataset.map(pairs)), verbose=0)
+
+
 class Killed(keras.callbacks.Callback):
     """End `fit` in the third batch, as Ctrl-C does; `on_train_end` is not called."""
 

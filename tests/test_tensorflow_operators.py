@@ -105,7 +105,7 @@ def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> No
     """Before anything is read, with map and prefetch before and after it."""
     one = made()
     dataset = REFUSED[name](one.dataset.map(same)).prefetch(1)
-    said = f"{re.escape(name.strip())}.*position after them is not known.*order='mine'"
+    said = f"{re.escape(name.strip())}.*position after its batches is not known.*order='mine'"
     with pytest.raises(ValueError, match=said):
         next(one.counted(dataset))
     assert (one.epoch, one.step, one.report().batches) == (0, 0, 0)
@@ -114,7 +114,7 @@ def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> No
 
 def test_options_that_lose_the_order_are_refused() -> None:
     one = made()
-    with pytest.raises(ValueError, match=r"deterministic=False.*any order"):
+    with pytest.raises(ValueError, match="deterministic=False"):
         next(one.counted(unordered(one.dataset)))
 
 
@@ -156,7 +156,7 @@ UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
     one = made()
-    with pytest.raises(ValueError, match=r"not come from this loader alone.*order='mine'"):
+    with pytest.raises(ValueError, match=r"not of this loader alone.*order='mine'"):
         next(one.counted(UNKNOWN[name](one)))
     assert (one.epoch, one.step) == (0, 0)
 

@@ -14,24 +14,15 @@ from twinfeed.loaders.keras import _known
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.making.feed import Feed
 
-_MADE = "inputs and targets are made of the loader's batches by arrange"
 _OPTIONS = {
-    "x": _MADE,
-    "y": _MADE,
-    "sample_weight": f"{_MADE}, which may return (inputs, targets, weights)",
+    "x": "arrange makes the inputs of a batch",
+    "y": "arrange makes the targets of a batch",
+    "sample_weight": "arrange may return (inputs, targets, weights)",
     "batch_size": "the feed's sampler has it, as in BatchSampler(order, batch_size=32)",
-    "steps_per_epoch": (
-        "the feed's sampler has the length of an epoch, as in BatchSampler(order, batch_size=32, "
-        "batches_per_epoch=100)"
-    ),
+    "steps_per_epoch": "give the feed's sampler batches_per_epoch=",
     "initial_epoch": "the last save says where the training begins: leave it out",
-    "shuffle": (
-        "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=32)"
-    ),
-    "validation_split": (
-        "pack with split=, or divide the records by split(…), and give validation_data= the "
-        "dataset of a second loader"
-    ),
+    "shuffle": "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), …)",
+    "validation_split": "divide the records by split(…), and give validation_data=",
 }
 
 
@@ -58,9 +49,8 @@ def check_arrange(arrange: Any) -> None:
     dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
     if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or dataset):
         raise TypeError(
-            f"arrange must be a function that makes (inputs, targets) of a batch of the loader, as "
-            f"lambda batch: (batch['image'], batch['label']), or a dataset that was made of the "
-            f"loader's, got a {type(arrange).__name__}"
+            f"arrange must be a function that makes (inputs, targets) of a batch of the loader, or "
+            f"a dataset that was made of the loader's, got a {type(arrange).__name__}"
         )
 
 
@@ -76,11 +66,9 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"fit of ResumeCallback takes no {name}=: {where}")
     validation = options.get("validation_data")
     if isinstance(validation, (Loader, Feed)):
-        made = "TensorFlowLoader(feed)" if isinstance(validation, Feed) else "loader"
         raise TypeError(
             f"validation_data must be a dataset of inputs and targets, got a "
-            f"{type(validation).__name__}: give {made}.dataset.map(pairs), or of a TorchLoader "
-            f"loader.dataloader(pairs)"
+            f"{type(validation).__name__}: give loader.dataset.map(pairs)"
         )
 
 
@@ -111,8 +99,8 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     given, theirs = (getattr(one, "element_spec", None) for one in (data, validation))
     if isinstance(theirs, dict) and "id" in theirs and not isinstance(given, dict | None):
         raise TypeError(
-            "validation_data must be a dataset of inputs and targets, as the training is, got one "
-            "of whole batches: give loader.dataset.map(pairs)"
+            "validation_data must be a dataset of inputs and targets: give "
+            "loader.dataset.map(pairs)"
         )
     feed = getattr(loader, "feed", None)
     texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
@@ -133,8 +121,7 @@ def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any
     given = [one for one in given if one is not own]
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in given):
         raise ValueError(
-            "BackupAndRestore and ResumeCallback both restore the model, and BackupAndRestore does "
-            "not move the loader: leave BackupAndRestore out"
+            "BackupAndRestore restores the model without the loader: leave BackupAndRestore out"
         )
     if unknown := _known.unknown(given):
         warnings.warn(

@@ -206,19 +206,16 @@ class ResumeCallback(keras.callbacks.Callback):
             self.loader._check_state(state["loader"])
         except StateMismatchError as error:
             raise StateMismatchError(
-                f"{error}\nthe save is {save.folder}: go on with its data and its sampler, or "
-                f"begin anew with fresh=True of ResumeCallback, or in another folder"
+                f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
             ) from None
         if other := _model.difference(model, state["weights"]):
             raise ValueError(
-                f"{save.folder} is of another model: {other}: make the model as it was saved, or "
-                f"begin anew with fresh=True"
+                f"{save.folder} is of another model: {other}: begin anew with fresh=True"
             )
         if (ours := _model.kind(optimizer)) != state["optimizer"]:
             raise ValueError(
-                f"the save is of the optimizer {state['optimizer']}, the model has {ours}: compile "
-                f"the model as it was saved, with the same layers trainable, or begin anew with "
-                f"fresh=True"
+                f"the save is of the optimizer {state['optimizer']}, the model has {ours}: begin "
+                f"anew with fresh=True"
             )
         if not _load(model, save):
             warnings.warn(
@@ -236,15 +233,14 @@ class ResumeCallback(keras.callbacks.Callback):
         """Refuse to replace a save that was not restored, and batches that nobody answers for."""
         if self._callbacks is None and self.order is None:
             raise ValueError(
-                "in a model.fit of your own, ResumeCallback does not see the dataset: train by "
-                "resume.fit(model, dataset), or say order='mine' if each element is the next "
-                "batch of the loader"
+                "ResumeCallback does not see the dataset of model.fit: train by "
+                "resume.fit(model, dataset), or say order='mine'"
             )
         found = None if self._last is not None or self.fresh else self._saves.last()
         if found is not None:
             raise ValueError(
-                f"{found.folder} is a save that was not restored, and that this run would replace: "
-                f"call restore(model) before fit, or begin anew with fresh=True"
+                f"{found.folder} is a save that was not restored: call restore(model) before fit, "
+                f"or begin anew with fresh=True"
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -265,7 +261,7 @@ class ResumeCallback(keras.callbacks.Callback):
         if steps not in (None, expected):
             raise ValueError(
                 f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
-                f"leave steps_per_epoch out, and give fit the dataset with every batch of an epoch"
+                f"leave steps_per_epoch out"
             )
         self._going_on()
         self._stand()
@@ -276,8 +272,7 @@ class ResumeCallback(keras.callbacks.Callback):
         if first and not self.loader._uncounted.began_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
-                f"dataset.cache() out, which gives the batches of the epoch that filled it again "
-                f"and again, and give fit the dataset of this loader"
+                f"dataset.cache() out, and give fit the dataset of this loader"
             )
         # In `fit` of this object, batches have their number in the whole epoch. With
         # steps_per_execution Keras counts to the end of the last execution.
@@ -348,8 +343,8 @@ class ResumeCallback(keras.callbacks.Callback):
             self._withheld = True
             last = "there is none" if self._last is None else f"it is {self._last.folder}"
             warnings.warn(
-                f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}: "
-                f"nothing is saved until both are; the last save stays: {last}",
+                f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
+                f"nothing is saved; the last save stays: {last}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -417,7 +412,6 @@ def _load(model: keras.Model, save: Save) -> bool:
             model.load_weights(save.weights)
     except ValueError as error:
         raise ValueError(
-            f"{save.folder} is of another model: make the model as it was saved, or begin anew "
-            f"with fresh=True: {error}"
+            f"{save.folder} is of another model: begin anew with fresh=True: {error}"
         ) from error
     return _model.assign(_model.random_states(model), save.state["random"])

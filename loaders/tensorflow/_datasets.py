@@ -92,6 +92,13 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         if callable(arrange):
             with fields_named(self.dataset.element_spec):
                 arrange = self._sent(self.dataset.map(arrange))
+        elif isinstance(arrange, tf.data.Dataset):
+            length = int(arrange.cardinality())
+            if length not in (len(self), tf.data.UNKNOWN_CARDINALITY):
+                raise ValueError(
+                    f"the dataset of fit must have the {len(self)} batches of an epoch, got "
+                    f"{'no end' if length < 0 else length}: leave repeat and take out"
+                )
         return guarded(arrange)
 
     def _check_position(self, batches: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from functools import partial
 from itertools import count
 from typing import Any
@@ -38,9 +37,6 @@ _BUFFER = 1 << 12, 1 << 18
 
 # Opening a file for each run pays from this average number of records per run on.
 _WORTH_OPENING = 3
-
-# From this number of files on, opening them takes many seconds (benchmarks/README.md).
-_MANY = 100
 
 # Numbers passes in the order they began.
 _BEGUN = count()
@@ -211,8 +207,6 @@ def check_files(feed: Feed, /) -> None:
 def readers_for(server: Server) -> int:
     """Return how many sequential readers of files serve the stream. The first epoch decides.
 
-    Warns where so many take long to open.
-
     Raises:
         ValueError: runs of records are too short to be worth opening a file for, or more files are
             needed at once than may be open.
@@ -223,8 +217,7 @@ def readers_for(server: Server) -> int:
     if len(runs.turns) < _WORTH_OPENING * len(runs.first):
         in_a_row = len(runs.turns) / len(runs.first)
         raise _unserved(
-            f"reads records in stored order, and of this stream only {in_a_row:.1f} come in a row "
-            f"(order_within='stored' of the sampler makes longer runs)"
+            f"reads records in stored order, and of this stream only {in_a_row:.1f} come in a row"
         )
     needed = runs.most_at_once()
     wanted = needed + needed // 4 + _SPARE
@@ -232,12 +225,6 @@ def readers_for(server: Server) -> int:
     allowed = wanted if limit is None else limit - system.open_files() - _RESERVE
     if needed > allowed:
         raise _unserved(f"needs {needed} files at once, and this process may open {allowed} more")
-    if needed > _MANY:
-        warnings.warn(
-            f"engine='choose_from_datasets' begins by opening {needed} files, which takes long: "
-            f"engine='gather' gives the same batches at once",
-            stacklevel=2,
-        )
     return min(wanted, allowed)
 
 

@@ -13,8 +13,8 @@ from twinfeed.loaders.loop.uncounted import UncountedPasses
 _KEEPING = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
 
 _ADVICE = (
-    "take loader.dataset with map, prefetch or take alone, or say order='mine' if each element is "
-    "the next batch of the loader all the same"
+    "so the position after its batches is not known: take loader.dataset with map, prefetch or "
+    "take alone, or say order='mine' if each element is the loader's next batch all the same"
 )
 
 
@@ -23,24 +23,16 @@ def check_position(dataset: Any, loader: UncountedPasses, /) -> None:
     datasets = list(_made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     loaders = {_engine(one).server.uncounted for one in datasets if _engine(one) is not None}
     if loaders != {loader}:
-        raise ValueError(
-            f"these batches do not come from this loader alone, so the position after them is not "
-            f"known: {_ADVICE}"
-        )
+        raise ValueError(f"the dataset is not of this loader alone, {_ADVICE}")
     kinds = [_kind(one) for one in datasets if _engine(one) is None]
     unordered = any(getattr(one, "_deterministic", None) == "false" for one in datasets)
     if unordered or dataset.options().deterministic is False:
-        raise ValueError(
-            f"with deterministic=False, batches come in any order, so the position after them is "
-            f"not known: {_ADVICE}"
-        )
+        raise ValueError(f"the dataset has deterministic=False, {_ADVICE}")
     for number, kind in enumerate(kinds):
         again = kind == "Repeat" and "Take" in kinds[number:]
         if again or kind not in _KEEPING:
-            raise ValueError(
-                f"the pipeline has a {kind}{' after a Take' if again else ''}, which changes which "
-                f"batches come, or their order, so the position after them is not known: {_ADVICE}"
-            )
+            after = " after a Take" if again else ""
+            raise ValueError(f"the dataset has a {kind}{after}, {_ADVICE}")
 
 
 def feed_of(dataset: Any) -> Any:

@@ -37,21 +37,17 @@ def check_cut(sampler: BatchStream, /) -> None:
         return
     if sampler.world_size > 1:
         raise ValueError(
-            f"experimental_distribute_dataset and fit would cut the batches of rank {sampler.rank} "
-            f"of {sampler.world_size} once more: {_WHOLE}"
+            f"a strategy would cut the batches of rank {sampler.rank} of {sampler.world_size} once "
+            f"more: {_WHOLE}"
         )
     if sampler.evaluation or sampler.sharded:
         part = "every batch of its own" if sampler.sharded else "a part of each batch"
         warnings.warn(
-            f"each of {number} processes is given {part} of {sampler!r}, by "
-            f"experimental_distribute_dataset or fit: for exact sums {_WHOLE}",
+            f"each of {number} processes is given {part} of {sampler!r}: for exact sums {_WHOLE}",
             stacklevel=2,
         )
     elif isinstance(sampler, PKBatchSampler):
-        raise ValueError(
-            f"experimental_distribute_dataset and fit would cut the classes of {sampler!r} for "
-            f"{number} processes: {_WHOLE}"
-        )
+        raise ValueError(f"a strategy would cut the classes of {sampler!r}: {_WHOLE}")
 
 
 add_probe(workers)

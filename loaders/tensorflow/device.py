@@ -35,7 +35,8 @@ def prefetch_to_device(
 
 def chosen_device(device: str | None, /) -> str:
     """Return the device, or a default for None; raise ValueError for a device that is not seen."""
-    seen = [one.name.replace("device:", "") for one in tf.config.list_logical_devices()]
+    names = [one.name for one in tf.config.list_logical_devices()]  # a cluster's are longer
+    seen = ["/" + name.rpartition("/")[2].removeprefix("device:") for name in names]
     if device is None:
         device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")
     if device not in seen:

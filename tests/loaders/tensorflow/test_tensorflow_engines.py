@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from batches import expected, noted
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.tensorflow._runs import find_runs, lay_out
 from twinfeed.loaders.tensorflow._serve import Server
+from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -264,10 +266,6 @@ def test_more_class_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
         once = loader(index, each, engine="choose_from_datasets")
         assert engine_of(once) == "ChooseFiles"  # one after the other
         assert sum(len(batch["id"]) for batch in once) == len(index)
-    with open_files_limited_to(4096):
-        many = loader(index, sampler, engine="choose_from_datasets")
-        with pytest.warns(UserWarning, match="opening 102 files.*engine='gather' gives the same"):
-            assert engine_of(many) == "ChooseFiles"
 
 
 def test_lanes_in_stored_order_are_read_in_large_pieces() -> None:
@@ -372,3 +370,14 @@ def test_files_renamed_fields_are_refused(tmp_path: Path, own: str) -> None:
     with pytest.raises(ValueError, match=rf"this index renames '{own}': use engine='gather'"):
         loader(index, sampler, engine="choose_from_datasets", collate="ragged")
     assert list(loader(index, sampler, engine="choose_from_datasets", fields=["word"]))
+
+
+def test_a_device_is_known_in_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under MultiWorkerMirroredStrategy TensorFlow names the process too."""
+    seen = [
+        tf.config.LogicalDevice(f"/job:worker/replica:0/task:1/device:{kind}:0", kind)
+        for kind in ("CPU", "GPU")
+    ]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: seen)
+    assert chosen_device("/CPU:0") == "/CPU:0"
+    assert chosen_device(None) == "/GPU:0"
