@@ -73,8 +73,7 @@ def go_on(callbacks: Iterable[Any]) -> None:
 
 def unknown(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks that cannot be told what they knew."""
-    found = _named(callbacks).items()
-    return [name for name, one in found if not _keeps(one) and (_empties(one) or not _plain(one))]
+    return [name for name, one in _named(callbacks).items() if not (_keeps(one) or _plain(one))]
 
 
 def stopped(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
@@ -116,8 +115,12 @@ def _attributes(callback: Any) -> tuple[str, ...] | None:
 
 
 def _plain(callback: Any) -> bool:
-    """Return whether a callback is one of Keras's, with nothing added to it."""
-    return _of_keras(type(callback)) and _attributes(callback) is not None
+    """Return whether a callback is one of Keras's, with nothing added to it.
+
+    CSVLogger empties its file when `fit` begins, unless it appends.
+    """
+    appends = bool(getattr(callback, "append", True))
+    return appends and _of_keras(type(callback)) and _attributes(callback) is not None
 
 
 def _of_keras(kind: type) -> bool:
@@ -126,8 +129,3 @@ def _of_keras(kind: type) -> bool:
 
 def _keeps(callback: Any) -> bool:
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
-
-
-def _empties(callback: Any) -> bool:
-    """Return whether a callback empties its file when `fit` begins."""
-    return isinstance(callback, keras.callbacks.CSVLogger) and not callback.append

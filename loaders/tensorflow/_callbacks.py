@@ -115,7 +115,8 @@ def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any
     number, name = _numbered(method)
 
     def call(*arrays: Any) -> Any:
-        return _call(number, name, *arrays)
+        with _CALLS, _kept(number) as owner:
+            return getattr(owner, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
 
@@ -142,12 +143,6 @@ def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
     number = next(_NUMBERS)
     _OWNERS[number] = owner
     return number, method.__name__
-
-
-def _call(number: int, name: str, *arrays: Any) -> Any:
-    """Call the method."""
-    with _CALLS, _kept(number) as owner:
-        return getattr(owner, name)(*arrays)
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.errors import DataCorruptionError
@@ -156,8 +154,8 @@ class FedFields:
         """Make the batch of the records that TensorFlow read."""
         batcher = self.server.batcher(begun, int(place))
         request = self.server.request(begun, int(place))
-        with self._given.holding(request.records, data):
-            return self.server.layout.flatten(batcher(request))
+        self._given.held.records = dict(zip(request.records.tolist(), data, strict=True))
+        return self.server.layout.flatten(batcher(request))
 
 
 class GivenRecords(Reader):
@@ -165,28 +163,12 @@ class GivenRecords(Reader):
 
     def __init__(self, index: Index) -> None:
         super().__init__(index)
-        self._local = threading.local()
-
-    @contextmanager
-    def holding(self, records: Int64s, data: npt.NDArray[Any]) -> Iterator[None]:
-        """Hold the serialized `records` of one batch."""
-        self._local.held = {
-            record: item for record, item in zip(records.tolist(), data, strict=True) if record >= 0
-        }
-        yield
-        del self._local.held
-
-    def _waits(self, extents: npt.NDArray[Any], /) -> bool:
-        """Return False: TensorFlow has read these records already."""
-        return False
-
-    def _ahead(self, extents: npt.NDArray[Any], /, *, fresh: bool = False) -> None:
-        """Leave reading ahead to TensorFlow."""
+        self.held = threading.local()  # the serialized `records` of one batch, by their ids
 
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Any], /
     ) -> dict[str, list[Any]]:
-        data = [self._local.held[record] for record in ids.tolist()]
+        data = [self.held.records[record] for record in ids.tolist()]
         example = self.index.options.example
         parsed = [parse(item) if example else {} for item in data]
         values: dict[str, list[Any]] = {}

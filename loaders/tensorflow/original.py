@@ -5,24 +5,15 @@ from __future__ import annotations
 import traceback
 import weakref
 from contextlib import AbstractContextManager, suppress
-from typing import Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from twinfeed.loaders.loop.uncounted import UncountedPasses
 from twinfeed.loaders.tensorflow._callbacks import FAILED
 
-
-class Examiner(Protocol):
-    """An engine that can say more where TensorFlow says that data are lost, or no file is left."""
-
-    uncounted: UncountedPasses
-    begun: int
-
-    def examine(self, message: str, /) -> None: ...
-
-
-EXAMINERS: weakref.WeakSet[Examiner] = weakref.WeakSet()
+# Engines that can say more where TensorFlow says that data are lost.
+EXAMINERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def original_errors() -> AbstractContextManager[None]:
@@ -86,7 +77,7 @@ def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None)
                     raise original from error
                 finally:
                     del original  # this frame in its traceback would hold it
-    if isinstance(error, (tf.errors.DataLossError, tf.errors.ResourceExhaustedError)):
+    if isinstance(error, tf.errors.DataLossError):
         # The message names no file and no engine. The pipeline that began to read last comes first.
         for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
             if uncounted in (None, examiner.uncounted):
