@@ -96,7 +96,7 @@ def test_validation_data_is_a_dataset(tmp_path: Path) -> None:
 
 
 def test_whole_batches_as_validation_data_are_refused(tmp_path: Path) -> None:
-    says = r"got one of whole batches: give loader.dataset.map\(pairs\)"
+    says = r"dataset of inputs and targets: give loader.dataset.map\(pairs\)"
     with pytest.raises(TypeError, match=says):
         fit(tmp_path, validation_data=made().dataset)
 
