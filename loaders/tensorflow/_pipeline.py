@@ -29,7 +29,8 @@ class Engine(Protocol):
         """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
 
 
-@tf.autograph.experimental.do_not_convert  # no function branches on a tensor
+# No function branches on a tensor.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     """Make a dataset of the batches of `engine`. Each pass runs to the end of an epoch.
 
