@@ -27,6 +27,7 @@ class Choices:
         self.sampler, self.sources = sampler, sources
         self._schedule = Schedule(sampler)
         self._source = _function(sampler, sources, source)
+        self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
         """Return the numbers of the sources of each batch, from step `start` to before `stop`."""
@@ -41,12 +42,17 @@ class Choices:
 
     def drawn(self, epoch: int, step: int) -> Int64s:
         """Return how often each source was drawn before a position, int64[sources]."""
-        counts = np.zeros(self.sources, np.int64)
-        for number in range(epoch + 1):
+        position, counts = self._counted
+        if position > (epoch, step):
+            position, counts = (0, 0), np.zeros_like(counts)
+        counts = counts.copy()
+        for number in range(position[0], epoch + 1):
+            first = position[1] if number == position[0] else 0
             last = step if number == epoch else len(self.sampler)
-            for chunk in self.chunks(number, 0, last):
+            for chunk in self.chunks(number, first, last):
                 counts += np.bincount(np.concatenate(chunk), minlength=self.sources)
-        return counts
+        self._counted = (epoch, step), counts
+        return counts.copy()
 
     def _numbers(self, drawn: list[Int64s]) -> Int64s:
         ids = np.concatenate(drawn)
