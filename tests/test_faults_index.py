@@ -533,7 +533,7 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
 
 def test_fault_34_index_of_a_newer_version(index: Index) -> None:
     rewrite_manifest(index, lambda manifest: manifest.update(version=VERSION + 2))
-    message = f"index version {VERSION + 2}, this library reads version {VERSION}"
+    message = f"index version {VERSION + 2}, and this library reads version {VERSION}"
     with pytest.raises(IndexFormatError, match=message):
         open_index(index.path)
 
@@ -790,7 +790,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     assert len(list((tmp_path / "x.index" / "parts").iterdir())) == 3
     with pytest.raises(IndexFormatError, match="its build was interrupted") as caught:
         open_index(tmp_path / "x.index")
-    assert "finished shards are kept" in str(caught.value)
+    assert "keeps finished shards" in str(caught.value)
     flip(shards[3], 30)
     (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
     part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile

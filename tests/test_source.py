@@ -95,7 +95,7 @@ def test_what_needs_byte_ranges_says_so(tmp_path: Path) -> None:
         plan(feed)
     with pytest.raises(ValueError, match="missing= is for an index, got a Words"):
         Feed(Words(), next(samplers()), missing={"word": b""})
-    with pytest.raises(KeyError, match="no field 'wrod': this index has the fields"):
+    with pytest.raises(KeyError, match="no field 'wrod': the fields are"):
         Feed(Words(), next(samplers()), fields=["wrod"])
 
 

@@ -365,7 +365,7 @@ def test_what_cannot_be_chosen_from_is_refused() -> None:
     for sources in ([], mixed):
         with pytest.raises((TypeError, ValueError), match=r"Invalid `datasets`"):
             choose(of_classes(), sources)
-    with pytest.raises(ValueError, match="one source for each of 7 classes or sets, got 6"):
+    with pytest.raises(ValueError, match="sources must be 7, one a class or set, got 6"):
         choose(of_classes(), datasets(6))
     order = ShardShuffleSampler([40, 20], block=8, window=64, seed=0)
     with pytest.raises(ValueError, match=r"a shuffle by blocks .* engine='gather'"):

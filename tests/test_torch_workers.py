@@ -287,7 +287,7 @@ def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
     """`shuffle=True` of a DataLoader would give a training the records of its validation."""
     dataset = RecordDataset(Feed(index, sampler))
     assert [dataset[number]["id"] for number in range(12)] == list(range(12))
-    with pytest.warns(UserWarning, match=r"asked for record \d+, .*=RequestSampler\(feed\)"):
+    with pytest.warns(UserWarning, match=r"leaves records out .*=RequestSampler\(feed\)"):
         list(DataLoader(dataset, batch_size=5, shuffle=True))
     dataset[23]  # warned already
 
@@ -295,7 +295,7 @@ def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
 @pytest.mark.parametrize("number", [0, 5, 23])
 def test_a_record_between_those_of_the_sampler_is_left_out_too(index: Index, number: int) -> None:
     some = ExactOnceBatchSampler(RECORDS, batch_size=2, records=[3, 9])
-    with pytest.warns(UserWarning, match=f"asked for record {number}, which"):
+    with pytest.warns(UserWarning, match="leaves records out"):
         RecordDataset(Feed(index, some))[number]
 
 
