@@ -38,7 +38,7 @@ PLAIN = """
     from twinfeed.loaders.command_line import main
 
     for module in pkgutil.walk_packages(loaders.__path__, "twinfeed.loaders."):
-        if not re.search("keras|pictures|torch|tensorflow|__main__", module.name):
+        if not re.search("grain|jax|keras|pictures|torch|tensorflow|__main__", module.name):
             importlib.import_module(module.name)
     words = [{"word": f"{number}".encode()} for number in range(100)]
     for container in ("tfrecord", "tar"):
