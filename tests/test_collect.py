@@ -151,6 +151,7 @@ def test_rows_are_the_collection_s_own() -> None:
         (ValueError, [0, 1], {"a": [0]}, "row for each"),
         (ValueError, [0], {"a": 7}, "row for each"),
         (ValueError, [0], {"b": [0]}, "as before"),
+        (TypeError, [0], {"a": [None]}, "objects"),
     ],
 )
 def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word: str) -> None:

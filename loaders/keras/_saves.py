@@ -120,7 +120,7 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
     arrays: list[Array] = []
     (folder / "state.json").write_bytes(json.dumps(plain(state, arrays)).encode())
     with (folder / "arrays.npz").open("xb") as file:
-        np.savez(file, allow_pickle=False, **{str(n): array for n, array in enumerate(arrays)})
+        np.savez(file, **{str(n): array for n, array in enumerate(arrays)})
 
 
 def _read(folder: Path) -> Save:

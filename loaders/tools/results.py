@@ -133,7 +133,7 @@ class Collect:
         ids, rows = self.part()
         file = io.BytesIO()
         named = {f"result {name}": array for name, array in rows.items()}
-        np.savez(file, allow_pickle=False, n=self._n, only=self._only, ids=ids, **named)
+        np.savez(file, n=self._n, only=self._only, ids=ids, **named)
         replace_file(Path(path), file.getvalue())
 
     @classmethod
@@ -164,4 +164,7 @@ class Collect:
 
 def _array(value: Any) -> Array:
     """Return what numpy holds of a tensor, wherever the tensor lies."""
-    return checks.as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+    array = checks.as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+    if array.dtype.hasobject:
+        raise TypeError("results must be numbers or strings, got objects")
+    return array
