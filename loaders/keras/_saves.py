@@ -119,8 +119,9 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
     """Write a state: arrays to a file of arrays, all else to JSON."""
     arrays: list[Array] = []
     (folder / "state.json").write_bytes(json.dumps(plain(state, arrays)).encode())
+    named: dict[str, Any] = {str(n): array for n, array in enumerate(arrays)}
     with (folder / "arrays.npz").open("xb") as file:
-        np.savez(file, **{str(n): array for n, array in enumerate(arrays)})
+        np.savez(file, **named)
 
 
 def _read(folder: Path) -> Save:

@@ -132,7 +132,7 @@ class Collect:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
         ids, rows = self.part()
         file = io.BytesIO()
-        named = {f"result {name}": array for name, array in rows.items()}
+        named: dict[str, Any] = {f"result {name}": array for name, array in rows.items()}
         np.savez(file, n=self._n, only=self._only, ids=ids, **named)
         replace_file(Path(path), file.getvalue())
 
