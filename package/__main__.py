@@ -1,7 +1,7 @@
 """The command `twinfeed`, or `python -m twinfeed`: an interrupt at any time ends it with one line.
 
-To import the command line takes most of the time of a short command, and an interrupt would show
-where it came.
+Importing the command line takes most of the time of a short command, and an interrupt meanwhile
+would show a traceback.
 """
 
 import os
@@ -30,7 +30,7 @@ def main() -> int:
 def _end(*_: object) -> int:
     """End the process with one line."""
     os.write(2, b"twinfeed: interrupted\n")
-    # Semaphores that are left would be told of by multiprocessing, in lines of its own.
+    # multiprocessing would print lines of its own about semaphores that are left.
     if util := sys.modules.get("multiprocessing.util"):
         with suppress(Exception):
             util._run_finalizers(0)

@@ -1,4 +1,4 @@
-"""Hand the names of a package on when they are asked for, so that an import costs what it needs.
+"""Import the names of a package at their first use, so that an import costs what it needs.
 
 The names and their modules are listed once, in the package's stub, which type checkers read.
 """

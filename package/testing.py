@@ -37,7 +37,7 @@ def check_sampler(
 ) -> None:
     """Check that a sampler is a pure function, and that it does what it declares.
 
-    Three epochs are drawn whole, so give a small one. What is checked:
+    Three epochs are drawn whole, so give a small sampler. What is checked:
 
     - the same batches alone, together, in any order, in copies and after pickling, whatever numpy's
       global random state is, which does not change;
@@ -101,7 +101,7 @@ def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -
     try:
         ranks = [stream.shard(rank, world_size) for rank in range(world_size)]
     except ValueError:
-        return  # what cannot be shared out says so
+        return  # a stream that cannot be divided raises
     for epoch, batches in enumerate(whole):
         parts = zip(*(rank.batches(epoch, 0, len(stream)) for rank in ranks), strict=True)
         joined = [np.concatenate(part) for part in parts]
@@ -235,6 +235,6 @@ def _global_random() -> bytes:
 
 
 def _law(holds: bool, broken: str) -> None:
-    """Raise AssertionError unless a law holds, whatever Python's options are."""
+    """Raise AssertionError unless a law holds, under `python -O` too."""
     if not holds:
         raise AssertionError(broken)

@@ -1,4 +1,4 @@
-"""The epochs and steps of a stream, and what a state says: all that a cursor asks of a stream."""
+"""The epochs and steps of a stream, and its states: all that a cursor needs of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Epochs(SampleSpace):
     seed: int
     #: What the stream depends on beside the seed, as the fingerprint has it.
     parameters: Mapping[str, Any]
-    #: Whether each pass is whole, and has no place to stand.
+    #: Whether each pass is whole: an evaluation, which keeps no position between passes.
     evaluation: bool = False
 
     def __init__(self, *, steps: int, size: int, seed: int) -> None:
@@ -24,7 +24,7 @@ class Epochs(SampleSpace):
         size = validate.integer("samples of an epoch", size, minimum=0)
         self._epochs = validate.LIMIT // max(1, size)
         self._steps, self.seed = steps, seed
-        self._known: dict[str, Any] = {}  # the fingerprint, once asked for; copies share the dict
+        self._known: dict[str, Any] = {}  # the fingerprint, once used; copies share the dict
 
     def __len__(self) -> int:
         return self._steps
@@ -40,13 +40,13 @@ class Epochs(SampleSpace):
         return epoch, step
 
     def _settled(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the place. The end of an epoch becomes the beginning of the next pass."""
+        """Return the position. The end of an epoch becomes the beginning of the next pass."""
         if step == self._steps > 0:
             return (epoch if self.evaluation else epoch + 1), 0
         return epoch, step
 
     def _place(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
-        """Return a place between two batches, `len(self)` included."""
+        """Return a position between two batches, `len(self)` included."""
         return self._settled(*self._position(epoch, step, self._steps + 1))
 
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class BatchStream(Epochs, ABC):
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
     the same stream as one rank sees it: a contiguous slice of every global batch.
 
-    Iterating is for a plain `DataLoader(batch_sampler=…)`. Nobody tells a sampler what a training
+    Iterating is for a plain `DataLoader(batch_sampler=…)`. A sampler does not know what a training
     loop received, so a pass is an epoch from its first step:
 
     - The last batch moves on to the next epoch. An evaluation stays in its epoch.
@@ -82,7 +82,7 @@ class BatchStream(Epochs, ABC):
         """Return the sizes of the global batches of these steps."""
 
     def _given(self, epoch: int, step: int) -> int:
-        """Return how many ids came before a step; 0 will do where ranks divide every batch."""
+        """Return how many ids came before a step; 0 if ranks divide every batch."""
         return 0
 
     def _check_world(self, world_size: int) -> None:
@@ -96,12 +96,12 @@ class BatchStream(Epochs, ABC):
 
     @property
     def drop_last(self) -> bool:
-        """True: every batch is full. Trainers ask before they share batches out to processes.
+        """True: every batch is full. Accelerate and Lightning read it before they shard a sampler.
 
         Raises:
-            TypeError: a stream that a trainer cannot share out without losing or repeating records:
-                one rank's, an evaluation, batches of several sizes, and a number of batches that
-                the processes do not divide.
+            TypeError: a trainer would lose or repeat records of this stream: it is one rank's
+            stream, an evaluation, has batches of several sizes, or a number of batches that the
+            processes do not divide.
         """
         self._check_sharing(processes())
         return True
@@ -202,8 +202,8 @@ class BatchStream(Epochs, ABC):
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
 
-        Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most
-        one. The longer slices rotate, so that the totals differ by at most one too.
+        Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most 1.
+        The longer slices rotate, so that the totals differ by at most 1 too.
 
         Raises:
             ValueError: the stream is one rank's already, or `rank` and `world_size` do not fit.
@@ -259,7 +259,7 @@ class BatchStream(Epochs, ABC):
         return self._own.step
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Say which epoch the next pass is; a trainer calls this before each epoch.
+        """Set the epoch of the next pass; a trainer calls this before each epoch.
 
         After a state was loaded, until the first batch, the loaded epoch keeps its step.
         """
@@ -273,7 +273,7 @@ class BatchStream(Epochs, ABC):
     def _ids_from(self, epoch: int, step: int) -> Iterator[Int64]:
         """Yield the batches of a pass from a step on.
 
-        They are drawn in chunks that grow: the first batch comes at once, later ones cheaply.
+        They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
         """
         chunk, most = 1, max(1, _CHUNK_IDS // self._largest)
         while step < self._steps:
@@ -306,8 +306,8 @@ class BatchStream(Epochs, ABC):
     def explain(self, *, steps: SupportsIndex = 4, world_size: SupportsIndex | None = None) -> str:
         """Return a drawing of the first steps of the current epoch, one column a rank.
 
-        A sample is written as its record, with its view or use number where it has one.
-        Padding is written as `-`.
+        A sample is written as its record, with its view or use number, if any. Padding is written
+        as `-`.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
         >>> print(ExactOnceBatchSampler(5, batch_size=4, final="pad").explain(world_size=2))
@@ -326,5 +326,5 @@ class BatchStream(Epochs, ABC):
 
     @property
     def sampler(self: _Stream) -> _Stream:
-        """Itself: trainers look for `batch_sampler.sampler` when they set the epoch."""
+        """This stream: trainers look for `batch_sampler.sampler` when they set the epoch."""
         return self

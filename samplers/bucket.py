@@ -24,9 +24,9 @@ class BucketBatchSampler(BatchStream):
     and every epoch has the same number of batches, in a random order.
 
     In each epoch a record moves up by at most `window` batches in the order of costs. So two
-    records that share a batch share one in the next epoch with a chance of about 2 / (3 * window).
-    Batches are cut for the costs that may come to a place. A wider window mixes better, and costs
-    more batches where there are few.
+    records that share a batch share a batch of the next epoch with a chance of about 2 / (3 *
+    window). A batch is cut for the largest costs that the window may bring into it. So a wider
+    window mixes better, and makes more batches, which counts most where there are few.
 
     Records of a batch lie anywhere in the shards. Over ranks, slices of a batch have equal counts
     if the ranks divide `multiple`, and equal costs only in the mean.
@@ -34,8 +34,8 @@ class BucketBatchSampler(BatchStream):
     Args:
         costs: one a record, such as its number of tokens (integers of at least 1).
         budget: the most that a batch costs.
-        multiple: the number of records in a batch is a multiple of this, in all batches but one
-            of an epoch, which has the remainder.
+        multiple: the number of records in a batch is a multiple of this, except in one batch of an
+        epoch, which has the remainder.
         seed: the only source of chance.
         window: by how many batches a record moves at most. Default: 8, or a fiftieth of the
             batches if these are fewer than 400. With 0, batches are the same in every epoch.

@@ -25,8 +25,8 @@ class ClassOrder:
     a sampler is made.
 
     Classes are numbered by size, the largest first, and classes of one size by their first record.
-    So the classes of a minimal size are the first ones. And a stream does not depend on how labels
-    are written: 3, "3" and "cat" are the same class if the same records carry them.
+    So the classes of at least some size come first. And a stream does not depend on how labels are
+    written: 3, "3" and "cat" are the same class if the same records have them.
 
     Arrays that are mapped from a file (`np.load(path, mmap_mode="r")`) are pickled as the path:
     each process maps the file itself, and the memory is shared. So the file must stay as it is.
@@ -70,7 +70,7 @@ class ClassOrder:
             records: the ids sorted by class, and within a class in stored order, int[records].
             starts: where each class begins in `records`, int64[classes].
             sizes: the length of each class, int64[classes].
-            digest: a hash of the labels, which states of samplers are compared by.
+            digest: a hash of the labels. A sampler compares it when a state is loaded.
 
         Raises:
             TypeError: an array is not one-dimensional, or not of ints.

@@ -1,4 +1,4 @@
-"""Where a position lives: a cursor, and the passes over a bare stream."""
+"""The position in a stream: a cursor, and the passes over a stream without a loader."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twinfeed.samplers.drawing.bits import Int64
 
 
 class Cursor:
-    """Stand between two batches of a stream, and move on as batches are received.
+    """Keep a position between two batches of a stream, and advance it as batches are received.
 
     A cursor starts at step 0 of epoch 0. After the last batch of an epoch the position is
-    step 0 of the next epoch. An evaluation has no place to stand:
+    step 0 of the next epoch. An evaluation keeps no position between passes:
 
     - each pass begins at step 0, except the first pass after a state was loaded;
     - the last batch leaves the epoch as it is.
@@ -94,16 +94,16 @@ class Cursor:
         """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
         if self._stream.evaluation:
             self._step = 0
-        elif not len(self._stream):  # no batch will come that could move on
+        elif not len(self._stream):  # no batch will come that could advance the position
             self._epoch += 1
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
-        """Stand before this step; `len(stream)` is the end of the epoch."""
+        """Set the position before this step; `len(stream)` is the end of the epoch."""
         self._epoch, self._step = self._stream._place(epoch, step)
         self._loaded, self._resumes, self._begun = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Stand at step 0 of an epoch.
+        """Set the position at step 0 of an epoch.
 
         After `load_state_dict`, until the first batch, naming the loaded epoch restores the loaded
         step: trainers name an epoch after they have loaded a state, and some name two.
@@ -119,7 +119,7 @@ class Cursor:
         return self._stream.state_at(self._epoch, self._step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where a state was taken, of any rank and world size.
+        """Set the position that a state has; the state may be of any rank and world size.
 
         Raises:
             StateMismatchError: a state of another stream.
@@ -130,14 +130,14 @@ class Cursor:
 
 
 class Passes(Cursor):
-    """Begin each pass at step 0, and move on as the latest pass draws batches."""
+    """Begin each pass at step 0, and advance as the latest pass draws batches."""
 
     def __init__(self, stream: Epochs, /) -> None:
         super().__init__(stream)
-        self._running: Cursor | None = None  # where the latest pass stands, until it has ended
+        self._running: Cursor | None = None  # the position of the latest pass, until it has ended
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the place, without the running pass, which belongs to this object."""
+        """Copy and pickle the position, without the running pass, which belongs to this object."""
         return {**vars(self), "_running": None}
 
     def over(self, draw: Callable[[int, int], Iterator[Int64]]) -> Iterator[tuple[int, int, Int64]]:
@@ -153,7 +153,7 @@ class Passes(Cursor):
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Before the batch is yielded: loops that take exactly len() batches never come back
                 running.advance()
-                # A later pass, `set_epoch` or a state may have taken the place over.
+                # A later pass, `set_epoch` or a state may have set the position meanwhile.
                 if self._running is running:
                     if self.epoch == epoch:
                         self.advance()
@@ -166,7 +166,7 @@ class Passes(Cursor):
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Say where the next pass begins; the epoch of the running pass changes nothing."""
+        """Set where the next pass begins; the epoch of the running pass changes nothing."""
         epoch = validate.whole("epoch", epoch)
         if self._running is not None and self._running.epoch == epoch:
             self.seek(epoch, self._running.step)
@@ -174,6 +174,6 @@ class Passes(Cursor):
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Say by a state where the next pass begins."""
+        """Begin the next pass at a state."""
         super().load_state_dict(state)
         self._running = None

@@ -32,12 +32,12 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """The value as a share of the uniform one: 1 is as good as uniform."""
+        """The value as a share of the uniform value: 1 is as good as uniform."""
         return self.value / self.uniform if self.uniform else 1.0
 
     @property
     def low(self) -> bool:
-        """Whether the value is below half the uniform one, and not by chance."""
+        """Whether the value is below half the uniform value, and not by chance."""
         least = self.uniform - _CHANCE * self.deviation
         return self.ratio < _ENOUGH and self.value < least
 
@@ -149,8 +149,8 @@ def diagnose(
         stream: a batch sampler, or ids. Padding (-1) is left out.
         epoch: the epoch of a sampler.
         batch_size: needed with ids.
-        num_records: of ids; by default the highest id plus one.
-        labels: one for each record, to count the distinct classes of a batch.
+        num_records: the number of records, if ids are given; by default the highest id plus 1.
+        labels: the label of each record, to count the distinct classes of a batch.
         shard_lengths: the records of each shard, to count the distinct shards of a batch.
         block: records in a block, to count the distinct blocks of a batch.
 

@@ -47,7 +47,7 @@ class LabelLists(NamedTuple):
         return cls(len(counts), records, found)
 
     def order(self, chosen: Int64 | None) -> tuple[ClassOrder, NDArray[Any]]:
-        """Return the class order of all records or of the chosen ones, and the label of classes."""
+        """Return the class order of all or the chosen records, and the label of classes."""
         kept = slice(None) if chosen is None else np.isin(self.records, chosen)
         records, labels = self.records[kept], self.labels[kept]
         by_label = ClassOrder(labels)

@@ -28,7 +28,7 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def held(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view of an array, for good: a `MappedArray` if the array is in a file."""
+    """Return a read-only view of an array: a `MappedArray` if the array is in a file."""
     place = _place(array)
     if place is None:
         view = array.view()
@@ -58,7 +58,7 @@ def ascends(array: NDArray[Any]) -> bool:
 
 
 def _place(array: NDArray[Any]) -> tuple[str, int] | None:
-    """Return the file that holds an array, and the offset there; None for any other array."""
+    """Return an array's file and the array's offset there; None if it is in no file."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base

@@ -18,7 +18,7 @@ from twinfeed.samplers.orders import Sampler, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
 _SHOWN = 8  # orders that are written out
-_PIECE = 64  # consecutive samples of one order, drawn at once: a call for each is too slow
+_PIECE = 64  # consecutive samples of one order, drawn at once: a call for each sample is too slow
 
 
 class MixtureSampler(Sampler):
@@ -27,19 +27,19 @@ class MixtureSampler(Sampler):
     Weights are divided by their common divisor: 50 and 50 are 1 and 1. The periods follow each
     other through all epochs of the mixture. So after k periods the proportion is exact. Each period
     has the orders at other places: no rank gets the same order in all batches. The divided weights
-    sum to at most 2^24, as the mixture keeps a table with so many entries of some bytes each.
+    sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
 
     Each order goes through epochs of its own, one after the other. An epoch of the mixture has
     `num_samples`, and the next epoch goes on after them. Ids are numbered order by order, like the
     records of a joined index: the ids of the second order begin after the ids of the first order.
 
     An order may begin again in the middle of a batch. No record comes twice in the batch then, if
-    the order has twice as many samples as a batch may take from it. The records that were in the
-    batch before move behind the next ones.
+    the order has twice as many samples as a batch may take from it. The records that are in the
+    batch already move back, after the next records.
 
     Args:
-        orders: what is mixed, one after the other in the numbers of ids.
-        weights: one an order, int.
+        orders: what is mixed. The ids are numbered in this order.
+        weights: the weight of each order, int.
         num_samples: samples of an epoch of the mixture.
         seed: the only source of chance.
 
@@ -122,7 +122,7 @@ class MixtureSampler(Sampler):
         return self._by_order(ids, lambda order, own: order.views(own), offsets)
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the range of records around each record, as its order says of all its epochs."""
+        """Return the range of records around each record, as its order gives it."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
@@ -145,7 +145,7 @@ class MixtureSampler(Sampler):
         other = copy.copy(self)
         other._batch_size = batch_size
         weights, period = self._weights, int(self._weights.sum())
-        # As much as a batch may take: of whole periods, and of a part of one at either end.
+        # As much as a batch may take: of whole periods, and of a part of a period at either end.
         whole = max(0, batch_size // period - 1)
         most = np.maximum(
             whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
@@ -202,8 +202,8 @@ class MixtureSampler(Sampler):
     def _head(self, stream: int, lap: int) -> Int64:
         """Return the places from which a lap's first samples come.
 
-        The samples of records that the lap before gave to the same batch come after the next ones.
-        As each lap is longer than two batches, its end never changes.
+        The samples of records that the lap before gave to the same batch come after the next
+        samples. As each lap is longer than two batches, its end never changes.
         """
         order, length = self._orders[stream], int(self._lengths[stream])
         turn = self._pattern.turn(stream, lap * length)

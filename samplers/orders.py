@@ -25,7 +25,7 @@ class Sampler(SampleSpace, ABC):
     """Give the sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
 
     For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
-    `draw`. docs/own-samplers.md shows one, and lists what else a sampler may declare.
+    `draw`. docs/own-samplers.md has an example, and lists what else a sampler may declare.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> len(BatchSampler(RandomSampler(10, seed=0), batch_size=4))
@@ -75,7 +75,7 @@ class Sampler(SampleSpace, ABC):
     def drawn(
         self, epoch: int, positions: Int64, named: Callable[[int, int], str] | None = None
     ) -> Int64:
-        """Return `draw(epoch, positions)`, checked: no id may stand for another record.
+        """Return `draw(epoch, positions)`, checked: a wrong id would read another record.
 
         `named` names the place of an epoch and a position in the error.
 
@@ -106,7 +106,7 @@ class Sampler(SampleSpace, ABC):
         }
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return the order to use for batches of this size; ValueError where there is none."""
+        """Return the order to use for batches of this size; ValueError if no order fits."""
         return self
 
 
@@ -130,7 +130,7 @@ class InnerSampler(Sampler):
         return len(self._order)
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
-        """Return this order over what the inner order returns for such batches."""
+        """Return this order over the inner order that is used for batches of this size."""
         other = copy.copy(self)
         other._order = self._order.for_batches(batch_size)
         return other
@@ -174,8 +174,7 @@ class SequentialSampler(Sampler):
 class RandomSampler(Sampler):
     """Give the ids `0 … n - 1` in a new keyed random order every epoch.
 
-    Access is random, in constant time and memory for any n below 2^62. Above 2^15 records nothing
-    of length n is ever held.
+    Access is random, in constant time and memory for any n below 2^62.
 
     >>> import numpy as np
     >>> order = RandomSampler(5, seed=0)

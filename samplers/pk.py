@@ -24,21 +24,22 @@ class PKBatchSampler(BatchStream):
     """Draw P distinct classes and K records of each, every class and record equally often.
 
     A batch holds P blocks of K records of one class. After any step the counts of the classes
-    differ by at most one, and so do the counts of the records of a class. No record comes twice in
-    a batch while its class has K records. Ranks take whole classes: world_size must divide P.
+    differ by at most 1, and so do the counts of the records of a class. No record comes twice in a
+    batch while its class has K records. Ranks take whole classes: world_size must divide P.
 
     Args:
-        labels: one a record (int or str), or a `ClassOrder`. Or a list of labels for each record,
-            also as two arrays, (offsets, labels): record i then has `labels[offsets[i]:offsets[i +
-            1]]`. A record comes once in a batch, for one of its classes. If two classes of a batch
-            draw the same record, the larger one takes its next record that is free, so counts of
-            records are then not fair to within one. Other batches do not change.
+        labels: the label of each record (int or str), or a `ClassOrder`. Or a list of labels for
+            each record, also as two arrays, (offsets, labels): record i then has
+            `labels[offsets[i]:offsets[i + 1]]`. A record comes once in a batch, for one of its
+            classes. If two classes of a batch draw the same record, the larger class takes its next
+            free record. The counts of records may then differ by more than 1. Other batches do not
+            change.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
             change of p restarts the walks over classes and records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
-            restarts the walks over records. Counts are fair between two changes. Over many changes
-            they part. `k=(2, 5)` draws K anew for each batch. Then the counts of records are not
-            fair.
+            restarts the walks over records. Counts are fair between two changes. Over many changes,
+            the counts of records drift apart. `k=(2, 5)` draws K anew for each batch. Then the
+            counts of records are not fair.
         seed: the only source of chance.
         batches_per_epoch: by default `max(1, records // (P * K))`. It must be given with schedules.
             `ceil(classes / P)` visits every class in any two epochs in a row, and in every epoch if
@@ -51,16 +52,17 @@ class PKBatchSampler(BatchStream):
             epochs with every record at least once, in the fewest batches. The last chunk of a class
             is filled up from the class. Both set the number of batches, and do not keep the counts
             of classes fair.
-        super_labels: one a record. The P classes of a batch are of one super-class. Super-classes
-            take turns in proportion to their classes, and classes are fair within each.
+        super_labels: the super-class of each record. The P classes of a batch are of one
+            super-class. Super-classes take turns in proportion to their classes, and classes are
+            fair within each.
         order_within: `"stored"` walks the records of a class in a circle in stored order, for
             sources that are read from front to back.
         records: ids of the records to draw from (int64, in any order), such as one side of `split`.
             Labels are given for all records. The other records are never drawn.
 
     Raises:
-        ValueError: what does not fit, with the numbers: too few classes or records, options that
-            contradict each other.
+        ValueError: too few classes or records, with the numbers, or options that contradict each
+        other.
 
     Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
     steps, and record 4 comes again once 3 was used::
@@ -148,7 +150,7 @@ class PKBatchSampler(BatchStream):
         batches_per_epoch: SupportsIndex | None = None,
         super_labels: ArrayLike | None = None,
     ) -> PKBatchSampler:
-        """Draw classes alone, where nothing is known of their records but the next one.
+        """Draw classes alone, for data sets of which only the next record can be read.
 
         Ids are the numbers of classes, in `[0, classes)`, each K times in a row. This is what
         `twinfeed.loaders.Selector` and `twinfeed.loaders.tensorflow.choose` need. There is no
@@ -161,7 +163,7 @@ class PKBatchSampler(BatchStream):
             seed: as in the class.
             batches_per_epoch: by default `ceil(classes / P)`, which visits every class in any two
                 epochs in a row. It must be given if P changes.
-            super_labels: one a class.
+            super_labels: the super-class of each class.
 
         >>> stream = PKBatchSampler.of_classes(5, p=2, k={0: 2, 2: 3}, seed=0)
         >>> [ids.tolist() for ids in stream]
@@ -196,7 +198,7 @@ class PKBatchSampler(BatchStream):
         return (order if chosen is None else order._some(chosen)), None
 
     def _check_lists(self, names: NDArray[Any]) -> None:
-        """Refuse what a record of several classes cannot have, and classes that share too much."""
+        """Refuse options that need one class a record, and classes that share too many records."""
         for option in ("coverage", "super_labels"):
             if self.parameters[option] is not None:
                 raise ValueError(f"{option} needs one label a record, got lists")

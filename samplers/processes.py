@@ -1,4 +1,4 @@
-"""How many processes train together. Samplers know no framework: each backend gives a probe."""
+"""How many processes train together. Samplers import no framework: each backend gives a probe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _warned: list[str] = []
 
 
 class Sharded(Protocol):
-    """A stream that knows whether somebody has said which part of it this process gets."""
+    """A stream that knows whether its `shard` was called."""
 
     sharded: bool
 
 
 def add_probe(probe: Callable[[], int], /) -> None:
-    """Ask `probe` too: a function that returns how many processes a framework knows of."""
+    """Add a probe: a function that returns how many processes a framework knows of."""
     _PROBES.append(probe)
 
 
@@ -37,7 +37,7 @@ def processes() -> int:
 
 
 def warn_unsharded(stream: Sharded, /) -> None:
-    """Warn, once, where each of several processes would meet every batch."""
+    """Warn, once, if each of several processes would get every batch."""
     if stream.sharded or _warned:
         return
     ranks = processes()

@@ -72,7 +72,7 @@ class ReuseSampler(Sampler):
         )
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return itself; ValueError where a batch could hold a record twice."""
+        """Return this order; ValueError if a batch could hold a record twice."""
         if self.live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "
@@ -98,7 +98,7 @@ class ReuseSampler(Sampler):
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
-    """Return lane bounds and starts with which records are replaced one after another."""
+    """Return lane bounds and starts with which records are replaced at different times."""
     # A bound that cuts a record joins two lanes: the record stays live and goes on in the second.
     # Lanes that are joined are a chain, and change records in rounds that are evenly spaced.
     # All chains would change records in the same rounds, so each begins a little after the last.

@@ -28,12 +28,13 @@ class ShardShuffleSampler(Sampler):
     two parts: the end of the block when an epoch begins, its beginning when the epoch ends.
 
     Any `window` records in a row are of nearly as many blocks, at the end of an epoch too. All
-    lanes end together, or one of 16 and more ends early. There must be blocks enough: with fewer
-    than three for each lane, or blocks longer than a lane, some lanes read the same block.
+    lanes end together; with 16 lanes or more, a single lane may end early. There must be enough
+    blocks: with fewer than three for each lane, or blocks longer than a lane, some lanes read the
+    same block.
 
     Args:
         shard_lengths: the records of each shard, int[shards]. An array that is mapped from a file,
-            such as that of a large index, is pickled as the path. Others are copied.
+            such as that of a large index, is pickled as the path. Other arrays are copied.
         seed: the only source of chance.
         block: records of a block. A block as long as the data makes the order sequential. A block
             of 1 makes the order uniform.
@@ -112,7 +113,8 @@ class ShardShuffleSampler(Sampler):
         self._batch_size = self._sections
         self._section = self.num_records // self._sections  # records of a section
         usual = self._blocks.usual
-        # A lane is longer than a block. Else a lane would enter the block that the next one leaves.
+        # A lane is longer than a block. Else a lane would enter the block that the next lane
+        # leaves.
         lanes = max(1, min(self.window // self._sections, self._section // (usual + 2)))
         self._bounds = arc_bounds(self._section, lanes, usual)
         self._recent: Recent[_Table] = Recent(2)

@@ -1,4 +1,4 @@
-"""States: which stream a place belongs to, and the refusal of any other stream."""
+"""States: the stream that a position belongs to, and the refusal of any other stream."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 
 def recorded(parameter: Any, *, hashed: bool = True) -> Any:
-    """Return a parameter as JSON can hold it, and short: arrays and long lists as their digests.
+    """Make a parameter JSON-serialisable and short: arrays and long lists become digests.
 
     Raises:
-        TypeError: a parameter without a value in JSON. Without `hashed`, no array is read.
+        TypeError: JSON has no value for the parameter.
     """
     if isinstance(parameter, np.ndarray) and parameter.dtype.kind in "biufU":
         return digest(parameter) if hashed else ""

@@ -119,11 +119,11 @@ def split(
         fraction: of the records for validation, in [0, 1].
         seed: the only source of chance.
         by: the label of each record, or a `ClassOrder`. Validation then has the fraction of each
-            class, and of all records, to within one record: the records of the lowest hashes. So a
-            record may change its side when its class grows.
+            class, and of all records, to within one record: the records with the lowest hashes. So
+            a record may change its side when its class grows.
         groups: the group of each record, int or str, such as its video or its patient. The hash is
             of the group, so a group is on one side, and stays there. Each group is drawn by itself,
-            whatever its size: of few groups, the sides are far from the fraction.
+            whatever its size: with few groups, the sides are far from the fraction.
 
     Returns:
         (training, validation), two sorted int64 arrays of ids.
@@ -131,7 +131,7 @@ def split(
     Raises:
         ValueError: `by` and `groups` are given together, or all groups fall on one side.
 
-    Records that are added move none of the first ones:
+    Records that are added at the end move no earlier record:
 
     >>> train, validation = split(10, fraction=0.3, seed=0)
     >>> validation.tolist()
@@ -174,7 +174,7 @@ def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> N
     if not len(hashes):
         return np.zeros(0, np.bool_)
     turn = permute(len(order), derive(key, 0), np.arange(len(order)))
-    # Rounding the sums, not the sizes, keeps the number of all records within one too.
+    # Rounding the sums, not the sizes, keeps the number of all records within 1 too.
     begin = derive(key, 1) >> 11
     sums = [(end * parts + begin) >> 53 for end in np.cumsum(order.sizes[turn]).tolist()]
     counts = np.empty(len(order), np.int64)

@@ -1,4 +1,4 @@
-"""Argument checks, each rule worded once; constructors call them and then only assign."""
+"""Argument checks, each rule worded once, for constructors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def flag(name: str, value: bool) -> bool:
 
 
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Return a value that is one of the allowed values."""
+    """Return the value if it is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
@@ -148,7 +148,7 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
 
 
 def _one_kind(name: str, values: list[Any]) -> NDArray[Any]:
-    """Return strings, or else integers, as numpy holds them."""
+    """Return strings, or else integers, as a numpy array."""
     if not any(isinstance(value, str) for value in values):
         each(name, "integers or strings", values, (int, np.integer))
         return np.array(values)
@@ -160,7 +160,7 @@ def _one_kind(name: str, values: list[Any]) -> NDArray[Any]:
 
 
 def each(name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]) -> None:
-    """Check the type of each value; TypeError has the first five that are of another one."""
+    """Check the type of each value; the TypeError lists the first five values of another type."""
     strays = [place for place, value in enumerate(values) if not isinstance(value, kinds)]
     if strays:
         first = ", ".join(f"{values[place]!r} at {place}" for place in strays[:5])

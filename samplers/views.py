@@ -19,7 +19,7 @@ class ViewSampler(InnerSampler):
     """Give samples that are (record, view) pairs, numbered record by record.
 
     Numbers that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
-    as the path. Others are copied.
+    as the path. Other numbers are copied.
 
     `records` and `views` take a sample id apart. A side table (captions) is joined by sample id.
 

@@ -29,15 +29,15 @@ class WeightedSampler(Sampler):
     - With replacement, draws are independent and take constant time. By default there are as many
       draws as weights.
     - Without replacement, all records of an epoch differ, and heavy records are likelier to come
-      first. By default every record with a weight above zero comes. Such an epoch cannot be level:
-      its end has the light records that are left. Fewer `num_samples` end the epoch before.
+      first. By default every record with a weight above zero comes. The end of such an epoch has
+      the light records that are left. With a smaller `num_samples` the epoch ends before them.
 
     Weights that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
     as the path. Other weights are copied. A process holds 8 MB for draws with replacement. Without
     replacement it holds 2 bytes a record for each of three epochs.
 
     Args:
-        weights: one a record, int or float.
+        weights: the weight of each record, int or float.
         seed: the only source of chance.
         num_samples: samples of an epoch.
         replacement: whether a record may come twice in an epoch.

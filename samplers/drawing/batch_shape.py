@@ -16,7 +16,7 @@ PerStep = SupportsIndex | Mapping[int, SupportsIndex]
 
 
 class Phase(NamedTuple):
-    """Global steps over which p and k stay the same, and where that p began."""
+    """Global steps over which p and k stay the same, and the step at which this p began."""
 
     start: int
     p: int
@@ -69,7 +69,7 @@ class Schedule:
         return low + below(words(self._key, steps), stretch.k - low + 1)
 
     def runs(self, steps: Int64) -> list[tuple[Phase, Int64]]:
-        """Divide consecutive global steps, one at least, by stretch."""
+        """Divide consecutive global steps, at least one step, by stretch."""
         first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
         stretches = self.stretches[first - 1 : last]
         cuts = np.searchsorted(steps, self._starts[first:last])

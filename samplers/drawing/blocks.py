@@ -116,10 +116,10 @@ class BlockOrder:
 
 
 class _Pieces:
-    """Find blocks in their order by those alone that are shorter than the others.
+    """Find blocks in their order, from a table of the short blocks alone.
 
-    A piece is some whole blocks and a short one after them. So the table has one entry a shard, and
-    does not grow with the blocks.
+    A piece is some whole blocks and the short block after them. So the table has one entry a shard,
+    and does not grow with the blocks.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:

@@ -19,8 +19,8 @@ class CoverageDraw:
 
     Chunks are laid out class by class along the B batches of a place, then on along the next place.
     So a class with at most B chunks never comes twice in a batch (McNaughton, "Scheduling with
-    deadlines and loss functions", 1959). Each batch has its places in another order. `once` takes
-    the largest B that whole chunks can fill, `all` the smallest B that holds every record.
+    deadlines and loss functions", 1959). Each batch orders its places anew. `once` takes the
+    largest B that whole chunks can fill, `all` the smallest B that holds every record.
     """
 
     def __init__(self, classes: ClassOrder, schedule: Schedule, *, once: bool, seed: int) -> None:
@@ -40,7 +40,7 @@ class CoverageDraw:
         column = permute(self.steps, derive(self._key, epoch, 1), steps % self.steps)
         share = self._p // world_size
         # A place holds few classes, one after the other: each batch permutes its places, so that no
-        # rank meets these classes alone.
+        # rank gets these classes alone.
         keys = words(derive(self._key, epoch, 3), steps % self.steps)
         places = np.arange(rank * share, (rank + 1) * share)
         place = permute_rows(np.full_like(steps, self._p), keys, np.tile(places, (len(steps), 1)))
@@ -56,7 +56,7 @@ class CoverageDraw:
 
     def _table(self, epoch: int) -> tuple[FairGroups, Int64, Int64]:
         """Return the record groups of an epoch, the order of its classes, and their cells."""
-        # Some classes lose a chunk, or get one more: other classes in each epoch.
+        # Some classes lose a chunk, or get one chunk more: other classes in each epoch.
         count = abs(self._surplus)
         window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
         change = np.bincount(self._adjustable[window], minlength=len(self._chunks))

@@ -1,7 +1,7 @@
 """Fair groups of m distinct items out of n, and patterns of streams in exact proportion.
 
 An item stream is a concatenation of laps. Each lap is a permutation of the n items, and group t is
-the entries `t * m` to `t * m + m`. So counts differ by at most one after any number of groups. A
+the entries `t * m` to `t * m + m`. So counts differ by at most 1 after any number of groups. A
 group that straddles two laps must still be distinct:
 
 * `n >= 2m - 1`: entries at the head of the new lap that also end the old lap move, stably, after
@@ -77,10 +77,12 @@ class FairGroups:
         taken = lap * n % m  # entries of the straddling group that the old lap gave
         first = np.broadcast_to(np.arange(m), (len(n), m))
         places = np.concatenate([n[:, None] - 1 - first, first])
-        # One call for the old laps and the new ones: of few rows, calls take longer than entries.
+        # One call for the old and the new laps: with few rows, the calls cost more than the
+        # entries.
         both = self._entries(np.tile(population, 2), np.append(lap - 1, lap), places)
         tail, head = np.split(both, 2)
-        # One search over all rows, told apart by an offset: m * m comparisons would take seconds.
+        # One search over all rows, each with an offset of its own: m * m comparisons would take
+        # seconds.
         row = np.arange(len(n))[:, None] * int(n.max())
         used = np.append((row + tail)[np.arange(m) < taken[:, None]], validate.LIMIT)
         used.sort()
@@ -135,7 +137,7 @@ class Pattern:
         return given
 
     def turn(self, stream: int, count: int) -> int:
-        """Return the turn before which a stream has had so many."""
+        """Return the turn before which a stream has had this many turns."""
         if len(self._weights) == 1:
             return count
         lap, place = divmod(count, int(self._weights[stream]))

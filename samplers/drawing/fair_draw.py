@@ -63,7 +63,7 @@ class FairDraw:
         if self._names is None:
             number, draw = walks.classes(*turns, own.start, own.stop)
             ids = self._records(walks, number.reshape(-1), draw.reshape(-1), k)
-        else:  # which records a rank gets hangs on all classes of the batch
+        else:  # which records a rank gets depends on all classes of the batch
             number, draw = walks.classes(*turns, 0, stretch.p)
             ids = self._apart(walks, number, draw, k)[:, own].reshape(-1, k)
         if not self._schedule.lowest_k:
@@ -138,10 +138,10 @@ class _Walks:
         """Note what the class stream drew in its first `turns`, before the stretch."""
         sizes, given = self._sizes, self.pattern.given(turns)
         self._laps = given * self._p // sizes  # whole laps of each super-class
-        self._early: NDArray[np.uint8] | None = None  # a bit a class: drawn in the lap begun
+        self._early: NDArray[np.uint8] | None = None  # a bit a class: drawn in the begun lap
         if not turns:
             return
-        first = self._laps * sizes // self._p  # the own turn in which the lap begun begins
+        first = self._laps * sizes // self._p  # the super-class's own turn in which this lap begins
         stops = np.cumsum(given - first)
         early = np.zeros(classes, np.bool_)
         for some in pieces(int(stops[-1]), _PIECE // self._p + 1):

@@ -18,7 +18,7 @@ from twinfeed.samplers.drawing.memo import Recent
 
 _ORDER_WORDS = 1 << 12  # words of lane orders that are sorted at once
 MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round
-_FEWEST_ARCS = 16  # of fewer lanes, one that ends early would be missed
+_FEWEST_ARCS = 16  # with fewer lanes, a lane that ends early would be missed
 
 
 class Rounds:
@@ -63,8 +63,8 @@ class Arcs:
 class StaggeredLanes:
     """Emit lanes in another order in every round.
 
-    A lane begins its stretch in round `starts` (int64[W]), cyclically. Then the two ends of the
-    lane meet in time: the same places are open when the epoch begins and when the epoch ends.
+    A lane begins its stretch in round `starts` (int64[W]), cyclically. Then the same places are
+    open when the epoch begins and when the epoch ends.
     """
 
     def __init__(self, bounds: Int64, starts: Int64, *, key: int) -> None:

@@ -1,4 +1,4 @@
-"""What neighbouring steps share is kept: recent results of a function."""
+"""Recent results of a function, for the neighbouring steps that use them too."""
 
 from __future__ import annotations
 

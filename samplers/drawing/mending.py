@@ -23,10 +23,10 @@ def mend(
 ) -> int | None:
     """Give other records to classes of a batch until none comes twice; change int64[p, k] in place.
 
-    Classes keep their records in this order. A class that lost records takes the next ones that are
-    free of those that `later` gives for it. Where none is free, it takes one from another class
-    that finds another itself (augmenting paths: Kuhn, "The Hungarian method for the assignment
-    problem", 1955). So this fails only where nothing helps.
+    Classes keep their records in this order. A class that lost records takes the next free records
+    that `later` gives for it. If no such record is free, it takes a record from a class that finds
+    another record itself (augmenting paths: Kuhn, "The Hungarian method for the assignment
+    problem", 1955). So this fails only if no assignment exists.
 
     Returns:
         The class that cannot be served, or None.

@@ -59,7 +59,7 @@ def small_table(n: int, key: int) -> Table:
     return table
 
 
-# The last few tables: neighbouring steps ask for the same one.
+# The last few tables: neighbouring steps use the same table.
 _shared_table = lru_cache(maxsize=8)(small_table)
 
 

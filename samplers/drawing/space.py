@@ -12,7 +12,7 @@ from twinfeed.samplers.drawing.bits import Int64
 
 
 class SampleSpace:
-    """Declare which records sample ids stand for, and how records come. Loaders rely on it.
+    """Declare which record each sample id is, and how records come. Loaders rely on it.
 
     By default a sample is a record, no batch holds a record twice, and nothing is read in blocks.
     """
@@ -21,7 +21,8 @@ class SampleSpace:
     stream_version: int = 1
     #: Size of the record id space.
     num_records: int = 0
-    #: Whether a batch may hold a record several times. It is decoded once for all of them then.
+    #: Whether a batch may hold a record several times. The record is then decoded once for all its
+    #: samples.
     repeats: bool = False
     #: How many decoded records are kept at most; None if a record is decoded for each use.
     live: int | None = None

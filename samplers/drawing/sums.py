@@ -24,8 +24,8 @@ class Counts(Protocol):
 class RunningSums:
     """Add up counts, and find the count that a place of all counts end to end lies in.
 
-    Up to `most` counts each have an entry in the table. Of more counts, runs of equal length have
-    one, and the counts within a run are added up when they are needed.
+    Up to `most` counts each have an entry in the table. If there are more counts, each run of equal
+    length has an entry, and the counts within a run are added up when they are needed.
     """
 
     def __init__(self, counts: Counts, most: int = _MOST) -> None:
@@ -83,8 +83,8 @@ class RunningSums:
     def _starts(self, run: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
         """Yield the sums before each count of the distinct runs, some runs at a time.
 
-        With them come the requests in these runs, each one's row, and the runs. Nothing comes if
-        the table has all that is needed.
+        With them come the requests in these runs, the row of each request, and the runs. Nothing
+        comes if the table has all that is needed.
         """
         if self._run == 1:
             return

@@ -21,7 +21,7 @@ Float64 = NDArray[np.float64]
 _BLOCK = 1 << 14  # records of which the waits are computed at once
 _PIECE = 1 << 15  # records that are sorted at once, about
 _SAMPLE = 1 << 12  # waits that say where pieces begin, about
-_AHEAD = 1.25  # how much faster the next epoch is prepared than this one is drawn
+_AHEAD = 1.25  # how much faster the next epoch is prepared than this epoch is drawn
 
 
 class Waiting:
@@ -37,7 +37,7 @@ class Waiting:
         self._edges = waits[np.arange(1, pieces) * len(waits) // pieces]
         # Threads may divide the same block: they write the same pieces.
         self._piece_of = np.empty(count, np.uint16)
-        self._divided = 0  # so many blocks, the first ones
+        self._divided = 0  # this many blocks, from the first on
         self._bounds: Int64 | None = None  # of the pieces, once all blocks are divided
         self._sorted: Recent[Int64] = Recent(2)
 
@@ -67,12 +67,12 @@ class Waiting:
         return out
 
     def _piece(self, number: int) -> Int64:
-        """Return the records of a piece in the order of their waits, equal ones as stored."""
+        """Return the records of a piece by their waits; equal waits stay in stored order."""
         records = np.flatnonzero(self._piece_of == number)
         return records[np.argsort(self._waits(records), kind="stable")]
 
     def _waits(self, records: Int64) -> Float64:
-        """Return exponential waiting times of rate weight; for a weight of 0 without end."""
+        """Return exponential waiting times of rate weight; infinite for a weight of 0."""
         word = words(self._key, records) >> np.uint64(11)
         uniform = (word.astype(np.float64) + 0.5) * 2.0**-53
         weights: Int64 = np.asarray(self._weights[records])
