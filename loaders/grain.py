@@ -11,9 +11,8 @@ from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.source import reader_of
-from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.extras import needing
-from twinfeed.samplers import StateMismatchError
+from twinfeed.samplers import StateMismatchError, validate
 
 with needing("twinfeed.loaders.grain", "grain"):
     import grain
@@ -58,7 +57,7 @@ def as_map_dataset(
         raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
     if feed._alone:
         raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")
-    return _Batches(feed, checks.count("epochs", epochs), arrange, checksums)
+    return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange, checksums)
 
 
 class _Batches(grain.MapDataset[Any]):
@@ -69,7 +68,7 @@ class _Batches(grain.MapDataset[Any]):
     ) -> None:
         super().__init__()
         self._feed, self._epochs, self._arrange = feed, epochs, arrange
-        reader = reader_of(feed.index, checksums=checks.flag("checksums", checksums))
+        reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
         self._batcher = Batcher(feed, reader=reader)
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from twinfeed.loaders.ahead.spans import most_open
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 from twinfeed.samplers.validate import counted

@@ -14,7 +14,7 @@ from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.ahead.spans import Spans
 from twinfeed.loaders.ahead.uses import every
 from twinfeed.loaders.index.sizes import large
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 
 LIMIT = 1 << 26

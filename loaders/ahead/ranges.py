@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 
 Rows = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ from threading import Lock
 
 import numpy as np
 
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 
 _STEPS, _IDS = 32, 1 << 15

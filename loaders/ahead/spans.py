@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 
 _SAMPLES, _FIRST = 1 << 13, 1 << 8
 """Samples that are looked at together, at most and at first."""

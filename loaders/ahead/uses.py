@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.ahead.spans import Spans
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 
 NEVER = np.iinfo(np.int64).max
 

@@ -16,9 +16,8 @@ import numpy as np
 from twinfeed.loaders.building.store import Store
 from twinfeed.loaders.index.class_arrays import READ
 from twinfeed.loaders.index.options import Label, is_label
-from twinfeed.loaders.support.checks import Array, Int64s
-from twinfeed.loaders.support.checks import names as checked_names
-from twinfeed.samplers import ClassOrder
+from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.samplers import ClassOrder, validate
 from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
 
@@ -82,7 +81,7 @@ def whole_background(background: Label | None, /) -> int:
 
 def check_classes(classes: Sequence[str] | None, /) -> None:
     """Raise TypeError or ValueError for `classes` that are no list of different names."""
-    counts = Counter(checked_names("classes", () if classes is None else classes))
+    counts = Counter(validate.names("classes", () if classes is None else classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
         raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")

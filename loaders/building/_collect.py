@@ -29,7 +29,7 @@ from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.manifest import file_digest
 from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import below, join
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file
 

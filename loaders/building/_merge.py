@@ -25,8 +25,8 @@ from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.store import ArrayFile, Store, new_store
 from twinfeed.loaders.index.arrays import StringColumn, missing_rows, row_type, unsigned
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import room_for
-from twinfeed.loaders.support.checks import Array
 
 
 def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import beside, room_for
-from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 

@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.opened import SHARD
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 
 class FieldSurvey:

@@ -31,8 +31,8 @@ from twinfeed.loaders.index.manifest import (
     digest_of,
     read_manifest,
 )
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import LOCK, beside, locked, sync, writable
-from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.owned import (
     MARK,
     add_to_mark,

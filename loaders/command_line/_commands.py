@@ -42,19 +42,13 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.remote.location import is_url
-from twinfeed.loaders.support.checks import count
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
 from twinfeed.loaders.tools.planning import plan
 from twinfeed.loaders.tools.verify import verify
-from twinfeed.samplers import (
-    BatchSampler,
-    RandomSampler,
-    Sampler,
-    ShardShuffleSampler,
-)
+from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
 from twinfeed.samplers.validate import counted
 
 _SHOWN = 20
@@ -96,7 +90,7 @@ def run_pack(options: argparse.Namespace) -> None:
 @contextmanager
 def workers(jobs: int) -> Iterator[Executor | None]:
     """Give the processes that share the work; None for a single job."""
-    if count("jobs", jobs) == 1:
+    if validate.integer("jobs", jobs, minimum=1) == 1:
         yield None
         return
     try:

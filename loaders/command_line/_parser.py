@@ -20,9 +20,9 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
-from twinfeed.loaders.support.checks import bytes_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.tools.compare import Backend
+from twinfeed.samplers import validate
 
 _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
@@ -379,7 +379,7 @@ def _split(text: str) -> tuple[str, int | float]:
 def _size(text: str) -> int:
     """Parse a number of bytes, such as 100M."""
     try:
-        return bytes_of(text)
+        return validate.bytes_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

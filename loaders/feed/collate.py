@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s, as_array
+from twinfeed.samplers import validate
 
 Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
@@ -125,7 +125,7 @@ def _strings(value: Any) -> list[Any] | None:
 def array_of(name: str, value: Any, place: int, /) -> Array:
     """Return the value as an array of numbers in the machine's byte order."""
     try:
-        array = checks.as_array(value)
+        array = as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
         raise _no_array(name, value, f" that is no array ({error})", place) from error
     dtype = array.dtype
@@ -161,7 +161,7 @@ def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
     """Return `how`, or raise ValueError for a mode that does not exist, or a wrong `Pad`."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
         if isinstance(mode, Pad):
-            checks.count("multiple of Pad", mode.multiple)
+            validate.integer("multiple of Pad", mode.multiple, minimum=1)
         elif mode not in get_args(Mode):
             known = ", ".join(get_args(Mode))
             raise ValueError(f"collate must be one of {known}, or a Pad, got {mode!r}")
@@ -281,7 +281,7 @@ def _joined(values: Sequence[Any]) -> Any:
     if torch is None or not all(type(one) is torch.Tensor for one in values):
         return values
     try:
-        return checks.as_array(torch.stack(tuple(values)))
+        return as_array(torch.stack(tuple(values)))
     except (RuntimeError, TypeError):  # of several shapes, on a device, or with a gradient
         return values
 

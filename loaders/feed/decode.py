@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from twinfeed.loaders.formats.example import parse, parse_sequence
 from twinfeed.loaders.formats.features import usual
-from twinfeed.loaders.support import checks, system
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support import system
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
 from twinfeed.loaders.support.extras import needing
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.samplers import validate
 from twinfeed.samplers.misnamed import counterparts
 
 if TYPE_CHECKING:
@@ -86,13 +87,16 @@ class DecodeImage:
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
         self.reads = self.writes = (field,)  # what a sample must have, and what `into` can write
-        self.mode = checks.choice("mode", mode, get_args(ImageMode))
+        self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
-        self.max_pixels = checks.count("max_pixels", max_pixels)
+        self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
         if size is not None and (not isinstance(size, tuple) or len(size) != 2):
             raise ValueError(f"size must be (height, width), got {size!r}")
-        self.size = size and (checks.count("height", size[0]), checks.count("width", size[1]))
-        self.fit = checks.choice("fit", fit, get_args(Fit))
+        self.size = size and (
+            validate.integer("height", size[0], minimum=1),
+            validate.integer("width", size[1], minimum=1),
+        )
+        self.fit = validate.choice("fit", fit, get_args(Fit))
         for name, told in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
             if size is None and told:
                 raise ValueError(f"{name}= needs size=(height, width)")

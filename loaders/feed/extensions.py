@@ -15,8 +15,8 @@ import numpy as np
 from twinfeed.loaders.errors import UnsafeContentError
 from twinfeed.loaders.feed.decode import DecodeImage, Fit, ImageMode
 from twinfeed.loaders.formats.files import IMAGES
-from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.samplers import validate
 
 PICKLES = ("pyd", "pickle", "pkl")
 TORCHES = ("pt", "pth")
@@ -72,7 +72,7 @@ class DecodeExtensions:
         allow_pickle: bool = False,
     ) -> None:
         self.kinds = dict(kinds or {})
-        self.allow_pickle = checks.flag("allow_pickle", allow_pickle)
+        self.allow_pickle = validate.flag("allow_pickle", allow_pickle)
         self._image = partial(DecodeImage, mode=mode, size=size, fit=fit, max_pixels=max_pixels)
         with suppress(ModuleNotFoundError):  # records without images need no decoder of images
             self._image()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.ahead.schedule import Schedule, growing
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 
 _TOGETHER = 32  # steps that are drawn together

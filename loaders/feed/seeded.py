@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.array_types import as_array
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         alike = isinstance(other, type(one)) and len(one) == len(other)
         return alike and all(map(same, one, other))
-    first, second = checks.as_array(one), checks.as_array(other)
+    first, second = as_array(one), as_array(other)
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
     if first.dtype == object:

@@ -9,10 +9,10 @@ import numpy as np
 
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
-from twinfeed.loaders.support import checks, system
-from twinfeed.loaders.support.checks import Ids
+from twinfeed.loaders.support import system
+from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.counterparts import OF_SHUFFLED
-from twinfeed.samplers import ShardShuffleSampler, SubsetSampler
+from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 from twinfeed.samplers.misnamed import counterparts
 
 _BLOCK, _LANES = 1 << 22, 128  # bytes of a block; most blocks open at once
@@ -60,12 +60,12 @@ def shuffled(
     ShardShuffleSampler(1,000 records in 1 shard, 250 blocks of 4, window=128, sections=1, ...)
     """
     check_index(index)
-    memory = checks.count("memory", memory)
-    sections = checks.count("sections", sections)
+    memory = validate.integer("memory", memory, minimum=1)
+    sections = validate.integer("sections", sections, minimum=1)
     each = max(1.0, record_bytes(index))
     lengths, part = index.shard_lengths, None
     if records is not None:
-        part = np.sort(checks.check_ids(records, len(index)))
+        part = np.sort(validate.check_ids(records, len(index)))
         lengths = np.diff(part.searchsorted(np.cumsum(lengths)), prepend=0)
     block = block_of(index, int(lengths.sum()))
     window = min(_LANES, int(memory / (block * each)))

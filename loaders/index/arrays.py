@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.manifest import CHUNK
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.samplers.validate import counted
 

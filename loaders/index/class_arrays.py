@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 
 def check_class_order(*, records: Array, starts: Array, sizes: Array, num_records: int) -> None:

@@ -38,9 +38,9 @@ from twinfeed.loaders.remote.location import (
     quoted,
     unquoted,
 )
-from twinfeed.loaders.support.checks import Ids, Int64s, check_ids, choice
+from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.temporary import remove_temporary
-from twinfeed.samplers import ClassOrder
+from twinfeed.samplers import ClassOrder, validate
 from twinfeed.samplers.validate import counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
@@ -109,7 +109,9 @@ class Index:
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
             {
-                f["name"]: Field(choice("kind", f["kind"], ("bytes", *WIRES)), f["missing"])
+                f["name"]: Field(
+                    validate.choice("kind", f["kind"], ("bytes", *WIRES)), f["missing"]
+                )
                 for f in manifest["fields"]
             }
         )
@@ -339,14 +341,14 @@ class Index:
 
         The key is "shard#number" if the container has no keys.
         """
-        ids = check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
+        ids = validate.check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
         if self.has_keys:
             return list(map(self._strings("keys").__getitem__, ids))
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
         """Say in one line where a record lies, for messages."""
-        record = int(check_ids([record], len(self))[0])
+        record = int(validate.check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.place(record)
         tables = self._tables.values() if self.container == "files" else ()

@@ -10,8 +10,8 @@ from typing import Literal, TypedDict, get_args
 import numpy as np
 
 from twinfeed.loaders.formats.records import CONTAINERS, Container
-from twinfeed.loaders.support.checks import choice, count, flag, names
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.samplers import validate
 from twinfeed.samplers.misnamed import alike
 
 Missing = Literal["error", "skip", "empty"]
@@ -80,12 +80,12 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.container is not None:
-            choice("container", self.container, CONTAINERS)
+            validate.choice("container", self.container, CONTAINERS)
         for name in ("example", "join", "complete", "digest"):
-            flag(name, getattr(self, name))
-        choice("missing", self.missing, get_args(Missing))
-        count("max_record_bytes", self.max_record_bytes)
-        object.__setattr__(self, "lists", tuple(sorted(set(names("lists", self.lists)))))
+            validate.flag(name, getattr(self, name))
+        validate.choice("missing", self.missing, get_args(Missing))
+        validate.integer("max_record_bytes", self.max_record_bytes, minimum=1)
+        object.__setattr__(self, "lists", tuple(sorted(set(validate.names("lists", self.lists)))))
         if self.background is not None and not is_label(self.background):
             raise ValueError(f"background must be an int64 or a name, got {self.background!r}")
         plain = self.example and self.key is None and not self.lists

@@ -13,7 +13,7 @@ from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.samplers.misnamed import counterparts
 

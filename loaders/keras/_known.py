@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras._saves import plain
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 # Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
 _ATTRIBUTES: dict[str, tuple[str, ...]] = {

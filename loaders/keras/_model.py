@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 
 def optimizer_of(model: keras.Model) -> Any:

@@ -9,7 +9,7 @@ import keras
 
 from twinfeed.loaders.keras import _known, _model
 from twinfeed.loaders.keras._saves import Save
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 
 class Resuming(Protocol):

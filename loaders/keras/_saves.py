@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import beside, sync
-from twinfeed.loaders.support.checks import Array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.owned import delete_whole, is_marked, mark

@@ -15,8 +15,7 @@ from twinfeed.loaders.keras._order import OrderedCallbacks
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.uncounted import Order
-from twinfeed.loaders.support import checks
-from twinfeed.samplers import StateMismatchError
+from twinfeed.samplers import StateMismatchError, validate
 from twinfeed.samplers.misnamed import counterparts
 
 _REST_TRAINED = "the rest of the epoch was trained on"
@@ -96,8 +95,8 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader = loader
         self.folder = Path(folder)
         self.order = order
-        self.every = None if every is None else checks.count("every", every)
-        self.fresh = checks.flag("fresh", fresh)
+        self.every = None if every is None else validate.integer("every", every, minimum=1)
+        self.fresh = validate.flag("fresh", fresh)
         self._saves = Saves(self.folder)
         self._last: Save | None = None  # the last save that was made or restored
         self._restored: Save | None = None  # until the training goes on from it
@@ -153,7 +152,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 batches as `validation_data`, images that nothing decodes, and a TorchLoader where
                 Keras runs on TensorFlow.
         """
-        epochs = checks.count("epochs", epochs, minimum=0)
+        epochs = validate.integer("epochs", epochs, minimum=0)
         _given.check_backend(self.loader)
         _given.check_options(options)
         _given.check_arrange(arrange)

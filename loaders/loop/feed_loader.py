@@ -17,8 +17,7 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
-from twinfeed.loaders.support import checks
-from twinfeed.samplers import StateMismatchError
+from twinfeed.samplers import StateMismatchError, validate
 
 T = TypeVar("T")
 
@@ -32,8 +31,8 @@ class FeedLoader(Loader[B]):
         self.feed = check_feed(feed)
         super().__init__(feed.sampler)
         if readahead is not None:
-            readahead = checks.count("readahead", readahead, minimum=0)
-        self.checksums, self.readahead = checks.flag("checksums", checksums), readahead
+            readahead = validate.integer("readahead", readahead, minimum=0)
+        self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
         self._reader: Reads = reader_of(feed.index, checksums=checksums)
         self._plans = Plans(readahead)
 

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.schedule import Schedule, growing
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Int64s
-from twinfeed.samplers import BatchStream
+from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers import BatchStream, validate
 
 Source = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
@@ -110,7 +109,7 @@ class Selector(Loader[Int64s]):
         *,
         source: Source | None = None,
     ) -> None:
-        number = checks.count("sources", sources)
+        number = validate.integer("sources", sources, minimum=1)
         self.choices = Choices(sampler, number, source)
         super().__init__(sampler)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.checks import choice
+from twinfeed.samplers import validate
 
 Missing = Literal["error", "late"] | Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> 
             )
         given = {name: _value(index, name, value) for name, value in missing.items()}
         values = {name: value for name, value in given.items() if name in fields}
-    elif choice("missing, unless a dict,", missing, ("error", "late")) == "late":
+    elif validate.choice("missing, unless a dict,", missing, ("error", "late")) == "late":
         return values
     stored = set(fields) & index.fields.keys() - index.columns.keys() - values.keys()
     lacked = {name: index.fields[name].missing for name in sorted(stored)}

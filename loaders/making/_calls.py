@@ -10,7 +10,7 @@ from typing import Any
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.calling import Made, call, check_values
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 
 
 class Calls:

@@ -11,7 +11,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.source import read_only as as_read_only
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.checksum import crc32c
 
 _PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all costs four times it

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from twinfeed.loaders.feed.definition import Definition
-from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support import system
+from twinfeed.samplers import validate
 
 PREFETCH = 2
 
@@ -17,9 +18,9 @@ def batches_ahead(feed: Definition, prefetch: int | None, threads: int | None) -
     """Return how many batches are kept ready, and how many threads make them."""
     if prefetch is None:  # to hand a batch over to another thread may take longer than to make it
         prefetch = 0 if getattr(feed.index, "in_memory", False) and not feed._calls else PREFETCH
-    prefetch = checks.count("prefetch", prefetch, minimum=0)
+    prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:
         threads = most_threads() if prefetch and feed._calls else 0
-    threads = checks.count("threads", threads, minimum=0)
+    threads = validate.integer("threads", threads, minimum=0)
     # A transform that sets global states leaves all to the calling thread.
     return (0, 0) if feed._alone else (prefetch, threads)

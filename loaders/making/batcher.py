@@ -19,7 +19,7 @@ from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import first_of, tried
 from twinfeed.loaders.reading.source import Reads, fetcher_of, reader_of
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
 

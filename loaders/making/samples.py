@@ -20,7 +20,7 @@ from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, read_only, unchanged
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.source import Reads, Source, values_of
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 
 _LOADERS_OWN = "a name that the loader itself gives to every sample"
 

@@ -24,7 +24,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import below
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 

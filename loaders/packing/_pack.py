@@ -43,7 +43,6 @@ from twinfeed.loaders.packing._shard_writer import (
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.support.atomic import locked, room_for
-from twinfeed.loaders.support.checks import choice, count, flag
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import root_key
 from twinfeed.samplers.drawing.permutation import permute
@@ -118,12 +117,12 @@ def pack(
     (4, ('b', 'n', 'o', 't'))
     """
     seed = None if seed is None else validate.seed(seed)
-    flag("overwrite", overwrite)
-    choice("container", container, get_args(ShardContainer))
-    count("shards", shards)
-    count("shard_bytes", shard_bytes)
+    validate.flag("overwrite", overwrite)
+    validate.choice("container", container, get_args(ShardContainer))
+    validate.integer("shards", shards, minimum=1)
+    validate.integer("shard_bytes", shard_bytes, minimum=1)
     if shard_records is not None:
-        count("shard_records", shard_records)
+        validate.integer("shard_records", shard_records, minimum=1)
     if split is not None:
         check_split(split, seed)
     opened = _opened(source)

@@ -27,7 +27,7 @@ from twinfeed.loaders.remote.download import describe
 from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.stores import Facts
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 
 

@@ -34,7 +34,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import below, join, stale_file
 from twinfeed.loaders.reading._handles import Handles
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import advise, cold

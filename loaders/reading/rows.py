@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.progress import bar
+from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import held, is_mapped
 from twinfeed.samplers.validate import counted
 
@@ -60,6 +60,7 @@ class Rows:
     >>> import numpy as np
     >>> from twinfeed.loaders import Feed
     >>> from twinfeed.samplers import PKBatchSampler
+    from twinfeed.samplers.validate import counted
     >>> data = {"x": np.arange(8.0).reshape(4, 2), "label": np.array([0, 1, 0, 1])}
     >>> rows = Rows(data, label="label")
     >>> feed = Feed(rows, PKBatchSampler(rows.columns["label"], p=2, k=1, seed=0))
@@ -80,14 +81,14 @@ class Rows:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        known = _kind(data)(data, None if fields is None else checks.names("fields", fields))
+        known = _kind(data)(data, None if fields is None else validate.names("fields", fields))
         self._data, self._kind = known, type(data).__name__
-        self._one_at_a_time = not (checks.flag("threads", threads) or known.pure)
+        self._one_at_a_time = not (validate.flag("threads", threads) or known.pure)
         self.fresh, self.in_memory = known.fresh, known.in_memory
         self.fork_safe = bool(getattr(data, "fork_safe", True))
         given = columns if isinstance(columns, Mapping) else {}
         self.columns = {name: _numbers(name, column) for name, column in given.items()}
-        read = () if columns is None or given else checks.names("columns", columns)
+        read = () if columns is None or given else validate.names("columns", columns)
         for name in read if label is None else (*read, label):
             if name not in self.columns:
                 self.columns[name] = _numbers(name, _read_column(known, name))
@@ -265,7 +266,7 @@ def _array(name: str, values: Any) -> Array:
         return np.fromiter(values, object, len(values))
     if not _is_array(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
-    return held(checks.as_array(values))
+    return held(as_array(values))
 
 
 def _unpacked(column: Any) -> Any:
@@ -282,7 +283,7 @@ def _read_column(data: _Items, name: str) -> Any:
 
 def _numbers(name: str, values: Any) -> Array:
     """Return a column as an array of numbers."""
-    array = checks.as_array(values)
+    array = as_array(values)
     if array.dtype == object:
         array = np.asarray(array.tolist())
     if array.dtype.kind not in "biufc":

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
-from twinfeed.loaders.support.checks import Ids, Int64s, check_ids
+from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.regular import open_regular
+from twinfeed.samplers import validate
 
 
 class SideTable:
@@ -41,7 +42,7 @@ class SideTable:
     def __init__(self, path: str | os.PathLike[str], /, *, rows: Ids | None = None) -> None:
         self.path = os.path.abspath(path)
         self._data: npt.NDArray[Any] = _mapped(self.path)
-        self._rows = None if rows is None else check_ids(rows, len(self._data), "rows")
+        self._rows = None if rows is None else validate.check_ids(rows, len(self._data), "rows")
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -49,7 +50,7 @@ class SideTable:
 
     def __getitem__(self, ids: Ids) -> npt.NDArray[Any]:
         """Return the rows of these sample ids, copied."""
-        ids = check_ids(ids, len(self))
+        ids = validate.check_ids(ids, len(self))
         return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
 
     def __reduce__(self) -> tuple[Any, ...]:

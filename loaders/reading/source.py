@@ -11,7 +11,7 @@ from twinfeed.loaders.ahead.fetcher import Fetcher
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers.validate import counted
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinfeed.loaders.support.checks import bytes_of, count
+from twinfeed.samplers import validate
 
 FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
 """The variables of the environment that name a cache for every index at a URL."""
@@ -41,8 +41,8 @@ class DiskCache:
 
     def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int | str) -> None:  # noqa: A002
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(folder)))
-        number = bytes_of(bytes) if isinstance(bytes, str) else bytes
-        object.__setattr__(self, "bytes", count("bytes", number))
+        number = validate.bytes_of(bytes) if isinstance(bytes, str) else bytes
+        object.__setattr__(self, "bytes", validate.integer("bytes", number, minimum=1))
 
     @property
     def path(self) -> Path:

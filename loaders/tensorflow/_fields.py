@@ -17,7 +17,7 @@ from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._serve import Server, spread

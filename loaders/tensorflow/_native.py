@@ -19,7 +19,7 @@ from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.reading.local import open_shard
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support import system
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._choose import Sizes, batched, unit_of

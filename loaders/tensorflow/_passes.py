@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.loop.uncounted import Begun, UncountedPasses
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut
 from twinfeed.samplers import BatchStream
 

@@ -22,7 +22,7 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support import system
-from twinfeed.loaders.support.checks import Array, Int64s
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._passes import PassServer

@@ -9,15 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.loop.selector import Choices, Selector, Source
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
-from twinfeed.samplers import BatchStream
+from twinfeed.samplers import BatchStream, validate
 
 _IDS = 1 << 14  # ids that are drawn in one call
 
@@ -96,9 +95,9 @@ class _Chosen(DatasetLoader[Any]):
         self._choices = Choices(sampler, len(datasets), source)
         super().__init__(sampler)
         self._datasets = datasets
-        self.replay = checks.flag("replay", replay)
+        self.replay = validate.flag("replay", replay)
         self.device = device if device is None else chosen_device(device)
-        self.prefetch = checks.count("prefetch", prefetch, minimum=0)
+        self.prefetch = validate.integer("prefetch", prefetch, minimum=0)
 
     def _made(self) -> tf.data.Dataset:
         check_process()

@@ -10,7 +10,6 @@ from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import batches_ahead
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._gather import Gather
@@ -18,6 +17,7 @@ from twinfeed.loaders.tensorflow._native import ChooseFiles, check_files, reader
 from twinfeed.loaders.tensorflow._pipeline import Engine, batches_of
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.samplers import validate
 from twinfeed.samplers.misnamed import counterparts
 
 EngineName = Literal["gather", "choose_from_datasets"]
@@ -90,7 +90,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         readahead: int | None = None,
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
-        self.engine = checks.choice("engine", engine, get_args(EngineName))
+        self.engine = validate.choice("engine", engine, get_args(EngineName))
         if engine == "choose_from_datasets":
             check_files(feed)
         self.device = device if device is None else chosen_device(device)

@@ -22,11 +22,12 @@ import numpy as np
 from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.making.feed import Feed, check_feed
-from twinfeed.loaders.support import checks, system
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support import system
+from twinfeed.loaders.support.array_types import Array, as_array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.extras import not_installed
 from twinfeed.loaders.support.pool import Pool
+from twinfeed.samplers import validate
 
 Backend = Literal["numpy", "torch", "tensorflow", "jax"]
 _KEPT = 4  # batches that differ whose arrays are fetched, for each field
@@ -131,7 +132,7 @@ def compare(
     known = get_args(Backend)
     if len(backends) < 2 or not set(backends) <= set(known):
         raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
-    most = len(feed) if batches is None else checks.count("batches", batches)
+    most = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
         if name != "numpy" and find_spec(name) is None:
             raise not_installed(f"compare with backend {name!r}", name, name)
@@ -220,7 +221,7 @@ def _flat(batch: Mapping[str, Any]) -> dict[str, Array]:
         if hasattr(value, "row_lengths"):  # tf.RaggedTensor
             value = Ragged(value.values.numpy(), value.row_lengths().numpy())
         elif getattr(value, "is_nested", False):  # a jagged torch tensor
-            value = Ragged(checks.as_array(value.values()), value.offsets().diff().numpy())
+            value = Ragged(as_array(value.values()), value.offsets().diff().numpy())
         elif isinstance(value, list) and any(isinstance(row, list) for row in value):
             lengths = np.array([len(row) for row in value], np.int64)
             value = Ragged(_strings([one for row in value for one in row]), lengths)
@@ -229,7 +230,7 @@ def _flat(batch: Mapping[str, Any]) -> dict[str, Array]:
             values = _strings(values) if values.dtype == object else values
             flat[f"{name}.values"], flat[f"{name}.lengths"] = values, lengths
         else:
-            flat[name] = _strings(value) if isinstance(value, list) else checks.as_array(value)
+            flat[name] = _strings(value) if isinstance(value, list) else as_array(value)
     return flat
 
 

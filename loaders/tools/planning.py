@@ -24,8 +24,9 @@ from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.support import checks, system
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support import system
+from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
 
 # Most samples that are looked at. A longer epoch is estimated from the second half of these.
@@ -133,6 +134,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    from twinfeed.samplers.validate import counted
     >>> index = pack([{"x": bytes(1000)} for _ in range(90)], mkdtemp())["data"]
     >>> print(plan(Feed(index, BatchSampler(SequentialSampler(90), batch_size=30))))
     an epoch of 3 batches, 90 samples
@@ -143,7 +145,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
       verdict    good: all the data fit in memory, so shards of any size and any order will do
     """
     index = index_of(feed, "plan")
-    cache_bytes = checks.count("cache_bytes", cache_bytes, minimum=0)
+    cache_bytes = validate.integer("cache_bytes", cache_bytes, minimum=0)
     if cache_bytes and not index.remote:
         raise ValueError(
             "cache_bytes is the size of a disk cache of shards at a URL, and these shards are "
@@ -159,7 +161,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     share = 1.0 if exact else len(sampler) / max(1, steps)
     if index.remote and index.cache is not None:
         cache_bytes = cache_bytes or index.cache.bytes
-    limit = LIMIT if readahead is None else checks.count("readahead", readahead, minimum=0)
+    limit = LIMIT if readahead is None else validate.integer("readahead", readahead, minimum=0)
     _, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
     used = int(share * each * samples / sampler.reuse)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))

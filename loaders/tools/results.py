@@ -11,9 +11,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.array_types import Array, Ids, Int64s, as_array
 from twinfeed.loaders.support.atomic import replace_file
-from twinfeed.loaders.support.checks import Array, Ids, Int64s
 from twinfeed.samplers import validate
 
 Part = tuple[Int64s, dict[str, Array]]
@@ -42,7 +41,7 @@ class Collect:
 
     def __init__(self, n: SupportsIndex, /, *, only: Ids | None = None) -> None:
         self._n = validate.integer("n", n, minimum=0)
-        self._only = checks.check_ids(np.arange(self._n) if only is None else only, self._n)
+        self._only = validate.check_ids(np.arange(self._n) if only is None else only, self._n)
         validate.distinct("only", self._only)
         self._added: list[Part] = []
 
@@ -58,7 +57,7 @@ class Collect:
             ValueError: a result has another number of rows, or the names are not those of before.
             IndexError: an id of `n` or above, or below -1.
         """
-        numbers = checks.as_ids(_array(ids))
+        numbers = validate.as_ids(_array(ids))
         kept = numbers != -1
         rows = {name: _array(result) for name, result in results.items()}
         for name, array in rows.items():
@@ -69,7 +68,7 @@ class Collect:
                 )
         if self._added and rows.keys() != self._added[0][1].keys():
             raise ValueError(f"results must be {[*self._added[0][1]]} as before, got {[*rows]}")
-        numbers = checks.check_ids(numbers[kept], self._n)
+        numbers = validate.check_ids(numbers[kept], self._n)
         self._added.append((numbers, {name: array[kept] for name, array in rows.items()}))
 
     def part(self) -> Part:
@@ -164,7 +163,7 @@ class Collect:
 
 def _array(value: Any) -> Array:
     """Return what numpy holds of a tensor, wherever the tensor lies."""
-    array = checks.as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+    array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype.hasobject:
         raise TypeError("results must be numbers or strings, got objects")
     return array

@@ -29,7 +29,7 @@ from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.progress import bar
 from twinfeed.samplers.validate import counted
 

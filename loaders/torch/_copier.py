@@ -12,7 +12,7 @@ import torch
 
 from twinfeed.loaders.feed.collate import aligned
 from twinfeed.loaders.feed.definition import Batch
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 
 # Streams and events have no types in torch.
 cuda: Any = torch.cuda

@@ -20,7 +20,7 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.torch._copier import each_tensor
 from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts

@@ -18,11 +18,11 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.source import reader_of
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Array
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, joined
 from twinfeed.loaders.torch._sharing import shared
+from twinfeed.samplers import validate
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -125,7 +125,7 @@ class RecordDataset(Dataset[Any]):
         self._seeded = feed._seeded
         self._drawn = _drawn(feed)
         # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
-        threads = checks.count("threads", threads, minimum=0)
+        threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
         self._batcher = Batcher(feed, reader=reader, threads=threads)
 

@@ -23,8 +23,7 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import fetcher_of, values_of
-from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.checks import Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, chosen_device, copier_for
@@ -40,7 +39,7 @@ from twinfeed.loaders.torch._workers import (
     not_forked,
 )
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
-from twinfeed.samplers import ExactOnceBatchSampler
+from twinfeed.samplers import ExactOnceBatchSampler, validate
 from twinfeed.samplers.misnamed import counterparts
 
 
@@ -111,7 +110,7 @@ class TorchLoader(MakingLoader[B]):
         readahead: int | None = None,
     ) -> None:
         self.device = chosen_device(device)
-        self.num_workers = checks.count("num_workers", num_workers, minimum=0)
+        self.num_workers = validate.integer("num_workers", num_workers, minimum=0)
         if prefetch is None and (num_workers or self.device.type != "cpu"):
             prefetch = PREFETCH
         threads = threads or 0 if num_workers else threads

@@ -1,0 +1,25 @@
+"""Arrays: their types, and how values of other libraries become arrays of numpy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Ids = Int64s | Iterable[int]
+
+
+def as_array(value: Any, /) -> Array:
+    """Return a value as numpy holds it: bfloat16, which numpy lacks, in the dtype of ml_dtypes."""
+    if str(getattr(value, "dtype", None)) != "torch.bfloat16":
+        return np.asarray(value)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise TypeError("bfloat16 in numpy needs the package ml_dtypes") from None
+    return np.asarray(value.view(sys.modules["torch"].int16)).view(bfloat16)
