@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from own_backend import BOXES
 
-from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, compare, pack
+from twinfeed.loaders import (
+    BACKENDS,
+    DecodeError,
+    Feed,
+    Index,
+    LoaderError,
+    compare,
+    pack,
+)
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
 
@@ -54,6 +63,17 @@ def test_a_difference_is_found_and_measured(index: Index) -> None:
     assert "size: differs in 2 of 4 batches, by 0.5 at most" in str(found)
     assert "size: differs in 2 of 4 batches, by 0.5 at most" in repr(found)
     assert str(found).startswith("backend         records/s  first batch  peak memory\nnumpy  ")
+
+
+def test_a_backend_of_ones_own_is_compared(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "boxes", BOXES)
+    sampler = ExactOnceBatchSampler(20, batch_size=5)
+    feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
+    found = compare(feed, backends=["numpy", "boxes"], batches=8)
+    assert (found.equal, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
+    monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
+    with pytest.raises(ModuleNotFoundError, match="compare with backend 'absent' needs mxnet"):
+        compare(feed, backends=["numpy", "absent"])
 
 
 @pytest.mark.parametrize("backends", [["torch"], ["torch", "mxnet"]])

@@ -21,7 +21,7 @@ from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.tools.compare import Backend
+from twinfeed.loaders.tools.backends import BACKENDS
 from twinfeed.samplers import validate
 
 _INTERRUPTED: dict[Any, str] = {
@@ -305,7 +305,7 @@ def _compare(commands: Any) -> None:
     add("--size N", "decode images, and resize them to N x N pixels; default: as bytes")
     backends = "what to run; default torch and tensorflow; numpy is without a framework"
     both = ["torch", "tensorflow"]
-    add("--backends", backends, nargs="+", choices=get_args(Backend), default=both)
+    add("--backends", backends, nargs="+", choices=[*BACKENDS], default=both)
 
 
 def _show(commands: Any) -> None:

@@ -1,5 +1,5 @@
 """Looking at data and streams before and beside training.
 
-`verify` (verify.py), `compare` (compare.py), `plan` (planning.py); the results of a pass:
-`Collect` (results.py).
+`verify` (verify.py), `compare` (compare.py) over the backends of backends.py, `plan` (planning.py);
+the results of a pass: `Collect` (results.py).
 """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from twinfeed.loaders.support.array_types import Array, as_array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.extras import not_installed
 from twinfeed.loaders.support.pool import Pool
+from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
 
-Backend = Literal["numpy", "torch", "tensorflow", "jax"]
 _KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -98,7 +98,7 @@ def compare(
     feed: Feed,
     /,
     *,
-    backends: Sequence[Backend] = ("torch", "tensorflow"),
+    backends: Sequence[str] = ("torch", "tensorflow"),
     batches: int | None = None,
     checksums: bool = True,
     readahead: int | None = None,
@@ -110,7 +110,8 @@ def compare(
 
     Args:
         feed: what is compared.
-        backends: at least two of "numpy", "torch", "tensorflow" and "jax", which here has 64 bits.
+        backends: at least two names of `BACKENDS`: "numpy", "torch", "tensorflow", "jax", which
+            here has 64 bits, and those that you add.
         batches: how many batches. Default: an epoch.
         checksums: what each loader is given.
         readahead: what each loader is given.
@@ -129,15 +130,14 @@ def compare(
     (True, 3)
     """
     check_feed(feed)
-    known = get_args(Backend)
-    if len(backends) < 2 or not set(backends) <= set(known):
-        raise ValueError(f"backends must be at least two of {', '.join(known)}, got {backends}")
+    if len(backends) < 2 or not set(backends) <= BACKENDS.keys():
+        raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
     most = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
-        if name != "numpy" and find_spec(name) is None:
-            raise not_installed(f"compare with backend {name!r}", name, name)
+        if find_spec(needs := BACKENDS[name].needs) is None:
+            raise not_installed(f"compare with backend {name!r}", needs, name)
     how = {"checksums": checksums, "readahead": readahead}
-    jobs = [_Job(name, feed, most, how) for name in backends]
+    jobs = [_Job(name, BACKENDS[name], feed, most, how) for name in backends]
     runs = [_alone(_run, job) for job in jobs]
     places = _differing([run.sums for run in runs])
     wanted = {place for found in places.values() for place in found[:_KEPT]}
@@ -151,7 +151,8 @@ def compare(
 
 
 class _Job(NamedTuple):
-    backend: str
+    name: str
+    backend: Backend
     feed: Feed
     batches: int
     how: Mapping[str, Any]
@@ -181,32 +182,25 @@ def _run(job: _Job) -> Run:
     rest = sum(len(_leading(batch)) for batch in stream)
     seconds = time.perf_counter() - first
     memory = system.peak_memory()
-    sums = tuple({name: _sum(value) for name, value in _flat(b).items()} for b in _deliver(job))
+    arrays = (_flat(batch, job.backend) for batch in _deliver(job))
+    sums = tuple({name: _sum(array) for name, array in batch.items()} for batch in arrays)
     rate = rest / seconds if rest else None
-    return Run(job.backend, records + rest, first - started, seconds, rate, memory, sums)
+    return Run(job.name, records + rest, first - started, seconds, rate, memory, sums)
 
 
 def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
     """Fetch the arrays of some batches."""
-    return {place: _flat(batch) for place, batch in enumerate(_deliver(job)) if place in wanted}
+    batches = enumerate(_deliver(job))
+    return {place: _flat(batch, job.backend) for place, batch in batches if place in wanted}
 
 
 def _deliver(job: _Job) -> Iterator[Any]:
     """Give the batches as the backend delivers them; only its own process imports the backend."""
-    module, name, options = _LOADERS[job.backend]
     os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from those of the others
-    with getattr(importlib.import_module(module), name)(job.feed, **options, **job.how) as loader:
+    make = getattr(importlib.import_module(job.backend.module), job.backend.loader)
+    with make(job.feed, **job.backend.options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
         yield from islice(chain.from_iterable(passes), job.batches)
-
-
-# Each backend's module and loader, and the device that every machine has.
-_LOADERS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    "numpy": ("twinfeed.loaders", "NumpyLoader", {}),
-    "torch": ("twinfeed.loaders.torch", "TorchLoader", {"device": "cpu"}),
-    "jax": ("twinfeed.loaders.jax", "JaxLoader", {}),
-    "tensorflow": ("twinfeed.loaders.tensorflow", "TensorFlowLoader", {"device": "/CPU:0"}),
-}
 
 
 def _leading(batch: Mapping[str, Any]) -> Any:
@@ -214,17 +208,11 @@ def _leading(batch: Mapping[str, Any]) -> Any:
     return batch["id"] if "id" in batch else next(iter(batch.values()))
 
 
-def _flat(batch: Mapping[str, Any]) -> dict[str, Array]:
+def _flat(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
     """Return the values of a batch as numpy arrays, strings as an array of objects."""
     flat = {}
     for name, value in batch.items():
-        if hasattr(value, "row_lengths"):  # tf.RaggedTensor
-            value = Ragged(value.values.numpy(), value.row_lengths().numpy())
-        elif getattr(value, "is_nested", False):  # a jagged torch tensor
-            value = Ragged(as_array(value.values()), value.offsets().diff().numpy())
-        elif isinstance(value, list) and any(isinstance(row, list) for row in value):
-            lengths = np.array([len(row) for row in value], np.int64)
-            value = Ragged(_strings([one for row in value for one in row]), lengths)
+        value = value if backend.to_numpy is None else backend.to_numpy(value)
         if isinstance(value, Ragged):
             values, lengths = value
             values = _strings(values) if values.dtype == object else values
