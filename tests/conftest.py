@@ -168,6 +168,14 @@ def readahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(batches, "readahead", request.param)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_out_what_stays() -> Iterator[None]:
+    """Look no more for garbage among what earlier modules left: Keras collects for each model."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _trace_tensorflow() -> Iterator[None]:
     """Show to coverage what TensorFlow's own threads run: `threading` starts none of them and hands
