@@ -1,7 +1,7 @@
 """Bring the records a sampler names from shards into TensorFlow and PyTorch.
 
 Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` (building/) and `open_index`
-(index/) tell where each record and field lies, in TFRecord files, webdataset tar files or loose
+(index/) say where each record and field lies, in TFRecord files, webdataset tar files or loose
 files (formats/); `Reader` (reading/) reads records by id, `SideTable` rows.
 
 Batches: a `Feed` (feed/) says what a training is fed. `NumpyLoader` (loop/) gives the batches to a

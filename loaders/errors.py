@@ -2,7 +2,7 @@
 
 Each class also is the builtin that fits (`ValueError`, `EOFError`, `RuntimeError`), so that code
 written before this library catches it too. A file that is not there stays `FileNotFoundError`.
-`StateMismatchError` lives with the samplers.
+`StateMismatchError` is in the samplers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoaderError(Exception):
         found: what was there instead.
         advice: what to do.
 
-    `usual` is the advice of a class whose errors have none of their own.
+    `usual` is the advice of the class, for errors without advice of their own.
 
     >>> print(LoaderError("no such field", path="a.tar", record=3, advice="name one of: jpg, cls"))
     no such field
@@ -120,7 +120,7 @@ class WorkerDiedError(LoaderError, RuntimeError):
 
 
 class UnsafeContentError(LoaderError):
-    """Report content that would have to be executed, or lead out of its folder, to be used."""
+    """Report content that would execute code, or a path that leads out of its folder."""
 
 
 class DecodeError(LoaderError, ValueError):
@@ -130,10 +130,10 @@ class DecodeError(LoaderError, ValueError):
 
 
 class ShardWarning(UserWarning):
-    """Warn of a shard that reads whole, but not as its writer should have left it."""
+    """Warn of a shard that can be read whole, but was not written as it should be."""
 
     def __str__(self) -> str:
-        """Return the text as a terminal may show it."""
+        """Return the text without what a terminal would obey."""
         return printable(super().__str__())
 
 
@@ -143,8 +143,8 @@ def printable(text: str, /) -> str:
 
 
 def sendable(error: Exception, /) -> Exception:
-    """Return an error as another process can be sent it: without its frames."""
-    # Where tblib is imported, as TensorFlow does, errors would travel with their frames.
+    """Return an error without its frames, so that another process can be sent it."""
+    # With tblib, which TensorFlow imports, errors would be pickled with their frames.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))

@@ -30,9 +30,9 @@ def as_map_dataset(
 ) -> grain.MapDataset[Any]:
     """Return the batches of `epochs` epochs as a dataset, by global step: epoch * len(feed) + step.
 
-    `to_iter_dataset` of the dataset gives iterators whose state also says of which stream it is: a
-    state of another feed is refused. Grain itself takes the state of any dataset. Transformations
-    between the two lose this; `arrange` does not.
+    `to_iter_dataset` of the dataset gives iterators whose state also names the stream: a state of
+    another feed is refused. Grain itself takes the state of any dataset. Transformations of the
+    dataset before `to_iter_dataset` lose this check; `arrange` does not.
 
     Args:
         feed: what is fed; `feed.shard(rank, world_size)` for one of several processes.
@@ -42,7 +42,7 @@ def as_map_dataset(
 
     Raises:
         ValueError: a feed whose decoded images are used again, or whose transform sets global
-            states: both need batches in turn, which Grain's threads do not make.
+            states: both need batches in order, and Grain's threads make them in any order.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -87,7 +87,7 @@ class _Batches(grain.MapDataset[Any]):
 
 
 class _Stated(grain.IterDataset[Any]):
-    """Iterate with states that say of which stream they are."""
+    """Iterate with states that name their stream."""
 
     def __init__(self, parent: grain.IterDataset[Any], feed: Feed) -> None:
         super().__init__(parent)

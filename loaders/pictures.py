@@ -35,7 +35,7 @@ _CELL, _SMALL, _WIDE, _LINES = 1.3, 7, 24, 6
 
 
 class _Picture(Figure):
-    """A figure that a notebook shows although pyplot has not made it."""
+    """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -60,7 +60,7 @@ def plot_mixing(
     Args:
         streams: batch samplers by name, or record ids, int[samples], in the order a pipeline gave
             them. Such ids are counted in batches of the samplers' size.
-        labels: a label for each record, int or str.
+        labels: the label of each record, int or str.
         buffers: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
         epoch: the epoch of the samplers.
 
@@ -129,7 +129,7 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
 
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
-    """Say how a stream of blocks reads its records, and what any stream keeps of them."""
+    """Return the text below a stream: how its blocks are read, and its measures."""
     if stream.in_blocks:
         first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
@@ -148,7 +148,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
     Images are the first field whose samples are uint8 or float arrays [height, width] or [height,
     width, 1, 3 or 4]. A row has the samples of one class where a batch is made of classes. Below an
-    image stand its class, its record, and other short values: texts and numbers.
+    image are its class, its record, and other short values: texts and numbers.
 
     Args:
         feed: whose batch is drawn.
@@ -156,7 +156,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
         step: of the batch.
 
     Raises:
-        TypeError: what is no feed, such as a loader.
+        TypeError: `feed` is no feed, but a loader for example.
         ValueError: a feed without images. Errors of reading and decoding are raised too.
 
     >>> import numpy as np
@@ -201,7 +201,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
 
 def _is_images(value: Any) -> bool:
-    """Whether a value of a batch holds images."""
+    """Whether a value of a batch is images."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype.kind in "uf"

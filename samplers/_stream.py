@@ -100,8 +100,8 @@ class BatchStream(Epochs, ABC):
 
         Raises:
             TypeError: a trainer would lose or repeat records of this stream: it is one rank's
-            stream, an evaluation, has batches of several sizes, or a number of batches that the
-            processes do not divide.
+                stream, an evaluation, has batches of several sizes, or a number of batches that the
+                processes do not divide.
         """
         self._check_sharing(processes())
         return True

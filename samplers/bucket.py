@@ -35,7 +35,7 @@ class BucketBatchSampler(BatchStream):
         costs: one a record, such as its number of tokens (integers of at least 1).
         budget: the most that a batch costs.
         multiple: the number of records in a batch is a multiple of this, except in one batch of an
-        epoch, which has the remainder.
+            epoch, which has the remainder.
         seed: the only source of chance.
         window: by how many batches a record moves at most. Default: 8, or a fiftieth of the
             batches if these are fewer than 400. With 0, batches are the same in every epoch.

@@ -62,7 +62,7 @@ class PKBatchSampler(BatchStream):
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
-        other.
+            other.
 
     Classes a (records 0 1), b (2 3 4) and c (5 6), P=2, K=2. Each class comes twice in three
     steps, and record 4 comes again once 3 was used::

@@ -45,7 +45,7 @@ class Chunks:
     """Read shards in chunks, from the cache or through it.
 
     `depends` says what the entries depend on, for each shard or for all together. `sizes` are the
-    bytes of the shards, and `size` those of a chunk. The chunks of shard n are numbered from
+    bytes of the shards, and `size` is the bytes of a chunk. The chunks of shard n are numbered from
     `starts[n]` to `starts[n + 1]`.
 
     If the coming uses are known (`follow`), entries of other data that nobody has read for an hour
@@ -85,7 +85,7 @@ class Chunks:
                 self._kept, self._due = Kept(), []
                 for chunk in present:
                     self._hold(chunk, int(uses.next[chunk]))
-            # A use that the memory served is over too. Such a chunk would be kept for ever.
+            # A use that was served from memory is over too. Else its chunk would be kept for ever.
             while self._due and self._due[0][0] < uses.now:
                 when, chunk = heapq.heappop(self._due)
                 if self._kept.next.get(chunk) == when:
@@ -137,7 +137,7 @@ class Chunks:
         return max(0, min(start, size)), max(0, min(stop, size))
 
     def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
-        """Claim chunks that no other thread reads. Return events to wait for, and the claimed."""
+        """Claim chunks that no other thread reads. Return events to wait for, and these chunks."""
         with self._lock:
             waits = [self._claimed[n] for n in numbers if n in self._claimed]
             mine = [n for n in numbers if n not in self._claimed]

@@ -12,7 +12,7 @@ from twinfeed.loaders.support.checksum import crc32c
 
 
 class Fetcher(ABC):
-    """Give the bytes of rows. A disk or a network may be asked for them before they are needed."""
+    """Give the bytes of rows, which may be requested before they are needed."""
 
     def __init__(self, index: Index, checksums: bool) -> None:
         self.index = index
@@ -28,7 +28,7 @@ class Fetcher(ABC):
         return
 
     def left(self, spans: Sequence[tuple[int, int]], /) -> None:
-        """Note the step that needs each of these spans last. It is named by its first record."""
+        """Note the step that needs each of these spans last; a span's first record names it."""
         return
 
     def passed(self, step: int, /) -> None:
@@ -36,8 +36,9 @@ class Fetcher(ABC):
         return
 
     def begin(self, step: int, told: int | None, /) -> None:
-        """Begin a plan at this step. The plan before, up to step `told`, has ended; None: forget
-        what was fetched for that plan.
+        """Begin a plan at this step. The plan before has ended, at step `told`.
+
+        With None, all that was fetched for the plan before is dropped.
         """
         return
 
@@ -48,7 +49,7 @@ class Fetcher(ABC):
     def follow(
         self, schedule: Schedule, fields: Sequence[str], planned: bool, step: int, /
     ) -> None:
-        """Note which batch of a stream is read now, without waiting. `planned`: it is planned."""
+        """Note which batch is read now, without waiting. `planned`: a planner requested it."""
         return
 
     def close(self) -> None:
@@ -57,7 +58,7 @@ class Fetcher(ABC):
 
 
 class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
-    """Say which row's bytes were not as indexed, and what was read instead."""
+    """Say which row has other bytes than the index says, and what was read instead."""
 
     def __init__(self, place: int, found: bytes) -> None:
         super().__init__(place, found)  # both arguments, so that the error can be pickled

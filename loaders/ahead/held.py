@@ -1,4 +1,4 @@
-"""Ranges of remote files that are fetched early, and held until they are read."""
+"""Ranges of remote files that are fetched early, and kept until they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOK_BACK = 8
 
 
 class HeldRange:
-    """Hold one range of a file: the requests for its pieces, and then its bytes."""
+    """A range of a file: the requests for its pieces, and then its bytes."""
 
     def __init__(
         self, number: int, file: int, start: int, stop: int, *, step: int, last: int
@@ -38,7 +38,7 @@ class HeldRange:
         self.pieces: list[Future[memoryview]] = []
 
     def begin(self, read: Read, *, soon: bool) -> None:
-        """Ask for the pieces. Several pieces are brought to one buffer, as they come."""
+        """Request the pieces. Several pieces are copied to one buffer, as they come."""
         self.pieces = []
         size = network.NETWORK.piece
         if self.stop - self.start > size:
@@ -84,10 +84,10 @@ def _read_into(
 
 
 class Held:
-    """Fetch ranges in the order in which they are needed, and hold them until they are passed.
+    """Fetch ranges in the order in which they are needed, and keep them until they are passed.
 
-    A range is dropped when the stream has passed the last step that needs the range. Of a span that
-    is not left yet, this step is not known. Callers hold a lock.
+    A range is dropped when the stream has passed the last step that needs the range. If the stream
+    has not left a span yet, this step is not known. Callers hold a lock.
     """
 
     def __init__(self, read: Read) -> None:
@@ -95,7 +95,7 @@ class Held:
         self.clear()
 
     def clear(self) -> None:
-        """Give up everything."""
+        """Cancel all requests, and drop all ranges."""
         for one in vars(self).get("_held", {}).values():
             one.cancel()
         self._count = 0
@@ -103,17 +103,17 @@ class Held:
         self._held: dict[int, HeldRange] = {}
         self._starts: dict[int, list[tuple[int, int]]] = {}  # of each file, sorted
         self._open: dict[int, list[HeldRange]] = {}  # by the span that is not left yet
-        self._going: list[tuple[int, int]] = []  # a heap of the last step of each of the others
+        self._going: list[tuple[int, int]] = []  # a heap of the last step of each other range
 
     def begin(self, step: int, told: int | None) -> None:
-        """Begin a plan at this step, after a plan up to step `told`; None: forget that plan."""
+        """Begin a plan at this step, after a plan up to step `told`; None drops its ranges."""
         if told is None or self._bytes > network.NETWORK.held:
             self.clear()
         for span in list(self._open):
             self.left([(span, told or step)])
 
     def tell(self, extents: npt.NDArray[np.void]) -> None:
-        """Fetch ranges, in this order, unless they are held."""
+        """Fetch ranges, in this order, unless they are here."""
         for file, start, stop, span, step in extents.tolist():
             last = step if span == ALONE else FAR
             equal = [
@@ -149,7 +149,7 @@ class Held:
                 self.drop(one)
 
     def of_rows(self, rows: Rows) -> list[HeldRange | None]:
-        """Return the range that holds each row; a range of no bytes for an empty field."""
+        """Return the range that each row lies in; a range of no bytes for an empty field."""
         nothing = HeldRange(0, 0, 0, 0, step=NOW, last=NOW)
         return [
             self.find(file, offset, offset + length) if length else nothing
@@ -157,7 +157,7 @@ class Held:
         ]
 
     def find(self, file: int, start: int, stop: int) -> HeldRange | None:
-        """Return the range that holds these bytes; of several, the one asked for first."""
+        """Return the range that these bytes lie in; of several, the range requested first."""
         found = [one for one in self._before(file, start) if one.stop >= stop]
         return min(found, key=lambda one: one.number, default=None)
 
@@ -175,7 +175,7 @@ class Held:
         wire().prefer(piece for one in ranges for piece in one.pieces)
 
     def drop(self, one: HeldRange) -> None:
-        """Forget a range."""
+        """Drop a range."""
         if self._held.pop(one.number, None) is None:
             return
         self._bytes -= one.stop - one.start

@@ -1,4 +1,4 @@
-"""The planner asks for the bytes of coming batches early, which works since a stream is known."""
+"""Prefetch the bytes of coming batches. The sampler can say which they are."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ LIMIT = 1 << 26
 # Most ids that are drawn in one go.
 _IDS = 1 << 13
 
-# Ranges that tell whether reading waits: a few may be warm by chance.
+# Ranges that are probed for whether reading waits: a few may be in memory by chance.
 _LOOKED_AT = 16
 
 
 class Planner:
-    """Ask a fetcher early for what the batches of a pass will read, in order.
+    """Request early from a fetcher what the batches of a pass will read, in order.
 
-    Each span of the stream (a block, or a single record) is asked for when the stream enters it.
-    About `limit` bytes are asked for of batches that nobody has asked for yet. The last batch may
-    go beyond the limit.
+    Each span of the stream (a block, or a single record) is requested when the stream enters it.
+    About `limit` bytes are requested ahead of the batches that are read. The last batch may go
+    beyond the limit.
 
     A pass that follows on the pass of the epoch before takes its planner over. From then on the
     next epoch is known, and the planner goes on over the end of the epoch. When the training ends,
     about `limit` bytes were read in vain. An evaluation has no next epoch.
 
     Without a limit, data that fit in memory are read ahead if the first batch of a pass would wait
-    for the disk. A limit of 0 asks for nothing: the fetcher is only told which batch is read.
+    for the disk. With a limit of 0 nothing is requested: the fetcher only learns which batch is
+    read.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Planner:
         self._limit = LIMIT if limit is None else limit
         waits = limit is not None or fetcher.index.remote or large(fetcher.index)
         self._always, self._may_look = waits and limit != 0, not waits
-        # Steps, counted over all epochs: the next to ask for, and how many at once.
+        # Steps, counted over all epochs: the next to request, and how many at once.
         self._next, self._chunk = epoch * self._steps + start, 1
         whole = sampler.in_blocks or sampler.live is not None
         self._spans = Spans(schedule, self._next) if whole else None
@@ -69,7 +70,7 @@ class Planner:
         self.begin(epoch, start, on=False)
 
     def begin(self, epoch: int, start: int, /, *, on: bool) -> None:
-        """Begin a pass, with what was asked for before; with `on`, go on with the next epoch."""
+        """Begin a pass, with what was requested before; with `on`, go on with the next epoch."""
         self._first = epoch * self._steps
         self.begun = self._first + start
         self._end = self._first + self._steps * (2 if on else 1)
@@ -77,7 +78,7 @@ class Planner:
         self._looks = self._may_look
         self._reading: set[int] = set()  # the steps that are read now
         self._reached = self.begun - 1
-        self._ended = False  # the last batch of the epoch was asked for
+        self._ended = False  # the last batch of the epoch was requested
 
     def leads_to(self, epoch: int, start: int, /) -> bool:
         """Whether a pass from here on follows on the pass that has ended."""
@@ -86,11 +87,11 @@ class Planner:
 
     @property
     def next(self) -> int:
-        """The step, counted over all epochs, up to which everything was asked for."""
+        """The step, counted over all epochs, up to which everything was requested."""
         return self._next
 
     def reached(self, step: int, /) -> None:
-        """Note that the batch of this step is read now, and ask for what comes next.
+        """Note that the batch of this step is read now, and request what comes next.
 
         Several threads may call. One of them plans.
         """
@@ -104,7 +105,7 @@ class Planner:
         try:
             self._plan(at)
         except Exception:
-            # The error of a coming batch is raised when that batch is asked for.
+            # The error of a coming batch is raised when that batch is read.
             self._on = self._looks = False
         finally:
             self._lock.release()
@@ -123,7 +124,7 @@ class Planner:
                 self._tell(min(self._next + self._chunk, epoch_ends))
 
     def _tell(self, stop: int) -> None:
-        """Ask for the batches up to step `stop`, all of one epoch."""
+        """Request the batches up to step `stop`, all of one epoch."""
         extents = self._extents(stop)
         if self._looks:
             some = extents[:: max(1, len(extents) // _LOOKED_AT)][:_LOOKED_AT]
@@ -143,14 +144,14 @@ class Planner:
             self._chunk = max(1, min(2 * self._chunk, _IDS // self._sampler.batch_size))
 
     def _extents(self, stop: int) -> Extents:
-        """Return the ranges of files that these batches read, and earlier batches do not."""
+        """Return the ranges that these batches read, and no earlier batch reads."""
         if self._spans is None:
             records, steps = self._schedule.records(self._next, stop)
             return extents_ahead(self._fetcher, self._fields, records, ALONE, steps)
         entered = self._spans.entered(stop)
         first, end, step = np.array(entered, np.int64).reshape(-1, 3).T
         records, sizes = every(first, end - 1), end - first
-        # An image is read once, and only remote ranges are held for the samples that come later.
+        # An image is read once, and only remote ranges are kept for the samples that come later.
         held = self._fetcher.index.remote and self._sampler.live is None
         spans = np.repeat(first, sizes) if held else ALONE
         return extents_ahead(self._fetcher, self._fields, records, spans, np.repeat(step, sizes))
@@ -213,7 +214,7 @@ class Plans:
         return planner
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all plans."""
         self._schedules.clear()
         self._planners.clear()
 

@@ -83,7 +83,7 @@ def gap_of(index: Index, /) -> int:
 
 
 def near_rows(rows: Rows, gap: int, longest: int) -> npt.NDArray[np.bool_] | None:
-    """Say for each row but the first whether it closely follows the last; None for one row."""
+    """Say for each row but the first if it closely follows the row before; None for one row."""
     if len(rows) < 2:
         return None
     offset, length, file = rows["offset"], rows["length"], rows["file"]

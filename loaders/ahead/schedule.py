@@ -1,4 +1,4 @@
-"""What a stream draws, drawn once for all who look ahead of the loop."""
+"""What a stream draws, drawn once for everything that looks ahead of the loop."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def growing(start: int, stop: int, most: int, /) -> Iterator[tuple[int, int]]:
 
 
 class Schedule:
-    """Give the ids of any steps of a stream, and keep those that were drawn last.
+    """Give the ids of any steps of a stream, and keep the ids that were drawn last.
 
-    A window over the steps, not a queue: passes of frameworks coexist, ask out of order, and begin
-    anew. What is asked for behind the window is drawn again. Several threads may ask.
+    It keeps a window of steps, and is no queue: passes of frameworks coexist, come out of order,
+    and begin anew. Steps before the window are drawn again. Several threads may ask.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -57,7 +57,7 @@ class Schedule:
 
     @property
     def whole(self) -> Schedule:
-        """The schedule of all ranks together, from which this rank's batches are then cut."""
+        """The schedule of all ranks together, from which this rank's batches are cut."""
         if self.sampler.world_size == 1:
             return self
         if self._whole is None:
@@ -67,7 +67,7 @@ class Schedule:
         return self._whole
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
-        """Return what the sampler's `batches` does; the arrays belong to the schedule."""
+        """Return the same as the sampler's `batches`; the arrays belong to the schedule."""
         out: list[Int64s] = []
         while start < stop:
             number, place = divmod(start, self._together)

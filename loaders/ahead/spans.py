@@ -53,7 +53,7 @@ class Spans:
         self._left: list[tuple[int, int, int]] = []  # a heap: the step that enters, first, last
 
     def entered(self, stop: int, /) -> list[Span]:
-        """Return the spans that the steps before `stop` enter, but those already returned."""
+        """Return the spans that the steps before `stop` enter; each span is returned once."""
         while self._looked < stop:
             self._look()
         found = []
@@ -62,10 +62,9 @@ class Spans:
         return found
 
     def left(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return the first record and the last step of spans that are left, but those already
-        returned.
+        """Return the first record and the last step of spans that the stream has left, each once.
 
-        The steps before `stop` enter these spans. All that such steps leave are among them.
+        The spans were entered before step `stop`, and none that was left by then is missing.
         """
         end = -(-stop // self._steps) * self._steps
         while self._looked < end and (self._looked - stop) * self._sampler.batch_size < self._pause:
@@ -119,7 +118,7 @@ class Spans:
 
 
 def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:
-    """Return the most of `sizes` that are open at once, each from one place up to another.
+    """Return the largest sum of `sizes` open at once; each is open from `opened` up to `closed`.
 
     >>> most_open(np.array([0, 1, 2]), np.array([2, 3, 3]), np.array([1, 1, 5]))
     6

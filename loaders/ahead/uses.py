@@ -28,11 +28,11 @@ Where = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
 
 
 class NextUses:
-    """Tell the step of the next use of each chunk, as far as some samples ahead.
+    """Find the step of the next use of each chunk, some samples ahead.
 
     `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
     place of the record in the array. The stream is that of all ranks. Steps are counted over all
-    epochs. With `planned`, spans are read as a whole when they are entered, and then held.
+    epochs. With `planned`, spans are read as a whole when they are entered, and then kept.
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class NextUses:
 
 
 class Kept:
-    """Say what a cache holds, and what of it makes room first: what is needed last."""
+    """The entries of a cache, and which of them makes room first: the entry that is needed last."""
 
     def __init__(self) -> None:
-        self.next: dict[int, int] = {}  # the step of the next use of each that is held
+        self.next: dict[int, int] = {}  # the step of the next use of each entry
         self._heap: list[tuple[int, int]] = []  # the same; some are out of date
 
     def hold(self, one: int, when: int, /) -> None:
-        """Hold one that is used next at a step."""
+        """Add an entry that is used next at a step."""
         self.next[one] = when
         heappush(self._heap, (-when, -one))
 
     def furthest(self, after: int, /) -> int | None:
-        """Take out the one needed last; None if it is not needed after this step."""
+        """Take out the entry needed last; None if it is not needed after this step."""
         while self._heap:
             when, one = -self._heap[0][0], -self._heap[0][1]
             valid = self.next.get(one) == when

@@ -1,6 +1,6 @@
 """Classes: labels as numbers, and the records of an index sorted by class.
 
-Labels are all integers or all names. Each name gets a number when it is first met, and a record
+Labels are all integers or all names. Each name gets a number when it first comes, and a record
 without a label has the number of None. The classes are numbered later, when all names are known.
 """
 
@@ -100,7 +100,7 @@ def check_range(labels: Array, classes: Sequence[str], /) -> None:
 
 
 def _is_integer(name: str) -> bool:
-    """Tell whether text is an integer as Python writes it."""
+    """Return whether text is an integer as Python writes it."""
     try:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:

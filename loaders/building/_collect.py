@@ -234,7 +234,7 @@ class _Collector:
             refuse_mixed(labels)
 
     def key_of(self, record: Record, name: str) -> str:
-        """Return the key that a feature holds."""
+        """Return the key in a feature."""
         piece = record.fields.get(name)
         if piece is None or piece.kind != "bytes":
             what = f"the bytes feature {name!r} of key="

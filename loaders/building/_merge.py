@@ -160,7 +160,7 @@ class _Merge:
         self.files_before += part.files
 
     def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
-        """Add the rows of a field; None stands for a part without the field."""
+        """Add the rows of a field; None is for a part without the field."""
         if rows is None:
             rows = missing_rows(records, out.file.dtype)
         rows = rows.astype(out.file.dtype)
@@ -179,7 +179,7 @@ class _Merge:
         self.columns["label"].write(self.numbers[labels])
 
     def finish(self) -> dict[str, Any]:
-        """Write what depends on all records, and return the facts of the index."""
+        """Write the arrays that depend on all records, and return the facts of the index."""
         survey, store = self.survey, self.store
         if survey.table is not None:
             self.join(survey.table)

@@ -30,7 +30,7 @@ _FACTS = "facts.json"
 
 
 class Block(NamedTuple):
-    """Hold some records of a shard: how many there are, and their arrays by name.
+    """Some records of a shard: how many there are, and their arrays by name.
 
     The names are `rows-N` and `values-N` for field N, `keys-text`, `keys-ends`, `files-text`,
     `files-ends`, and `labels` or `names`.
@@ -54,7 +54,7 @@ class FieldFacts(NamedTuple):
 
 @dataclass
 class ShardPart:
-    """Hold the facts of one shard; the arrays stay in the file.
+    """The facts of one shard; the arrays stay in the file.
 
     - `tag` is the tag that the store gave the shard.
     - `held` has the number of records of each block, and the names of the block's arrays.

@@ -108,7 +108,7 @@ class Survey:
         return sorted(clashes)
 
     def check(self) -> None:
-        """Raise ValueError where the parts make no index. Warn of shards without records."""
+        """Raise ValueError if the parts make no index. Warn of shards without records."""
         if not self.records:
             raise ValueError(
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out, "

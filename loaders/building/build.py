@@ -57,8 +57,8 @@ def build_index(
 
     Each shard is read once, with every checksum, and leaves a part in `path`/parts. A build that
     was interrupted goes on from these parts. Parts whose labels come from a function are built
-    anew, since the function may give other labels by now. The new index replaces an older one by a
-    rename at the end.
+    anew, since the function may give other labels by now. The new index replaces an older index by
+    a rename at the end.
 
     Args:
         shards: a path, a pattern (globs, braces) or a list of these; a folder of images, with a
@@ -75,8 +75,8 @@ def build_index(
         exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`
             writes. With the list, the rest of a shard that breaks off is left out too.
         root: the folder that holds all shards, by default the folder that holds the index.
-        executor: any executor of concurrent.futures' kind, which builds the parts side by side. By
-            default, a few threads copy and index remote shards side by side.
+        executor: any executor of concurrent.futures' kind, which builds the parts in parallel. By
+            default, a few threads copy and index remote shards in parallel.
         progress: whether to show a progress bar.
         **options: how the records are read, such as `missing="skip"`; see `ReadingOptions`.
 
@@ -138,14 +138,14 @@ def _alone(folder: Path) -> Iterator[None]:
                     if finished or _is_small(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
-        with suppress(OSError):  # parts are left, or the index is there, or others' files
+        with suppress(OSError):  # parts are left, or the index is there, or other files
             folder.rmdir()
             if not there:
                 folder.parent.rmdir()
 
 
 def _is_small(file: Path) -> bool:
-    """Tell whether a file is the part of a small shard, or no part at all."""
+    """Return whether a file is the part of a small shard, or no part."""
     part = ShardPart.load(file, check=False)
     return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
 

@@ -194,7 +194,7 @@ def label_clash(where: str, /) -> ValueError:
 
 
 def at(record: Record, shard: str, part: Range | None = None) -> dict[str, Any]:
-    """Return the place of a record, or of a part of it, as arguments of an error."""
+    """Return the place of a record, or of a part of the record, as arguments of an error."""
     path = shard
     offset: int | None = (part or record).offset
     if record.paths:

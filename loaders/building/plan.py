@@ -1,4 +1,4 @@
-"""What an index will hold: all that a worker needs to know besides its job."""
+"""The plan of an index: what a worker needs to know besides its job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fields = Mapping[str, str] | Iterable[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what an index will hold: all that a worker needs to know besides its job.
+    """What an index will have; a worker needs to know this and its job.
 
     Records whose key is not in `keys` are left out.
     """

@@ -66,7 +66,7 @@ def expand(
 
 
 def expand_braces(pattern: str, /) -> list[str]:
-    """Return the names that a brace pattern stands for, in bash's order.
+    """Return the names that a brace pattern expands to, in bash's order.
 
     Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
     comma or a range stands for itself.
@@ -120,8 +120,9 @@ def check_distinct(names: Iterable[str], /) -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Return whether there is a file or object of this very name. A store is only asked for a name
-    that could be a pattern.
+    """Return whether a file or an object has exactly this name.
+
+    A store is asked only about names that could be patterns.
     """
     if not is_url(name):
         return os.path.exists(name)
@@ -131,7 +132,7 @@ def _is_there(name: str) -> bool:
     store, path = split(place)
     try:
         store.facts([path], fresh=True)
-    except (FileNotFoundError, RefusedError):  # a store may refuse what is not there
+    except (FileNotFoundError, RefusedError):  # a store may refuse a name that is not there
         return False
     return True
 
@@ -147,13 +148,13 @@ def _glob(name: str) -> list[str]:
     matches = sorted(glob.glob(name, recursive=True))
     if not matches:
         if os.path.isdir(folder := os.path.dirname(name) or "."):
-            os.listdir(folder)  # raises where it may not be read: glob passes over it
+            os.listdir(folder)  # raises if it may not be read, which glob hides
         raise _no_match(name)
     return matches
 
 
 def _glob_store(name: str) -> list[str]:
-    """Return the URLs that match a pattern. The names of a folder are asked of its store."""
+    """Return the URLs that match a pattern. The names of a folder come from its store."""
     place = folder = Location.of(name)
     while _MAGIC.search(folder.key):
         folder = folder.parent
@@ -173,7 +174,7 @@ def _no_match(name: str) -> FileNotFoundError:
 
 
 def _choices(text: str, pattern: str) -> Sequence[str]:
-    """Return the texts that one pair of braces stands for."""
+    """Return the texts that one pair of braces expands to."""
     match = _RANGE.fullmatch(text)
     if not match:
         return text.split(",") if "," in text else [f"{{{text}}}"]

@@ -44,7 +44,7 @@ class Job(NamedTuple):
     rest: int | None = None
 
     def without(self, number: int | None) -> bool:
-        """Tell whether the record of this number is to be left out."""
+        """Return whether the record of this number is to be left out."""
         if number is None:
             return False
         return number in self.exclude or (self.rest is not None and number >= self.rest)
@@ -95,7 +95,7 @@ def find_source(
 
 
 class Local(NamedTuple):
-    """Name a local file with the bytes of a shard, and the tag that a store gave the shard."""
+    """A local file with the bytes of a shard, and the tag that a store gave the shard."""
 
     path: str
     tag: str | None = None
@@ -120,7 +120,8 @@ def local(path: Root) -> Iterator[Local]:
 def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
     """Return for each job a digest of what its part depends on besides the plan.
 
-    This is the path and the state of the shard or of each file, and the records to leave out.
+    The digest is of the path and the state of the shard or of each file, and the records to leave
+    out.
     """
     if isinstance(root, Location):
         facts = store_of(root).facts([job.shard for job in jobs], fresh=True)
@@ -176,7 +177,7 @@ def _loose_root(
     full, inside = os.path.abspath(images), os.path.realpath(where)
     real = os.path.realpath(full)
     if not (_within(where, full) and _within(inside, real)):
-        if root is None and _within(where, full):  # a link leads out, and the user has named it
+        if root is None and _within(where, full):  # a link that the user named
             inside = os.path.dirname(real)
             if beside is not None:
                 advice = f"open the index with root={inside!r} (--root in a terminal)"
@@ -192,7 +193,7 @@ def _loose_root(
 
 
 def _within(folder: str, path: str) -> bool:
-    """Tell whether a path is a folder or lies below it, links apart."""
+    """Return whether a path is a folder or lies below it, without following links."""
     return os.path.commonpath([folder, path]) == folder
 
 
@@ -227,7 +228,7 @@ def no_images(folder: PathLike, extensions: Sequence[str] = IMAGES, /) -> FileNo
 def _relative(root: Root, shard: str) -> str:
     """Return the path of a shard relative to `root`; raise ValueError for a path outside `root`.
 
-    Where there is no such file either, raise FileNotFoundError, which tells more.
+    If there is no such file, raise FileNotFoundError, which says more.
     """
     path = Location.of(shard) if is_url(shard) else os.path.abspath(shard)
     with suppress(ValueError):
@@ -250,7 +251,7 @@ def _common_folder(urls: Sequence[str]) -> Location:
 
 
 def _guess(root: Root, shard: str) -> Container:
-    """Tell the container by the name of the first shard's file, or else by its first bytes."""
+    """Return the container by the name of the first shard's file, or else by its first bytes."""
     name = posixpath.basename(shard)
     if name.endswith(".tar"):
         return "tar"

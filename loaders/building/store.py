@@ -88,7 +88,7 @@ class ArrayFile:
         self._out.close()
 
     def entry(self) -> dict[str, Any]:
-        """End the array, and return what the manifest tells of it."""
+        """End the array, and return its entry of the manifest."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self.close()
@@ -99,7 +99,7 @@ class ArrayFile:
 
 
 class Store:
-    """Write the arrays of an index in a folder that nobody sees yet, and then switch to them."""
+    """Write the arrays of an index to a folder that no reader sees yet, and then switch to them."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class Store:
         """Switch the index to the arrays, `facts` and `options`.
 
         The manifest's `fingerprint` is taken over the facts and the arrays' bytes. `options` only
-        say how the index was made, and the tags of shards where it was made.
+        say how the index was made, and which tags the shards then had.
         """
         entries = self._entries | {name: file.entry() for name, file in self.open.items()}
         manifest = {"format": FORMAT, "version": VERSION, **facts}
@@ -156,13 +156,13 @@ class Store:
 def _given_up(path: Path) -> Iterator[None]:
     """Mark the arrays that the manifest names while another manifest takes its place.
 
-    Then the next build can delete them, if this one is killed before it does.
+    If this build is killed before it deletes them, the next build can.
     """
     try:
         manifest = read_manifest(path)
         folder = path / manifest["folder"]
         mark(folder, [f"{name}.npy" for name in manifest["arrays"]])
-    except (LoaderError, OSError):  # there is no old state, or a damaged one
+    except (LoaderError, OSError):  # there is no old state, or it is damaged
         yield
         return
     try:
@@ -191,19 +191,19 @@ def new_store(path: Path) -> Iterator[Store]:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder to write in, or say where else to write."""
+    """Make a folder to write in, or say where to write instead."""
     with writable(path, _ELSEWHERE):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def own_folder(path: Path) -> Path:
-    """Return `path` if an index may have it: it is new, holds nothing else, or is an index."""
+    """Return `path` if an index may be there: the path is new, an empty folder or an index."""
     if path.is_file():
         problem, name = "a file", path.with_suffix(".index")
     else:
         found = others_in(path) if path.exists() and not is_index(path) else []
-        others = [each for each in found if "/." not in f"/{each}"]  # hidden ones may stay
+        others = [each for each in found if "/." not in f"/{each}"]  # hidden files may stay
         if not others or is_index(path):  # another process may have finished it meanwhile
             return path
         problem = f"it holds other files ({', '.join(others[:5])})"
@@ -232,7 +232,7 @@ def others_in(path: Path, /) -> list[str]:
 
 
 def is_part(path: Path) -> bool:
-    """Tell whether a file is a part, or was to become a part when its process was killed."""
+    """Return whether a file is a part, or was to become a part when its process was killed."""
     if not _PART.fullmatch(path.name):
         return False
     with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
@@ -250,7 +250,7 @@ def _moved(temporary: Path, final: Path) -> Path:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        for file in temporary.glob("*.npy"):  # the same bytes, unless those there are damaged
+        for file in temporary.glob("*.npy"):  # the same bytes, unless the bytes there are damaged
             os.replace(file, final / file.name)
         return temporary
     return final

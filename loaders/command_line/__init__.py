@@ -1,4 +1,4 @@
-"""The command `twinfeed`: _parser.py reads the arguments, and _commands.py runs the commands.
+"""The command `twinfeed`: _parser.py reads the arguments, _commands.py runs the commands.
 
 _feeds.py draws batches, _preview.py shows records, and _wording.py prints.
 """

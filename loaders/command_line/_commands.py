@@ -154,7 +154,7 @@ def _verify(
     executor: Executor | None,
     warned: Sequence[ShardWarning],
 ) -> list[BadRecord | None]:
-    """Print what is bad, and return it; None stands for a target that could not be verified."""
+    """Print what is bad, and return it; None is for a target that could not be verified."""
     before = len(warned)
     try:
         report = verify(
@@ -190,7 +190,7 @@ def _reading(options: argparse.Namespace) -> ReadingOptions:
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Run `info`; all is said even where the shards are not here, or no longer fit."""
+    """Run `info`, also if the shards are not here, or no longer fit."""
     index = load_index(options.index, options.root)
     built = index.options
     facts = _facts(index) | {"left out": built.left_out}
@@ -205,7 +205,7 @@ def run_info(options: argparse.Namespace) -> None:
 
 
 def _facts(index: Index) -> dict[str, Any]:
-    """Return what an index holds."""
+    """Return the facts of an index."""
     lengths, loose, names = index.shard_lengths, index.container == "files", index.shard_paths
     read_as = ", read as empty" if index.options.missing == "empty" else ""
     facts: dict[str, Any] = {
@@ -295,7 +295,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Return the index, and the batches of the shard-aware shuffle and of the uniform one.
+    """Return the index, and the batches of the shard-aware and of the uniform shuffle.
 
     The index alone says how long records and shards are, so the shards need not be here.
     """
@@ -318,7 +318,7 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
 
 def _draw(figure: Any, path: str) -> None:
-    path += "" if Path(path).suffix else ".png"  # which matplotlib would add, too
+    path += "" if Path(path).suffix else ".png"  # matplotlib would add this extension too
     figure.savefig(path, dpi=100)
     say(path)
 
@@ -378,7 +378,7 @@ def _summary(index: Index) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a fact as a person wants to see it."""
+    """Return a fact in a form for people."""
     if isinstance(value, dict):
         return ", ".join(f"{name} ({kind})" for name, kind in value.items()) or "none"
     if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) for one in value):

@@ -42,7 +42,7 @@ def feed_of(
 ) -> Feed:
     """Return the feed of these fields, with `image` decoded.
 
-    What a record lacks is empty, and lists are ragged. Only an image must be there.
+    A field that a record lacks is empty, and lists are ragged. Only the image must be there.
     """
     decode = None
     if image is not None:
@@ -61,7 +61,7 @@ def feed_of(
 
 
 def image_field(index: Index, given: str | None) -> str:
-    """Return the field that holds images: the one that is given, or the only one that does."""
+    """Return the field of images: the given field, or the only field that has images."""
     names = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if given is not None:
         index.table(given)  # raises for an unknown name

@@ -1,4 +1,4 @@
-"""The arguments of each command, and what becomes of its errors."""
+"""The arguments of each command, and how its errors end it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Command(argparse.ArgumentParser):
     _mixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read arguments and options in any order; what is not known is an error of the command."""
+        """Read arguments and options in any order; an unknown argument is an error."""
         if self._mixed:  # before Python 3.13 the call below comes back to this method
             return super().parse_known_args(args, namespace)
         self._mixed = True
@@ -121,7 +121,7 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
 def _add(place: Any, argument: str, text: str, usual: Any = None, /, **how: Any) -> None:
     """Add an argument, such as "--split NAME=SIZE...". The dots say that it may be repeated.
 
-    The name of the value tells its type (see `_TYPES`). An option without a value is a flag. The
+    The name of the value gives its type (see `_TYPES`). An option without a value is a flag. The
     help ends with the usual value.
     """
     names, _, value = argument.partition(" ")
@@ -230,7 +230,7 @@ def _verify(commands: Any) -> None:
 
 
 def _add_reading(add: Any) -> None:
-    """Add what `index` and `verify` share."""
+    """Add the arguments that `index` and `verify` share."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
     add("--join", "put members of a tar's sample together that lie apart")

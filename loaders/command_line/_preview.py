@@ -1,4 +1,4 @@
-"""One record as a person wants to see it."""
+"""One record in a form for people."""
 
 from __future__ import annotations
 

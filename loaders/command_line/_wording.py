@@ -1,4 +1,4 @@
-"""What the command line prints: one thing a line, and nothing that a terminal would obey."""
+"""What the command line prints: lines without control sequences for the terminal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 def built_with(options: IndexOptions, index: str, /) -> str:
-    """Return the options of `twinfeed index` that build an index again, without the usual ones.
+    """Return the options of `twinfeed index` that build an index again, without the defaults.
 
-    Class names that were listed are taken from the index itself. The list of what is left out has
-    to be given anew.
+    Class names that were listed are taken from the index itself. The list of records to leave out
+    has to be given again.
     """
     words = ["--raw"] * (not options.example) + ["--join"] * options.join
     words += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)

@@ -57,7 +57,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
 
 
 class Ragged(NamedTuple):
-    """Hold arrays of different lengths as one array and the length of each.
+    """Arrays of different lengths, as one array and the length of each.
 
     Args:
         values: all arrays end to end, shape (sum of lengths, …). Strings are objects.
@@ -72,7 +72,7 @@ class Ragged(NamedTuple):
 
 
 class FieldSpec(NamedTuple):
-    """Say what one sample holds in a field.
+    """The shape and dtype of a field of one sample.
 
     Args:
         shape: None is a length that may differ from batch to batch.
@@ -130,7 +130,7 @@ def array_of(name: str, value: Any, place: int, /) -> Array:
         raise _no_array(name, value, f" that is no array ({error})", place) from error
     dtype = array.dtype
     usual = dtype.char in _USUAL and not isinstance(value, _Masked)
-    if (usual and dtype.isnative) or dtype.name == "bfloat16":  # whose name takes numpy long
+    if (usual and dtype.isnative) or dtype.name == "bfloat16":  # numpy is slow to give its name
         return array
     if dtype.kind not in "biufc" or dtype.char in "gG" or isinstance(value, _Masked):
         kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
@@ -189,8 +189,8 @@ def collate(
 ) -> dict[str, Any]:
     """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
 
-    Every field of `spec` is in the batch, also where there are no values. `empty` makes the arrays
-    that the values are written to.
+    Every field of `spec` is in the batch, also without values. `empty` makes the arrays that the
+    values are written to.
 
     - Byte strings become a list of bytes, texts a list of str.
     - A stacked field is an array of shape (batch, …).
@@ -348,7 +348,7 @@ def _other_shape(
 def _arrays(
     name: str, values: Sequence[Any], field: FieldSpec, free: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return arrays that agree in all axes but the first `free`, and the shape in which they agree.
+    """Return arrays that agree in all axes but the first `free`, and the shape of the other axes.
 
     None becomes zeros, with length 0 in the free axes.
     """

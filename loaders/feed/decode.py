@@ -32,8 +32,8 @@ Fit = Literal["stretch", "crop", "pad"]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
 
-# Memory of at least _LARGE bytes that an image has left is kept for the next images. Memory of more
-# than _KEPT bytes is not kept: that of a single huge image would stay for the rest of the run.
+# Memory of at least _LARGE bytes is kept for the next images when its image is gone. Memory of more
+# than _KEPT bytes is not kept: a single huge image would keep it for the rest of the run.
 _LARGE, _KEPT = 1 << 20, 1 << 26
 _LEFT: deque[Array] = deque(maxlen=8)
 
@@ -86,7 +86,7 @@ class DecodeImage:
         if not isinstance(field, str):
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
-        self.reads = self.writes = (field,)  # what a sample must have, and what `into` can write
+        self.reads = self.writes = (field,)  # see `Feed`: fields that `into` writes
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
@@ -112,7 +112,7 @@ class DecodeImage:
         return {**sample, self.field: self._decode(sample[self.field], self.field)}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
-        """Return the sample decoded, into the field's slot of a batch where the image fits."""
+        """Return the sample decoded, in the field's slot of a batch if the image fits."""
         data, slot = sample[self.field], slots[self.field]
         if _is_jpeg(data) and self._fills(data, slot):
             return {**sample, self.field: slot}
@@ -123,7 +123,7 @@ class DecodeImage:
         return {**sample, self.field: slot}
 
     def _fills(self, data: bytes, slot: Array) -> bool:
-        """Decode a JPEG into the slot where it needs no resizing and fits; say whether it does."""
+        """Decode a JPEG into the slot if it fits without resizing; return whether it did."""
         import simplejpeg
 
         if slot.dtype != np.uint8 or slot.ndim < 2 or math.prod(slot.shape[:2]) > self.max_pixels:
@@ -185,7 +185,7 @@ class DecodeImage:
         return padded
 
     def _jpeg(self, data: bytes) -> Array:
-        """Decode a JPEG, a large one into memory that another image has left."""
+        """Decode a JPEG; a large image goes into the memory of an image that is gone."""
         import simplejpeg
 
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
@@ -214,7 +214,7 @@ class DecodeImage:
         return next((part for part in (8, 4, 2) if part * least <= 1), 1)
 
     def _check(self, height: int, width: int) -> None:
-        """Refuse an image for the size that its header tells."""
+        """Refuse an image whose header gives too large a size."""
         if height * width > self.max_pixels:
             raise ValueError(
                 f"the image has {height} x {width} pixels, more than max_pixels={self.max_pixels}"
@@ -242,7 +242,7 @@ def _memory(nbytes: int) -> Array:
 
 
 class _Owner:
-    """Stay alive as long as an array over some memory does."""
+    """Live as long as the arrays over some memory."""
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
@@ -337,7 +337,7 @@ class _Steps(list[Any]):
     """The values of each step of a feature list."""
 
     def stacked(self) -> Any:
-        """Return the steps as one array, or a list where they are none."""
+        """Return the steps as one array, or as a list if they make no array."""
         single = all(len(one) == 1 for one in self)
         if not self or isinstance(self[0], list):
             return [one[0] for one in self] if single else list(self)

@@ -1,4 +1,4 @@
-"""What batches are made of, as those that make them see a feed."""
+"""What batches are made of: a feed as the code that makes batches sees it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOLD = ("id", "record", "view", "seed", "seed32")
 
 
 class Definition:
-    """Say what batches are made of. Its one subclass, `Feed`, checks what it is given."""
+    """What batches are made of. The only subclass, `Feed`, checks its arguments."""
 
     index: Source
     sampler: BatchStream
@@ -89,7 +89,7 @@ class Definition:
     def _check_names(
         self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
     ) -> None:
-        """Raise ValueError for a name that the batch, or the transform, has for something else."""
+        """Raise ValueError for a name that the batch or the transform uses for something else."""
         names = set(names)
         both = names.intersection(beside)
         if both:

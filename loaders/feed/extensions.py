@@ -50,8 +50,8 @@ class DecodeExtensions:
             npz), which runs the code in the pickle.
 
     Raises:
-        UnsafeContentError: a pickle without `allow_pickle=True`, and files of torch (pt, pth). They
-            are for your own `decode` and `torch.load(weights_only=True)`.
+        UnsafeContentError: a pickle without `allow_pickle=True`, and files of torch (pt, pth). Read
+            those in your own `decode`, by `torch.load(weights_only=True)`.
 
     >>> DecodeExtensions()({"cls": b"7", "txt": b"a cat", "json": b'{"x": [1]}', "mp4": b"..."})
     {'cls': 7, 'txt': 'a cat', 'json': {'x': [1]}, 'mp4': b'...'}

@@ -1,4 +1,4 @@
-"""What a worker is asked for: the ids of one step, and the record, view and seed of each id."""
+"""What a worker makes a batch of: the ids of one step, and the record, view and seed of each id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOGETHER = 32  # steps that are drawn together
 
 
 class Request(NamedTuple):
-    """Name the samples of one batch: what a worker needs to know, and no more.
+    """The samples of one batch: what a worker needs to know, and no more.
 
     Attributes:
         ids: int64[batch], -1 for padding.

@@ -53,9 +53,9 @@ class Seeded:
     The seed is the sample's, so that the result is the same in every framework and for any number
     of workers. The states are restored after each call.
 
-    The states are those of the whole process. So a loader makes the batches in the thread that asks
-    for them, and no batch ahead. For speed, take worker processes (`TorchLoader(num_workers=2)`),
-    or a transform that draws from `np.random.default_rng(sample["seed"])`.
+    The states are those of the whole process. So a loader makes the batches in the loop's own
+    thread, and no batch ahead. For speed, take worker processes (`TorchLoader(num_workers=2)`), or
+    a transform that draws from `np.random.default_rng(sample["seed"])`.
 
     Args:
         transform: a function of one sample, as for `Feed`.
@@ -113,12 +113,12 @@ def seed_all(seed: int, /) -> None:
     np.random.seed(seed & LOW_32_BITS)
     torch = sys.modules.get("torch")
     if torch is not None:
-        # torch.manual_seed would ask every device, at a hundred microseconds a call.
+        # torch.manual_seed would seed every device, at a hundred microseconds a call.
         torch.default_generator.manual_seed(seed)
 
 
 def repeated(name: str, call: Callable[[], T], /, *, times: int, of: str = "one sample") -> T:
-    """Return what `times` calls under different global states return; ValueError if they differ."""
+    """Return the result of `times` calls under different global states, which must agree."""
     with restored():
         seed_all(1)
         first = call()

@@ -1,4 +1,4 @@
-"""The shard-aware shuffle with a block and a window that fit the records of an index."""
+"""The shard-aware shuffle, with a block and a window for the records of an index."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def shuffled(
     same stream. The order's `repr` shows both numbers. The number of records in a block is a power
     of two. Small data have smaller blocks, so that there is a block for each lane.
 
-    Warns where the blocks take more than a tenth of what this process may use, since pages may then
-    be dropped before they are read.
+    Warns if the blocks take more than a tenth of the memory that this process may use, since pages
+    may then be dropped before they are read.
 
     Args:
         index: where the records lie.
         seed: as of `ShardShuffleSampler`.
         records: shuffle these records alone, such as one side of `split`. A block is then of these
-            records. Where they are less than half of their neighbours, each is read by itself.
+            records. If they are less than half of the records in their range, each is read by
+            itself.
         memory: in bytes. The default, 512 MiB, is a tenth of a machine of 5 GiB.
         sections: as of `ShardShuffleSampler`.
         order_within: as of `ShardShuffleSampler`.
@@ -92,6 +93,6 @@ def shuffled(
 
 
 def block_of(index: Index, records: int, /) -> int:
-    """Return how many records a block of `shuffled` has where it shuffles so many."""
+    """Return how many records a block has if `shuffled` shuffles this many records."""
     most = min(_BLOCK / max(1.0, record_bytes(index)), records / _LANES)
     return 1 << max(0, int(most).bit_length() - 1)

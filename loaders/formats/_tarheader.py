@@ -55,8 +55,8 @@ class Member(NamedTuple):
 def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
     """Yield every member of an archive, links and directories too.
 
-    `file` is the open archive, seekable. When a member is yielded, the file stands at its data. The
-    caller may seek. Warns (ShardWarning) of an archive without its end.
+    `file` is the open archive, seekable. When a member is yielded, the file's position is at its
+    data. The caller may seek. Warns (ShardWarning) of an archive without its end.
 
     Raises:
         DataCorruptionError: a broken header; the error names `path`.
@@ -173,7 +173,7 @@ class _Walk:
         """Make a member of its header block and the extended headers before the block."""
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
         if kind == b"\x00" and name.endswith(b"/"):
-            kind = b"5"  # as Version 7 wrote directories
+            kind = b"5"  # Version 7 wrote directories so
         if kind in _UNSUPPORTED:
             raise self._unsupported(kind, start)
         if block[345] and block[257:263] == b"ustar\x00":
@@ -222,7 +222,7 @@ class _Walk:
             self._warn("the file holds nothing but zeros")
 
     def _warn(self, problem: str) -> None:
-        """Warn of an archive that did not end as it should."""
+        """Warn of an archive with a wrong end."""
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar(self, block: bytes) -> DataCorruptionError | None:

@@ -3,7 +3,7 @@
 - The key is the member's path up to the first dot of its base name.
 - The rest, in lower case, is the extension, which names the field.
 - Consecutive members of one key make a stretch. A sample is one stretch.
-- Directories, names without an extension and `__meta__` names are passed over.
+- Directories, names without an extension and `__meta__` names are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ META = re.compile(r"__[^/]*__($|/)")
 
 
 def split_name(name: str, /) -> tuple[str, str] | None:
-    """Split a member's name into (key, extension) as webdataset does; None where it has none.
+    """Split a member's name into (key, extension) as webdataset does; None without an extension.
 
     >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
     (('train/0001', 'seg.png'), None, None)
@@ -34,7 +34,7 @@ def split_name(name: str, /) -> tuple[str, str] | None:
 
 
 def field_of(member: Member) -> tuple[str, str] | None:
-    """Return (key, extension) of a member that is a field, or a link for one; None for others."""
+    """Return (key, extension) of a member that is a field, or a link to a field; else None."""
     name = member.name.decode("utf-8", "surrogateescape")
     fit = member.kind in (*REGULAR, *LINKS) and not META.match(name)
     return split_name(name) if fit else None

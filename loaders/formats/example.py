@@ -2,7 +2,7 @@
 
 The parser is bounded and does not recurse. The parser accepts what proto3 accepts:
 
-- fields in any order, and unknown fields, which are passed over;
+- fields in any order, and unknown fields, which are ignored;
 - packed and unpacked lists;
 - messages in pieces, which are merged, but for the pieces of one list, which are an error;
 - two features of one name, of which the last counts.

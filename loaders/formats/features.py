@@ -1,9 +1,9 @@
 """Where the feature lists of a serialized `tf.train.Example` lie.
 
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
-Int64List}>}}`. Every writer lays it out in one way: each message fills the one around it exactly.
-`usual` reads this layout in a single flat loop, and gives up on anything else. `unusual` reads any
-layout by proto3's rules, slowly.
+Int64List}>}}`. Every writer lays it out in one way: each message exactly fills the message around
+it. `usual` reads this layout in a single flat loop, and gives up on anything else. `unusual` reads
+any layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations

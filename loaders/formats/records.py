@@ -1,4 +1,4 @@
-"""What a scan of a container yields: where each record lies, and each of its fields.
+"""What a scan of a container yields: where each record and each of its fields lies.
 
 The bytes of a `Record` include its framing. The records of a TFRecord shard lie end to end. A
 record of a tar goes from the first header block of the sample to the padded end of its last member.
@@ -45,7 +45,7 @@ class Range(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of a shard, or one of loose files.
+    """One record of a shard, or of loose files.
 
     `offset` and `length` are bytes of the shard, framing included. `header` is what the shard's
     checksum covers. In a tar it also has the CRC of each member, since the archive itself holds no

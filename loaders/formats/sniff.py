@@ -1,7 +1,7 @@
-"""Tell what a file is that was taken for a shard by mistake.
+"""Find out what a file is that was taken for a shard by mistake.
 
-This is asked only after the format's own check has failed. So no valid shard is ever refused for
-its first bytes.
+It is used only after the format's own check has failed. So no valid shard is ever refused for its
+first bytes.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def image_extension(head: bytes, /) -> str | None:
-    """Return the extension that the first bytes of an image call for; None for no known image."""
+    """Return the extension for an image's first bytes; None for no known image."""
     found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
     return next(found, None)
 
 
 def is_compressed(path: str, /) -> bool:
-    """Tell whether this is the name of a compressed file."""
+    """Return whether this is the name of a compressed file."""
     extension = os.path.splitext(path)[1][1:].lower()
     return any(extension in extensions for _, extensions in COMPRESSED.values())
 
@@ -93,7 +93,7 @@ def compression(head: bytes, /) -> str | None:
 
 
 def is_index(path: Path, /) -> bool:
-    """Tell whether a folder holds an index."""
+    """Return whether a folder has an index."""
     manifest = path / MANIFEST
     with suppress(LoaderError):  # too long, or no file any more
         return manifest.is_file() and FORMAT.encode() in read_file(manifest, LIMITS.manifest_bytes)
@@ -101,7 +101,7 @@ def is_index(path: Path, /) -> bool:
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Tell whether a first block is that of a tar archive. Only very old tars have another."""
+    """Return whether a first block is a tar archive's. Very old tars begin otherwise."""
     return head[257:262] == b"ustar"
 
 
@@ -121,12 +121,12 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
 
 
 def _is_tfrecord(head: bytes) -> bool:
-    """Tell whether the first bytes are a length and its checksum."""
+    """Return whether the first bytes are a length and its checksum."""
     return len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little")
 
 
 def _is_text(head: bytes) -> bool:
-    """Tell whether the bytes are UTF-8 text. A file shorter than `HEAD` must have a line end."""
+    """Return whether the bytes are UTF-8 text. A file shorter than `HEAD` must have a line end."""
     if len(head) < HEAD and b"\n" not in head:
         return False  # it may be a tar archive that ends within its first name
     try:

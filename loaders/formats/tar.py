@@ -47,9 +47,9 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and the keys so far. With `join`, members of one key that lie
-    apart make one sample, at the place of the last member. The headers are then read twice, and
-    memory holds the incomplete samples too.
+    Memory holds the longest sample, and the keys so far. With `join`, all members of a key make one
+    sample, also if they lie apart, at the place of the last member. The headers are then read
+    twice, and memory holds the incomplete samples too.
 
     `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
     raises an error, with the number of the first lost sample.
@@ -151,7 +151,7 @@ class _Sample:
         )
 
     def finish(self, on_bad: OnBad | None) -> Iterator[Record]:
-        """Yield the record, or hand over its error."""
+        """Yield the record, or call `on_bad` with its error."""
         if self.bad is None:
             length, header = self.end - self.start, b"".join(self.headers)
             yield Record(self.start, length, self.key, self.fields, header, self.number)

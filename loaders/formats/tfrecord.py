@@ -3,7 +3,7 @@
 A record is its length (uint64, little-endian), the length's masked CRC-32C, the data, and the
 data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`).
 
-- A wrong checksum of a length ends the scan, since nothing tells where the next record begins.
+- A wrong checksum of a length ends the scan, since the place of the next record is then unknown.
 - A wrong checksum of the data spoils one record only.
 """
 

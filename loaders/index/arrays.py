@@ -72,7 +72,7 @@ def missing_rows(records: int, dtype: npt.DTypeLike, /) -> Array:
 
 
 class StringColumn(Sequence[str]):
-    """Hold strings as two arrays, which can be memory-mapped: a sequence like a tuple.
+    """Strings in two arrays, which can be memory-mapped: a sequence like a tuple.
 
     Args:
         text: the bytes of all strings, uint8.
@@ -123,7 +123,7 @@ class StringColumn(Sequence[str]):
         return held if self._spelling is None else self._spelling(held)
 
     def __iter__(self) -> Iterator[str]:
-        for begin in range(0, len(self), _STRINGS):  # one by one takes ten times as long
+        for begin in range(0, len(self), _STRINGS):  # string by string takes ten times as long
             ends = self.ends[begin : begin + _STRINGS].tolist()
             first = int(self.ends[begin - 1]) if begin else 0
             text = self.text[first : ends[-1]].tobytes()
@@ -154,7 +154,7 @@ _MAGIC = 10
 
 
 class Arrays:
-    """Hold every array that a manifest names, after checking the size, type and shape of its file.
+    """The arrays that a manifest names, after checks of the size, type and shape of each file.
 
     `checked` names the mapped arrays that were compared with their digest. Mapping is safe, since
     a file of an array is only ever replaced as a whole, never shortened.
@@ -171,7 +171,7 @@ class Arrays:
         return name in self._arrays
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array as it is, checked or not."""
+        """Return an array, checked or not."""
         return np.asarray(self._arrays[name])
 
     def check(self, name: str) -> Array:
@@ -211,7 +211,7 @@ class Arrays:
         return array
 
     def _compare(self, name: str, found: str) -> None:
-        """Raise IndexFormatError unless an array has the digest that the manifest tells."""
+        """Raise IndexFormatError unless an array has the digest of the manifest."""
         expected = self._entries[name]["sha256"]
         if found != expected:
             problem = f"damaged index: the bytes of {name}.npy have changed since they were written"
@@ -220,7 +220,7 @@ class Arrays:
 
 
 class Columns(Mapping[str, Array]):
-    """Give the columns of an index by name, each checked when it is first asked for."""
+    """Give the columns of an index by name, each checked at its first use."""
 
     def __init__(self, arrays: Arrays, names: Mapping[str, str]) -> None:
         self._arrays = arrays

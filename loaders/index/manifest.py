@@ -68,7 +68,7 @@ def impossible(place: object, wrong: Exception, /) -> IndexFormatError:
 
 
 def _no_index(path: Path) -> str:
-    """Say what is there in place of an index, and what to do."""
+    """Return the error of a path that is no index, with what is there."""
     if path.is_file():
         return f"a file, not an index; index it: {_command(path, path.with_suffix('.index'))}"
     held = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
@@ -78,7 +78,7 @@ def _no_index(path: Path) -> str:
 
 
 def no_index(held: Sequence[str], beside: Sequence[str], new: object, /) -> str:
-    """Say which indexes are in a place, or else beside it, and how one is built at `new`."""
+    """Say which indexes are in a place, or else beside it, and how to build an index at `new`."""
     if held:
         return f"no index here, but in it: {', '.join(held[:5])}; open one of those"
     near = f", but beside it: {', '.join(beside[:5])}" if beside else f" (no {MANIFEST})"

@@ -48,7 +48,7 @@ SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 
 
 class Field(NamedTuple):
-    """Say how a field is read ("bytes", or a list of an Example), and how many records lack it.
+    """How a field is read ("bytes", or a list of an Example), and how many records lack it.
 
     >>> Field("bytes", 0).kind
     'bytes'
@@ -59,14 +59,14 @@ class Field(NamedTuple):
 
 
 class Index:
-    """Hold what is known of all records of a set of shards.
+    """What is known of all records of a set of shards.
 
     `build_index`, `pack` and `open_index` return an index. An index pickles as its path.
 
     The bytes of the index itself are checked too (IndexFormatError): a small array when the index
     is opened, and a large column, or the keys, when first used. This takes about half a second per
-    gigabyte, once. A process that is sent the index does not check again. Where a field lies is
-    checked by the CRC of what is read there.
+    gigabyte, once. A process that gets the index pickled does not check again. Where a field lies
+    is checked by the CRC of what is read there.
 
     Attributes:
         fields: what can be read of a record.
@@ -199,9 +199,9 @@ class Index:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes: of their names, or else one more than the largest label.
+        """The number of classes: of their names, or else the largest label plus 1.
 
-        A model needs as many outputs. 0 where there are no labels.
+        A model needs as many outputs. 0 without labels.
         """
         order = self.class_order
         if self.classes or order is None:
@@ -223,13 +223,14 @@ class Index:
         return self._strings("tags")[number] or None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
-        """Return a column of strings. Only messages and a first look take it unchecked."""
+        """Return a column of strings. Only messages and previews use it unchecked."""
         get = self._arrays.check if checked else self._arrays.__getitem__
         return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._spelling(name))
 
     def _spelling(self, name: str) -> Callable[[str], str] | None:
-        """Return what turns a path in the index into a path below the root, if they differ: a URL
-        of a web server has quoted names.
+        """Return a function from paths in the index to paths below the root, if they differ.
+
+        A URL of a web server has quoted names.
         """
         web = isinstance(self.shards_at, Location) and self.shards_at.web
         built = self.built_at is not None and self.built_at.web
@@ -281,7 +282,7 @@ class Index:
 
     @property
     def class_order(self) -> ClassOrder | None:
-        """The records sorted by class, or None where there are no labels.
+        """The records sorted by class, or None without labels.
 
         `PKBatchSampler` takes this in place of `labels`. The order is sorted already, and mapped.
         """
@@ -363,7 +364,7 @@ def load_index(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index folder at `path`, a path or a URL, without a look at its shards."""
+    """Open the index folder at `path`, a path or a URL, without checking its shards."""
     given = place_of(path)
     beside: Root
     if isinstance(given, Location):
@@ -387,7 +388,7 @@ def load_index(
 
 
 def _loaded(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Open the arrays of the manifest, again where a build has replaced both meanwhile."""
+    """Open the arrays of the manifest, once more if a build has replaced both meanwhile."""
     manifest, before = read_manifest(folder, where), None
     while manifest != before:
         try:
@@ -402,7 +403,7 @@ def _loaded(folder: Path, where: str, root: Root, cache: DiskCache | None) -> In
 
 
 def check_index(index: Index) -> None:
-    """Raise TypeError for what is no open index."""
+    """Raise TypeError for anything but an open index."""
     if not isinstance(index, Index):
         raise TypeError(
             f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
@@ -419,7 +420,7 @@ def _reopen(
 ) -> Index:
     """Open a pickled index in another process; raise StaleIndexError if the index has changed.
 
-    What was checked before is not checked again.
+    Arrays that the first process checked are not checked again.
     """
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:

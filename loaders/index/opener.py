@@ -1,4 +1,4 @@
-"""Opening an index with its shards: where they lie, and whether they are there."""
+"""Open an index with its shards: where they lie, and whether they are there."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def open_index(
     Args:
         path: the index folder, or its URL.
         root: what shard paths are relative to. The default is the folder, or the place in a store,
-            that holds the index folder. If the first shard does not lie there, the URL that the
-            index was built with is followed, if it is on the same host or in the same bucket as the
-            index, or if TWINFEED_ROOTS in the environment allows it: URLs with spaces or newlines
-            between them, each with all that lies below. Any other place is refused, and the error
+            that holds the index folder. If the first shard does not lie there, the index may lead
+            to the URL that it was built with: to the host or the bucket of the index itself, or to
+            a place that TWINFEED_ROOTS in the environment allows (URLs with spaces or newlines
+            between them, each with all that lies below). Any other place is refused, and the error
             has the `root` to give.
-        digest: the `Index.digest` that you got in a way that you trust, where the index comes from
-            somebody else. A checksum is no signature: whoever can write the index can write
-            checksums that fit. The digest covers the index with all its checksums.
+        digest: the `Index.digest`, for an index from somebody else. Get the digest in a way that
+            you trust. A checksum is no signature: whoever can write the index can write checksums
+            that fit. The digest covers the index with all its checksums.
         cache: keeps on a local disk what is read of shards at a URL, for later epochs and other
             processes. The default is the cache that the environment names; see `DiskCache`. An
             index at a URL is copied to the cache, where the copy stays, or else to a temporary
@@ -57,7 +57,7 @@ def open_index(
         FileNotFoundError: no index is there, or shards are missing: the first five are named.
         IndexFormatError: an incomplete or damaged index, or another version.
         StaleIndexError: a shard has another size, or the index another digest.
-        UnsafeContentError: a path that leaves the root, or shards at a place that nobody named.
+        UnsafeContentError: a path that leaves the root, or shards at a place that is not allowed.
         LoaderError: a store that cannot be reached, or refuses.
 
     >>> from tempfile import mkdtemp
@@ -102,11 +102,10 @@ def open_unseen(
 
 
 def find_shards(index: Index) -> None:
-    """Go to the place where the index was built, if the shards are not beside the index and the
-    index may lead there.
+    """Set the root to the place that the index was built with, unless shards are beside the index.
 
     Raises:
-        UnsafeContentError: another place: an index may come from anybody.
+        UnsafeContentError: the place is not allowed: an index may come from anybody.
     """
     near, place = index.shards_at, index.built_at
     if place is None or place == near or _is_beside(index):
@@ -134,7 +133,7 @@ def _is_beside(index: Index) -> bool:
 
 
 def is_there(root: Root, name: str, /) -> bool:
-    """Return whether a shard, or a file, lies below a root."""
+    """Return whether a shard or a file lies below a root."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
     try:

@@ -56,7 +56,7 @@ class ReadingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Say how the records of shards are read; see `ReadingOptions`.
+    """How the records of shards are read; see `ReadingOptions`.
 
     Raises:
         TypeError: a value has another type.
@@ -101,7 +101,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions(Reading):
-    """Say how an index was built: `Index.options`, as the manifest stores it.
+    """How an index was built: `Index.options`, as the manifest stores it.
 
     The options of `Reading` are attributes too.
 
@@ -111,8 +111,8 @@ class IndexOptions(Reading):
         fields: maps each chosen field to its possible names in a record, with ";" between them.
         classes_given: whether the classes were listed by the caller.
         root: the URL of the folder of the shards, if they are remote.
-        left_out: counts the records that the index leaves out.
-        broken: counts the shards whose records are left out from some record on.
+        left_out: the number of records that the index leaves out.
+        broken: the number of shards whose records are left out from some record on.
 
     >>> IndexOptions(label_from="field", label="cls").missing
     'error'

@@ -29,7 +29,7 @@ For each index NAME the folder holds a file `NAME.placing`.
 
 
 def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError where an unfinished pack has mixed old and new shards in `folder`.
+    """Raise IndexFormatError if an unfinished pack has mixed old and new shards in `folder`.
 
     With `index`, only the index of this name counts.
     """

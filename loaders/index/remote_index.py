@@ -1,4 +1,4 @@
-"""An index at a URL: brought here once, and written there so that nobody sees half of it."""
+"""An index at a URL: copied here once, and written there so that no reader sees half of it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
 
 
 def _bring_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Bring all arrays side by side."""
+    """Copy all arrays here, at the same time."""
     (folder / manifest["folder"]).mkdir()
     store = store_of(url)
 
@@ -157,7 +157,7 @@ def _bring_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> N
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
-    """Tell whether a copy has all arrays of a manifest, each of the right size."""
+    """Return whether a copy has all arrays of a manifest, each of the right size."""
     try:
         return (path / MANIFEST).exists() and all(
             (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]
@@ -176,7 +176,7 @@ def _indexes(cache: DiskCache, url: Location) -> Path:
 
 
 def index_at_url(path: str | os.PathLike[str], /) -> bool:
-    """Tell whether a path is a URL that leads to an index."""
+    """Return whether a path is a URL that leads to an index."""
     text = os.fspath(path)
     if not is_url(text):
         return False

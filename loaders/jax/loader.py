@@ -25,8 +25,8 @@ class JaxLoader(MakingLoader[B]):
     not from a rank. So the stream, and a state, are the same for any number of processes.
 
     Numbers go to the devices. `id`, strings and ragged fields stay on the host, and hold the rows
-    of this process. Without `jax_enable_x64`, JAX has no 64-bit numbers: integers become 32-bit
-    where every value fits, and are refused where one does not; float64 becomes float32.
+    of this process. Without `jax_enable_x64`, JAX has no 64-bit numbers: integers become 32-bit if
+    every value fits, and are refused otherwise; float64 becomes float32.
 
     Where a pass begins, and what the state counts: see `Loader`.
 

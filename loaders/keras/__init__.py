@@ -2,9 +2,9 @@
 
 - callback.py: `ResumeCallback`, which counts, saves and resumes.
 - _given.py: what `fit` is given, refused where Keras's error would not help.
-- _order.py: the callbacks of a resumed `fit`, and when they are told what they knew.
-- _known.py: what each callback knows.
-- _model.py: what a save holds of a model beside its weights.
+- _order.py: the callbacks of a resumed `fit`, and when they get their saved values back.
+- _known.py: the values of each callback that a save has.
+- _model.py: what a save has of a model beside its weights.
 - _saves.py: saves on the disk.
 """
 

@@ -27,7 +27,7 @@ _OPTIONS = {
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse what is no loader: raise TypeError."""
+    """Raise TypeError for anything but a loader."""
     if not isinstance(loader, Loader):
         raise TypeError(
             f"ResumeCallback takes the loader, as in TensorFlowLoader(feed), got a "
@@ -45,7 +45,7 @@ def check_backend(loader: Loader[Any]) -> None:
 
 
 def check_arrange(arrange: Any) -> None:
-    """Refuse what is neither a function of a batch nor a dataset: raise TypeError."""
+    """Raise TypeError for anything but a function of a batch or a dataset."""
     dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
     if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or dataset):
         raise TypeError(
@@ -73,7 +73,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_classes(loader: Loader[Any], validation: Any) -> None:
-    """Warn where a number stands for another class in the validation than in the training."""
+    """Warn if a label means another class in the validation than in the training."""
     feeds = getattr(loader, "feed", None), loader._feed_of(validation)
     ours, theirs = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
@@ -91,7 +91,7 @@ def check_classes(loader: Loader[Any], validation: Any) -> None:
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Refuse what no model can be given, as far as a dataset says what it holds.
+    """Refuse data that no model takes, as far as a dataset's spec shows.
 
     Raises:
         TypeError: whole batches as `validation_data`, and images that are not decoded.
@@ -116,7 +116,7 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
 
 
 def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any]:
-    """Return the callbacks beside `own`; warn of those that cannot be told what they knew."""
+    """Return the callbacks beside `own`; warn of callbacks that cannot be restored."""
     given = [] if callbacks is None else keras.tree.flatten(callbacks)
     given = [one for one in given if one is not own]
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in given):

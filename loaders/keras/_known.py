@@ -1,4 +1,4 @@
-"""What the callbacks of a `fit` know, so that a resumed `fit` can tell them again."""
+"""The values that the callbacks of a `fit` keep, for saves and for a resumed `fit`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return what callbacks know, by their names.
+    """Return the values that callbacks keep, by their names.
 
     Raises:
-        TypeError: what cannot be saved; the error names the callback.
+        TypeError: a value cannot be saved; the error names the callback.
     """
     found = {}
     for name, callback in _named(callbacks).items():
@@ -55,7 +55,7 @@ def states(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def tell(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    """Tell callbacks what they knew. A callback that was not there begins anew."""
+    """Give callbacks their saved values. A callback that is not in the save begins anew."""
     for name, callback in _named(callbacks).items():
         known = saved.get(name, {})
         for attribute, value in known.get("attributes", {}).items():
@@ -65,14 +65,14 @@ def tell(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
 
 
 def go_on(callbacks: Iterable[Any]) -> None:
-    """Let no callback say at the end of a training that goes on that it has stopped it."""
+    """Keep callbacks from reporting an early stop if the training goes on."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
             callback.stopped_epoch = 0
 
 
 def unknown(callbacks: Iterable[Any]) -> list[str]:
-    """Return the names of the callbacks that cannot be told what they knew."""
+    """Return the names of the callbacks that cannot be restored."""
     return [name for name, one in _named(callbacks).items() if not (_keeps(one) or _plain(one))]
 
 

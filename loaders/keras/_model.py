@@ -1,4 +1,4 @@
-"""What a save holds of a model beside its weights, and what a model must be to take a save."""
+"""What a save has of a model beside its weights, and which models can take a save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twinfeed.loaders.support.array_types import Array
 
 
 def optimizer_of(model: keras.Model) -> Any:
-    """Return the built optimizer of a model, with the variables that its kind tells.
+    """Return the built optimizer of a model.
 
     Raises:
         ValueError: a model that is not compiled.
@@ -33,7 +33,7 @@ def optimizer_of(model: keras.Model) -> Any:
 
 
 def kind(optimizer: Any) -> str:
-    """Describe an optimizer: Keras skips the saved variables of another one with a warning."""
+    """Describe an optimizer: Keras would skip the variables of another, with a warning."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
     told = ", ".join(map(kind, parts)) or f"{len(optimizer.variables)} variables"
@@ -41,12 +41,12 @@ def kind(optimizer: Any) -> str:
 
 
 def shapes(model: keras.Model) -> list[list[Any]]:
-    """Return the path and the shape of each weight, as JSON holds them."""
+    """Return the path and the shape of each weight, for JSON."""
     return [[weight.path, list(weight.shape)] for weight in model.weights]
 
 
 def difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Say how the weights of a model differ from saved `shapes`; "" where they have the same ones.
+    """Say how the weights of a model differ from saved `shapes`; "" if they do not.
 
     Paths are not compared: in a second model of one process, Keras gives layers other names.
     """

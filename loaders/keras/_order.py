@@ -1,4 +1,4 @@
-"""The callbacks of a `fit` that is resumed: in order, and with what they knew."""
+"""The callbacks of a `fit` that is resumed: in order, with their saved values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class Resuming(Protocol):
-    """What is needed of a ResumeCallback."""
+    """The methods of a ResumeCallback that are used here."""
 
     _start: int
 
@@ -21,10 +21,10 @@ class Resuming(Protocol):
 
 
 class OrderedCallbacks(keras.callbacks.CallbackList):
-    """Call the user's callbacks, then History, then the ResumeCallback, which saves them all.
+    """Call the user's callbacks, then History, then the ResumeCallback, which saves their values.
 
-    - Before the first epoch of a resumed `fit`, the callbacks are told what they knew. This is
-      after their `on_train_begin`, in which some forget everything.
+    - Before the first epoch of a resumed `fit`, the callbacks get their saved values. This is after
+      their `on_train_begin`, which in some callbacks resets everything.
     - A callback that sets the learning rate at the beginning of an epoch may begin from the rate
       it finds. So in a resumed epoch it finds the rate of the epoch's beginning.
     - Batches have their number in the whole epoch, also in the rest of an epoch.
@@ -45,12 +45,12 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
         )
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a save at this step holds of the callbacks, and of the epoch so far."""
+        """Return what a save at this step has of the callbacks, and of the epoch so far."""
         metrics = _model.values(self.model.metrics_variables) if step else []
         return {"callbacks": _known.states(self.known), "rates": self._rates, "metrics": metrics}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Let the first epoch begin where the saved one was."""
+        """Let the first epoch begin at the step of the save."""
         rates = _model.rates(self.model.optimizer)
         save = self._resume._going_on()
         now = _model.values(rates)
@@ -68,7 +68,7 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch + self._resume._start, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End a run also where it was killed between its last epoch and its end."""
+        """End a run too that was killed between its last epoch and its end."""
         save = self._resume._going_on(trains=False)
         if save is not None:
             _known.tell(self.known, save.state["callbacks"])

@@ -1,4 +1,4 @@
-"""The saves of a run: folders that are there whole or not at all, of which the last two stay."""
+"""The saves of a run: folders that are whole or not there, of which the last two stay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Saves:
         self.folder = folder
 
     def last(self) -> Save | None:
-        """Read the last save; None where there is none."""
+        """Read the last save; None without a save."""
         folders = self._folders()
         return _read(folders[-1]) if folders else None
 
@@ -95,16 +95,16 @@ class Saves:
         return save._replace(state={"final": state["final"]})  # the arrays would stay in memory
 
     def _folders(self) -> list[Path]:
-        """Return the folders of the saves, the last one at the end."""
+        """Return the folders of the saves, the last save at the end."""
         return sorted(filter(is_marked, self._named()), key=_number)
 
     def _named(self) -> list[Path]:
-        """Return what has the name of a save."""
+        """Return the folders with the name of a save."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return [one for one in found if _NAME.fullmatch(one.name)]
 
     def _clear(self) -> None:
-        """Remove old saves, and what killed processes left."""
+        """Remove old saves, and the leftovers of killed processes."""
         for old in self._folders()[:-_KEPT]:
             old.rename(beside(old))  # a save that is half removed must not look like a save
         for left in filter(is_marked, self.folder.glob(".*-epoch*-step*-*")):
@@ -194,13 +194,13 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def plain(value: Any, arrays: list[Array]) -> Any:
-    """Return what JSON can hold of a value, with arrays moved to `arrays`; raise TypeError."""
+    """Make a value JSON-serialisable, with its arrays moved to `arrays`; raise TypeError."""
     if isinstance(value, np.generic):
         return plain(value.item(), arrays)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects cannot be saved")
-        # NumPy's files do not know the small floats of other libraries; float32 holds them all.
+        # NumPy's files lack the small floats of other libraries; float32 has all their values.
         arrays.append(value.astype(np.float32) if value.dtype.kind == "V" else value)
         return {_ARRAY: len(arrays) - 1}
     if isinstance(value, Mapping):
@@ -215,7 +215,7 @@ def plain(value: Any, arrays: list[Array]) -> Any:
 
 
 def _whole(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return a value with its arrays."""
+    """Return a value with its arrays put back."""
     if isinstance(value, list):
         return [_whole(one, arrays) for one in value]
     if isinstance(value, dict):

@@ -24,22 +24,23 @@ _REST_TRAINED = "the rest of the epoch was trained on"
 class ResumeCallback(keras.callbacks.Callback):
     """Save a run of `fit`, and resume the run at the batch after the last save.
 
-    `fit` trains from wherever the last save is, and says where that is, unless `verbose` is 0. Run
-    the same script again after an interrupt::
+    `fit` trains from the last save on, and prints its position, unless `verbose` is 0. Run the same
+    script again after an interrupt::
 
         resume = ResumeCallback(loader, folder, every=100)
         resume.fit(model, lambda batch: (batch["image"], batch["label"]), epochs=10)
 
     A save is made at the end of each epoch, after every `every` batches where given, and when
     `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
-    metrics of the epoch so far, what the other callbacks know, and the position of `loader`.
+    metrics of the epoch so far, the values of the other callbacks, and the position of `loader`.
     Batches are counted when they are trained on, however far the dataset has run ahead. A save is
     whole or not there. The last two saves stay.
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
     A `model.fit` of your own takes the callback too, after `restore(model)`. The callback then does
-    not see the dataset, so you answer for its order. What other callbacks know is not saved::
+    not see the dataset, so you have to know that its order is the loader's. The values of other
+    callbacks are not saved::
 
         resume = ResumeCallback(loader, folder, order="mine")
         resume.restore(model)
@@ -55,15 +56,15 @@ class ResumeCallback(keras.callbacks.Callback):
         loader: what gives the batches.
         folder: the folder of the saves.
         every: a save is also made after so many batches.
-        order: `"mine"` says that each element is the next batch of the loader, where the callback
+        order: `"mine"` says that each element is the next batch of the loader, if the callback
             cannot know.
         fresh: begins a new run beside the saves. Otherwise a folder that has a save is refused
             unless the save is restored.
 
     Raises:
-        TypeError: what is no loader, such as a feed.
+        TypeError: `loader` is no loader, but a feed for example.
         ValueError: an `initial_epoch` that is not the loader's.
-        ValueError: an epoch of `fit` that is not one of the loader: `steps_per_epoch`, and datasets
+        ValueError: an epoch of `fit` is not an epoch of the loader: `steps_per_epoch`, and datasets
             that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.
         ValueError: batches whose position is not known: `map`, `prefetch`, `take` and copies to a
             device keep it. Other operators, as `cache` and `shuffle`, are refused before their
@@ -99,7 +100,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.fresh = validate.flag("fresh", fresh)
         self._saves = Saves(self.folder)
         self._last: Save | None = None  # the last save that was made or restored
-        self._restored: Save | None = None  # until the training goes on from it
+        self._restored: Save | None = None  # until the training continues from the save
         self._trained = False  # whether a batch was trained since the last save
         self._withheld = False
         self._callbacks: OrderedCallbacks | None = None  # within `fit` of this object
@@ -120,12 +121,12 @@ class ResumeCallback(keras.callbacks.Callback):
         """Train `model` (compiled) to the end of epoch `epochs`, from the last save on.
 
         The same call begins a run, resumes it, and returns at once if the run has ended. Then the
-        model is the one that the ended run left.
+        model is as the ended run left it.
 
         A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
         another callback stopped, as before a time limit, is resumed.
 
-        Warns where `validation_data` is of a loader whose class names have other numbers.
+        Warns if `validation_data` is of a loader whose class names have other numbers.
 
         Args:
             model: compiled.
@@ -133,11 +134,10 @@ class ResumeCallback(keras.callbacks.Callback):
                 `(inputs, targets, weights)`. Instead of a function, a dataset that was made of the
                 loader's dataset is taken as it is.
             epochs: the epoch that training ends at.
-            callbacks: one, or several. They get back what they knew, as the best value of
-                `ModelCheckpoint` and `EarlyStopping`. A callback of your own is asked by
-                `get_state()`, for a dict of numbers, texts, NumPy arrays, and lists and dicts of
-                them, and told by `set_state(state)`. A warning names the callbacks that cannot be
-                asked.
+            callbacks: one, or several. They get their saved values back, such as the best value of
+                `ModelCheckpoint` and `EarlyStopping`. A callback of your own needs `get_state()`,
+                which returns a dict of numbers, texts, NumPy arrays, and lists and dicts of them,
+                and `set_state(state)`. A warning names the callbacks without them.
             verbose: as of `model.fit`.
             **options: those of `model.fit` that neither the loader nor its sampler has.
 
@@ -146,8 +146,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
         Raises:
             StateMismatchError: a save of other data or another sampler.
-            ValueError: another model or optimizer than the saved one, and an option that the loader
-                or its sampler has.
+            ValueError: the model or the optimizer differs from the save, or the loader or its
+                sampler has the option.
             TypeError: an `arrange` that is neither a function nor a dataset, a loader or its whole
                 batches as `validation_data`, images that nothing decodes, and a TorchLoader where
                 Keras runs on TensorFlow.
@@ -194,8 +194,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
         Raises:
             StateMismatchError: a save of other data or another sampler.
-            ValueError: a model that is not compiled, that is another than the saved one or has
-                another optimizer, and a save of another version.
+            ValueError: the model is not compiled, the model or its optimizer differs from the save,
+                or the save is of another version.
         """
         save = self._saves.last()
         if save is None:
@@ -229,7 +229,7 @@ class ResumeCallback(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to replace a save that was not restored, and batches that nobody answers for."""
+        """Refuse to replace a save that was not restored, and batches whose order is not known."""
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback does not see the dataset of model.fit: train by "
@@ -281,7 +281,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader._uncounted.trained(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
             due = self.every and self._step // self.every > before // self.every
-            # The callbacks must not keep what a part of an epoch makes them believe.
+            # The callbacks must not keep values that come from a part of an epoch.
             if due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif self._start:
@@ -290,13 +290,13 @@ class ResumeCallback(keras.callbacks.Callback):
             self.model.stop_training = self.model.stop_training or _REST_TRAINED
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, and have `fit` go on where only the rest of an epoch was at its end."""
+        """Save, and continue `fit` if only the rest of an epoch has ended."""
         if self.model.stop_training is _REST_TRAINED:
             self.model.stop_training = False
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save the model that `fit` leaves, and let the loader count by itself again."""
+        """Save the model as `fit` leaves it, and let the loader count by itself again."""
         if self._last is not None and not self._last.final and not self._trained:
             self._save(logs, final=True)
         self.loader._uncounted.stop_counting()
@@ -351,7 +351,7 @@ class ResumeCallback(keras.callbacks.Callback):
     def _going_on(self, *, trains: bool = True) -> Save | None:
         """Return the save that the run goes on from, once.
 
-        Where training goes on, this is not what callbacks made of the model at the end of a `fit`.
+        If training continues, this is the model before callbacks changed it at the end of a `fit`.
         """
         save, self._restored = self._restored, None
         if save is None or not (save.final and trains):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class FeedLoader(Loader[B]):
-    """Carry a feed to a training loop."""
+    """Iterate over the batches of a feed."""
 
     _shared = ("_sampler", "feed", "feed.index")
 
@@ -109,15 +109,15 @@ class MakingLoader(FeedLoader[B]):
                 yield from made
 
     def _ahead(self, batches: Generator[T, None, None]) -> Prefetcher[T] | Generator[T, None, None]:
-        """Return the batches made ahead of the loop, on a thread, where there is to be one."""
+        """Return the batches made ahead of the loop, on a thread, if the loader has a thread."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
 
 
 def _contents(index: Source) -> dict[str, dict[str, str]]:
     """Return the digests of fields and of columns by name.
 
-    A name may be a field in one container and a column in another: a tar holds numbers as text. The
-    two are not compared.
+    A name may be a field in one container and a column in another: a tar holds numbers as text. A
+    field and a column are not compared.
     """
     told: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
     for name, digest in index.digests.items():

@@ -1,4 +1,4 @@
-"""What loaders have in common: a place between two batches of a stream, one pass at a time."""
+"""What loaders have in common: a position between two batches, and one pass at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER_PASS = (
 
 _END = object()
 
-_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # which hear of forks
+_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # which are called after a fork
 
 
 def _after_fork() -> None:
@@ -54,7 +54,7 @@ else:
 
 @contextmanager
 def fields_named(batch: Any) -> Iterator[None]:
-    """Have a KeyError name the fields that a batch has."""
+    """A batch whose KeyError names the fields that there are."""
     try:
         yield
     except KeyError as error:
@@ -72,7 +72,7 @@ class Pass(Protocol):
 
 
 class Loader(Closing, Generic[B]):
-    """Iterate over the batches of a stream, and remember which the loop has received.
+    """Iterate over the batches of a stream, and count the batches that the loop has received.
 
     - A pass begins with the first batch that the loop has not received, whatever ended the last
       pass. After the last batch of an epoch comes the next epoch. `set_epoch` begins an epoch.
@@ -83,10 +83,10 @@ class Loader(Closing, Generic[B]):
     - A copy, a pickle and a forked child go on after the batches that the loop received, in a pass
       of their own. In the child, the parent's loop ends with RuntimeError.
 
-    For a type checker a batch is a `dict[str, Any]`. Where it should know the names of the fields,
-    name a `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
+    For a type checker a batch is a `dict[str, Any]`. To give it the names of the fields, name a
+    `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
 
-    Some loaders also serve a framework that does not say what it received: see `UncountedPasses`.
+    Some loaders also feed a framework that does not say what it received: see `UncountedPasses`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
@@ -128,18 +128,18 @@ class Loader(Closing, Generic[B]):
         self._keep_place()
 
     def _keep_place(self) -> None:
-        """Have the next pass go on where the loader is, in an evaluation too."""
+        """Begin the next pass at the loader's position, in an evaluation too."""
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
     def _forked(self) -> None:
-        """In a forked child, leave what the parent runs alone: its threads and processes."""
+        """In a forked child, do not end the parent's threads and processes."""
         # Kept for ever, even at exit: to end it here would end the parent's, or wait for threads.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
         for name in self._unshared:
             vars(self).pop(name, None)
         self._keep_place()
-        self._meter = Meter()  # a thread may have held its lock
+        self._meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
     def _begin(self, epoch: int, start: int) -> Pass:
@@ -171,7 +171,7 @@ class Loader(Closing, Generic[B]):
                         return
                     raise RuntimeError(OTHER_PASS)
         finally:
-            if self._running is running:  # else a later pass has taken over
+            if self._running is running:  # else a later pass has begun
                 self._end()
 
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class Loader(Closing, Generic[B]):
             yield batch
 
     def report(self) -> PassReport:
-        """Say where the time of the last pass went, so far: see `PassReport`.
+        """Return where the time of the last pass went, so far: see `PassReport`.
 
         If a loop waits at many steps, the data slow the loop down. Print the report, or take
         `as_dict()` for a log.
@@ -230,7 +230,7 @@ class Loader(Closing, Generic[B]):
             self._warn_of_jump(before, step)
 
     def _warn_of_jump(self, before: int, step: int) -> None:
-        """Warn where `set_epoch` has left a position from which the loop would have gone on."""
+        """Warn if `set_epoch` left a position in an epoch that the loop had begun."""
         said = ""
         if self.epoch in self._epochs and self.step == 0:
             said = (
@@ -248,7 +248,7 @@ class Loader(Closing, Generic[B]):
             warnings.warn(said, stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say what the loop has received, and of which records: a small dict that JSON can hold.
+        """Return the position, with the stream and the records: a small dict that JSON can hold.
 
         A loader with another number of ranks or workers, with another container of the same
         records, or of another framework can continue from the state.

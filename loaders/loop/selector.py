@@ -34,7 +34,7 @@ class Choices:
         return np.split(self._numbers(drawn), np.cumsum([len(ids) for ids in drawn])[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield what `numbers` gives in chunks that grow, so that the first comes soon."""
+        """Yield what `numbers` gives in chunks that grow, so that the first chunk comes soon."""
         most = max(1, _IDS // max(1, self.sampler.batch_size))
         for first, last in growing(start, stop, most):
             yield self.numbers(epoch, first, last)
@@ -69,12 +69,12 @@ class Choices:
 class Selector(Loader[Int64s]):
     """Iterate over the numbers of the sources that the records of each batch come from.
 
-    A sampler decides which class or set comes next, and you read the next record of that class or
-    set: from iterators of torch or webdataset, from queues. A batch is int64[batch]: the number
-    of a source for each place of the sampler's batch.
+    The sampler decides which class or set comes next. You read the next record of this class or
+    set: from an iterator of torch or webdataset, or from a queue. A batch is int64[batch]: the
+    number of a source for each place of the sampler's batch.
 
-    Position, state and passes are those of every `Loader`. The state holds no place in the sources.
-    `drawn` says how many records of each source came before the position.
+    Position, state and passes are those of every `Loader`. The state says nothing of positions in
+    the sources. `drawn` says how many records of each source came before the position.
     `twinfeed.loaders.tensorflow.selector_dataset` gives the same numbers as a `tf.data.Dataset`.
 
     Args:

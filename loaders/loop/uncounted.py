@@ -27,16 +27,16 @@ class Begun(NamedTuple):
 
 
 class UncountedPasses:
-    """Say where the passes of a framework begin, and follow what is known of them.
+    """Decide where the passes of a framework begin, and which position they leave.
 
-    A pass runs to the end of its epoch. A framework may look at a batch and give up the pass. This
+    A pass runs to the end of its epoch. A framework may look at a batch and abandon the pass. This
     changes nothing.
 
     - Normally a pass begins at the loader's position. After its last batch, the position is the
       beginning of the next epoch.
     - A counter, such as a Keras callback, knows what was trained. From `count_from` to
-      `stop_counting`, passes begin where the counter says, and then one after the other.
-      `trained` alone moves the position.
+      `stop_counting`, the first pass begins where the counter says, and each later pass where the
+      pass before ended. `trained` alone moves the position.
     - While `looking` is true, a pass gives the whole epoch and moves no position. The counter sets
       this for a validation.
     - `may_be_cut`: whether a strategy may share the batches out. Not in a loop over the loader.
@@ -90,7 +90,7 @@ class UncountedPasses:
         evaluation = self._sampler.evaluation
         with _LOCK:
             if begun.counting != self._counting:
-                return  # a pass that was given up may still run ahead, and would skip an epoch
+                return  # an abandoned pass may still run ahead, and would skip an epoch
             if self._next is not None:
                 if self._next[0] == begun.epoch:
                     self._next = (begun.epoch if evaluation else begun.epoch + 1), 0
@@ -100,7 +100,7 @@ class UncountedPasses:
                 self._cursor.seek(begun.epoch, len(self._sampler))
 
     def count_from(self, epoch: int, step: int, /, *, may_be_cut: bool = True) -> None:
-        """Begin the next pass here, for somebody who counts what is trained."""
+        """Begin the next pass here, for a counter of trained batches."""
         with _LOCK:
             self._counting += self._next is None
             self._next = epoch, step

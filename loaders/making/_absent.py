@@ -1,4 +1,4 @@
-"""Fields that some records lack: refused when a feed is made, or given a value."""
+"""Fields that some records lack: an error when a feed is made, or a value in their place."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> 
     """Return the values that `missing` gives fields, as `Reader` returns values.
 
     Raises:
-        ValueError: fields that records lack and that have no value, the value of a field that
-            the index has not, and any value if there is no index.
+        ValueError: fields that records lack and that have no value, the value of a field that the
+            index does not have, and any value if there is no index.
         TypeError: a value of another kind than the field's.
     """
     values: dict[str, Any] = {}

@@ -62,7 +62,7 @@ class Calls:
     def by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Made], /
     ) -> dict[str, Sequence[Any]]:
-        """Turn the samples that `name` gave, all of the same fields, into the values of each."""
+        """Turn samples from `name`, all of the same fields, into the values of each field."""
         names = samples[0].keys() if samples else ()
         for sample, record in zip(samples, records, strict=True):
             check_values(self.index, name, record, sample)

@@ -1,4 +1,4 @@
-"""The decoded images that a reuse sampler keeps live, and images decoded ahead of their batch."""
+"""The cache of decoded images for a reuse sampler, and images decoded ahead of their batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinfeed.loaders.feed.request import Request
 Decoded = Mapping[str, Any]
 Decode = Callable[[list[int]], Sequence[Decoded]]
 
-# Most requests that are looked at in one go, so that no batch waits for a long search.
+# Most requests that are searched in one go, so that no batch waits for a long search.
 _LOOKED_AT = 64
 
 
@@ -23,7 +23,7 @@ class DecodedCache:
 
     Each image has `reuse` uses, numbered from 0 in their order. Batches are asked for in order.
     After a jump the cache starts empty, so that no image stays that no later batch needs. `decodes`
-    counts the decoded images. `peak` is the most images held at once.
+    counts the decoded images. `peak` is the most images in the cache at once.
     """
 
     def __init__(self, reuse: int, decode: Decode, /) -> None:

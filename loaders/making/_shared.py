@@ -1,4 +1,4 @@
-"""Decoded samples that several uses share: read-only, and checked for who writes all the same."""
+"""Decoded samples that several uses share: read-only, and checked for changes all the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinfeed.loaders.reading.source import read_only as as_read_only
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.checksum import crc32c
 
-_PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all costs four times it
+_PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all takes long
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
@@ -40,7 +40,7 @@ def unchanged(sample: Mapping[str, Any], /) -> Iterator[None]:
     """Raise DecodeError where the block changes an array of the sample.
 
     numpy keeps to the lock. torch does not: `torch.from_numpy(array).add_(1)` writes to the array,
-    and every later use of the image would be another one.
+    and every later use would get a changed image.
     """
     sums = {
         name: _checksum(value)

@@ -10,7 +10,7 @@ PREFETCH = 2
 
 
 def most_threads() -> int:
-    """Return how many threads make batches where nobody says how many."""
+    """Return how many threads make batches by default."""
     return min(8, system.processors())
 
 

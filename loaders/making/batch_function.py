@@ -1,4 +1,4 @@
-"""Call a feed's `batch_transform` on the rows of a batch, and give its result the form of a batch.
+"""Call a feed's `batch_transform` on the rows of a batch, and check its result.
 
 The first batch of the stream says what the fields of all batches hold, as an empty batch and a
 framework's graph must know before the function is called.
@@ -141,7 +141,7 @@ def _value(name: str, value: Any, count: int) -> Any:
 
 
 def _spec(feed: Definition, name: str, value: Any) -> FieldSpec:
-    """Return the spec of a field by its first row; lengths stay free that are free in the feed."""
+    """Return the spec of a field by its first row; lengths that are free in the feed stay free."""
     mode: Mode = "ragged" if isinstance(value, Ragged) else "stack"
     found = spec_of({name: _rows(value)[0]}, mode)[name]
     known = tried(feed).get(name, found)
@@ -158,7 +158,7 @@ def _rows(value: Any) -> Sequence[Any]:
 
 
 def spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
-    """Return `values` at the held places, and None at the others."""
+    """Return `values` at the places without padding, and None at the others."""
     rest = iter(values)
     return [next(rest) if one else None for one in held]
 

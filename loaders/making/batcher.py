@@ -1,4 +1,4 @@
-"""From a request to a batch of arrays: what one pass owns."""
+"""From a request to a batch of arrays, for one pass."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def stored_fields(feed: Definition) -> list[str]:
 
 
 def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
-    """Return `rows` at the held places, and zeros at the others."""
+    """Return `rows` at the places without padding, and zeros at the others."""
     padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
     padded[held] = rows
     return padded

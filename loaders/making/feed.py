@@ -71,8 +71,8 @@ class Feed(Definition):
         batch_spec: the same for fields that `batch_transform` returns, where they differ from those
             of the first batch: a length that changes is None.
         missing: "error" refuses fields that a record of the index lacks. A dict gives such fields a
-            value, and may name fields that are not read. "late" raises an error when such a record
-            is read, for a sampler that draws none.
+            value, and may name fields that are not read. "late" raises an error only when such a
+            record is read, for samplers that draw no such record.
 
     Raises:
         ValueError: a sampler of another number of records, and fields that some record lacks.
@@ -81,7 +81,7 @@ class Feed(Definition):
         KeyError: wrong `fields`, and a `DecodeImage` or another decode of this library whose field
             is not among them.
         TypeError: `fields` of another type, an `index` that is no source of records, and a column
-            of such a source that is no numpy array.
+            of a source that is no numpy array.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -151,8 +151,8 @@ class Feed(Definition):
     def __getitem__(self, position: tuple[int, int], /) -> Batch:
         """Make one batch as numpy arrays, `feed[epoch, step]`, and keep nothing open.
 
-        For a look, a test, or a loop of your own in any order, from any thread or process. A loader
-        is faster, since it reads ahead and keeps files open.
+        For inspection, a test, or a loop of your own in any order, from any thread or process. A
+        loader is faster, since it reads ahead and keeps files open.
 
         Raises:
             IndexError: outside the sampler's epochs and steps.
@@ -186,7 +186,7 @@ class Feed(Definition):
         return other
 
     def _check_fields(self) -> None:
-        """Raise KeyError for fields that the index has not, or decode is not given."""
+        """Raise KeyError for fields that the index, or the sample for decode, does not have."""
         known, columns = list(self.index.fields), list(self.index.columns)
         for name in self.fields:
             if name not in known and name not in columns:
@@ -199,7 +199,7 @@ class Feed(Definition):
                 )
 
     def _check_plain(self) -> None:
-        """Raise ValueError where the fields as they are stored make no batch."""
+        """Raise ValueError if the fields make no batch as they are stored."""
         for name in self.fields:
             if name in self.index.columns or mode_of(self._collate, name) == "ragged":
                 continue
@@ -231,7 +231,7 @@ def _fields(argument: str, given: Mapping[str, FieldSpec] | None) -> dict[str, F
 
 
 def _field(name: str, given: object) -> FieldSpec:
-    """Return the spec of a field; raise TypeError for what is no pair of a shape and a dtype."""
+    """Return the spec of a field; raise TypeError unless it is a shape and a dtype."""
     try:
         shape, wanted = cast(tuple[Any, Any], given)
         dtype = None if wanted is None or wanted is bytes else np.dtype(wanted)
@@ -242,12 +242,12 @@ def _field(name: str, given: object) -> FieldSpec:
 
 
 def _not_made(function: object) -> bool:
-    """Whether this is a class whose objects are functions."""
+    """Whether the caller passed a class, as DecodeImage in place of DecodeImage()."""
     return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)
 
 
 def index_of(feed: object, what: str, /) -> Index:
-    """Return the index of a feed; raise TypeError where `what` cannot serve another source."""
+    """Return the index of a feed; raise TypeError if there is another source: `what` needs one."""
     index = check_feed(feed).index
     if not isinstance(index, Index):
         raise TypeError(f"{what} needs an index, and the feed has a {type(index).__name__}")

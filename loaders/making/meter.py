@@ -28,7 +28,7 @@ class PassReport:
     """Say where the time of a pass went, in seconds.
 
     Several batches are made at once, so sums over all batches may exceed `seconds`. `waiting`,
-    `ready` and `waited` are None where the loop is not the loader's own, as in `fit`.
+    `ready` and `waited` are None if the loop is not over the loader, as in `fit`.
 
     Attributes:
         reading: sum over all batches.
@@ -36,7 +36,8 @@ class PassReport:
         transforming: sum over all batches.
         collating: sum over all batches.
         waiting: how long the loop waited for batches.
-        ready: the sum of how long each batch stood ready, from when the one before was taken on.
+        ready: the sum of how long each batch was ready, counted from when the batch before was
+            received.
         waited: the fraction of steps in which waiting took more than a tenth of the step.
 
     >>> print(PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4))
@@ -86,7 +87,7 @@ def _time(seconds: float) -> str:
 
 
 class Meter:
-    """Add up what the threads of a pass spend, and what the loop waits."""
+    """Add up the times of the threads of a pass, and the time that the loop waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +109,7 @@ class Meter:
             self._begun = self._last = perf_counter_ns()
 
     def begin_uncounted(self) -> None:
-        """Begin a pass of a framework, unless this is how a counted pass gets its batches."""
+        """Begin a pass of a framework, unless a counted pass takes its batches from it."""
         if not self._running:
             self.begin(0, counted=False)
 
@@ -137,7 +138,7 @@ class Meter:
                 self._batches, self._last = self._batches + steps, now
 
     def take(self) -> Spent:
-        """Return what was spent since the last call, for another process's meter."""
+        """Return the times since the last call, for another process's meter."""
         with self._lock:
             spent, self._spent = self._spent, Counter()
             self._made.clear()
@@ -150,10 +151,11 @@ class Meter:
             self._made[step] = spent.made
 
     def received(self, asked: int) -> None:
-        """Note that the loop has received a batch, asked for at the time `asked` (ns)."""
+        """Note that the loop has received a batch; the loop asked at time `asked` (ns)."""
         now = perf_counter_ns()
         with self._lock:
-            # A batch may be made before the one that the loop waits for: then it is of no use yet.
+            # A batch may be ready before the batch that the loop waits for: then it is of no use
+            # yet.
             self._ready += now - max(self._made.pop(self._step, now), self._last)
             self._waiting += now - asked
             self._waited += 10 * (now - asked) > now - self._last

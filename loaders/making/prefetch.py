@@ -20,10 +20,10 @@ T = TypeVar("T")
 # Seconds after which a waiting thread looks whether the other side is still there.
 _POLL = 0.1
 
-# Seconds for which a thread that is at its last item may keep its consumer from leaving.
+# Seconds that `close` waits for a thread that is still at its last item.
 _PATIENCE = 5.0
 
-# The same, where the thread's source is known to be broken.
+# The same, if the thread's source is known to be broken.
 _GRACE = 1.0
 
 
@@ -32,8 +32,8 @@ def in_order(
 ) -> Generator[T, None, None]:
     """Yield `function(item)` of each item, in order, at work on `threads` items at once.
 
-    With fewer than two threads the caller's thread does the work, one item when the item is asked
-    for.
+    With fewer than two threads the caller's thread does the work, and makes an item only when it is
+    needed.
 
     >>> list(in_order(str.upper, "abc", threads=2))
     ['A', 'B', 'C']
@@ -137,7 +137,7 @@ _Ready = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class _Halt(NamedTuple):
-    """What ends the thread, and the room for items, for which the thread may be waiting."""
+    """The event that ends the thread, and the room for items, for which the thread may wait."""
 
     set: threading.Event
     room: queue.SimpleQueue[None]

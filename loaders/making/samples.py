@@ -24,10 +24,10 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 
 _LOADERS_OWN = "a name that the loader itself gives to every sample"
 
-# So many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
+# How many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
 _CHECKED = 4
 
-# So often is the first item of a source read: one random flip in two is then missed once in 128.
+# How often the first item of a source is read: a random flip is then missed once in 128.
 _READS = 8
 
 
@@ -179,7 +179,7 @@ class Samples:
     def _transformed(
         self, samples: Sequence[Made], request: Request, joined: Mapping[str, Array]
     ) -> list[Made]:
-        """Add a sample's numbers, call the transform, and remove the numbers from the result."""
+        """Call the transform with `id`, `seed` and the like, and remove these from the result."""
         for name in samples[0] if samples else ():
             if name in self._side or name in TOLD:
                 whose = "the name of a side table" if name in self._side else _LOADERS_OWN

@@ -1,4 +1,4 @@
-"""Try decode and transform on the first sample of the stream, which says what all samples hold."""
+"""Try decode and transform on the first sample of the stream, which gives the spec of all."""
 
 from __future__ import annotations
 

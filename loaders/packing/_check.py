@@ -1,4 +1,4 @@
-"""What a sample must be to be packed, the same for every container."""
+"""Which samples can be packed, the same for every container."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def kind_of(value: Any) -> str:
-    """Return which of the three kinds of values of a TFRecord a field has."""
+    """Return which kind of values of a TFRecord a field has: bytes, integers or floats."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):
         return "bytes"

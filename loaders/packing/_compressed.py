@@ -121,7 +121,7 @@ def _decompressed(path: str, name: str, out: Path) -> str:
 
 
 def _pieces(file: BinaryIO, kind: str, name: str) -> Iterator[bytes]:
-    """Yield what a file holds. Streams follow each other up to the end, and nothing else does."""
+    """Yield what a file decompresses to: streams, one after the other, up to its end."""
     data = file.read(_PIECE)
     while data:
         start, stream = file.tell() - len(data), _STREAMS[kind]()
@@ -143,7 +143,7 @@ def _pieces(file: BinaryIO, kind: str, name: str) -> Iterator[bytes]:
 def _broken(
     error: type[DataCorruptionError], why: object, name: str, start: int
 ) -> DataCorruptionError:
-    """Return the error of a stream that is cut, damaged, or none."""
+    """Return the error of a stream that is cut or damaged, or of a file that is no stream."""
     return error(
         f"what begins at offset {start} cannot be decompressed: {why}",
         path=name,

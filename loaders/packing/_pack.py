@@ -146,7 +146,7 @@ def pack(
                 _index(each, classes, progress)
                 _warn_of_gaps(each)
         with locked(folder):
-            # Another packer may have been here meanwhile.
+            # Another packer may have written here meanwhile.
             check_free(folder, [each.name for each in splits], overwrite)
             put_in_place(work, folder)
             # Without the lock, the next packer may be replacing these files already.
@@ -174,10 +174,10 @@ def _opened(source: Any) -> Source:
 def _samples(
     source: InAnyOrder | Iterable[Sample], spool: Path | None
 ) -> InAnyOrder | Iterable[Sample]:
-    """Return samples that can be taken in any order: an iterable is first written to `spool`, and
-    shards at a URL are read through a cache there.
+    """Return samples that can be taken in any order.
 
-    If `spool` is None, the source stays as it is.
+    An iterable is first written to `spool`, and shards at a URL are read through a cache there. If
+    `spool` is None, the source stays as it is.
     """
     if spool is None:
         return source

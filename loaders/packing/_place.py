@@ -51,7 +51,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 def workplace(folder: Path, /) -> Iterator[Path]:
     """Give a hidden folder within `folder` to write in, locked while in use.
 
-    What killed packers have left is finished or removed. If `folder` was made here and nothing was
+    The work of killed packers is finished or removed. If `folder` was made here and nothing was
     packed, `folder` is removed again.
     """
     there = folder.exists()
@@ -64,7 +64,7 @@ def workplace(folder: Path, /) -> Iterator[Path]:
             delete_whole(work)
         os.close(own)
         if not there:
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
@@ -112,7 +112,7 @@ def put_in_place(work: Path, folder: Path, /) -> None:
 
 
 def _finish(folder: Path) -> None:
-    """Put in place what lies ready. A killed packer may have done a part of this already."""
+    """Put finished files in place. A killed packer may have done a part of this already."""
     placing = folder / PLACING
     if not os.path.lexists(placing):
         return
@@ -161,5 +161,5 @@ def _shards(folder: Path, name: str) -> list[Path]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return what matches the names of the shards of a split."""
+    """Return the pattern of the names of the shards of a split."""
     return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

@@ -1,4 +1,4 @@
-"""Samples to shard files: what each container makes of a sample, and where one shard ends."""
+"""Samples to shard files: what each container makes of a sample, and where a shard ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARD_BYTES = 200_000_000
 
 @dataclass
 class Written:
-    """Hold the numbered samples of one split, and note what is written of them to `folder`.
+    """The numbered samples of one split, and what was written of them to `folder`.
 
     A shard ends after each of `stops` records of the split. `total` is the number of samples, if
     it is known.

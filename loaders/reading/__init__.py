@@ -2,7 +2,7 @@
 
 - local.py fetches from local shards and files, with the open files of _handles.py.
 - _remote.py fetches from shards at a URL.
-- source.py is what a feed asks of whatever holds its records.
+- source.py is what a feed needs of a source of records.
 - rows.py makes a source of any dataset that gives its records by number.
 - side_table.py joins memory-mapped arrays by sample id.
 """

@@ -32,7 +32,7 @@ from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 
 
 class RemoteShards(Fetcher):
-    """Read ranges of remote files. Ranges told by `ahead` are already being fetched.
+    """Read ranges of remote files. Ranges that came to `ahead` are already being fetched.
 
     The size and the tag of a file are compared with the index. If the store sends both with each
     range, each range is compared. Otherwise each file is compared once.
@@ -107,12 +107,12 @@ class RemoteShards(Fetcher):
             raise
 
     def close(self) -> None:
-        """Give up what is held and what is under way."""
+        """Drop all ranges, and cancel the requests under way."""
         with self._lock:
             self._held.clear()
 
     def _ranges(self, rows: Rows) -> list[HeldRange]:
-        """Return the range of each row: told ahead, or made here of rows near each other."""
+        """Return the range of each row: fetched ahead, or made here of rows near each other."""
         found = self._held.of_rows(rows)
         alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
         lone = rows[alone]
@@ -163,7 +163,7 @@ class RemoteShards(Fetcher):
         return self.chunks.read(file, start, stop, self._fetch, step=step)
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
-        """Return a range of a file from its store, where it must be as it was indexed."""
+        """Return a range of a file from its store, which must be as it was indexed."""
         piece = self.store.read(self._path(file), start, stop)
         if self.store.gives_facts:
             self._compare(file, piece.facts)

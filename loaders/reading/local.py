@@ -41,7 +41,7 @@ from twinfeed.loaders.support.system import advise, cold
 
 
 class Advice:
-    """Tell the kernel what will be read, on a thread that ends when all is told.
+    """Advise the kernel of what will be read, on a thread that ends after the last advice.
 
     The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
     """
@@ -60,7 +60,7 @@ class Advice:
             self._thread.start()
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop the advice."""
         self._stopped = True
         self._waiting.clear()
         if self._thread is not None:
@@ -123,13 +123,13 @@ class LocalShards(Fetcher):
         return out
 
     def _groups(self, rows: Rows, order: Int64s) -> list[Int64s]:
-        """Cut `order`, sorted by file, so that each piece has few enough files to hold open."""
+        """Cut `order`, sorted by file, so that each piece has few enough files to keep open."""
         files = rows["file"][order]
         changes = np.flatnonzero(files[1:] != files[:-1]) + 1
         return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
     def ahead(self, extents: Extents, /) -> None:
-        """Tell the kernel which pages will be needed. A file that cannot be opened is left out."""
+        """Advise the kernel which pages are needed. A file that cannot be opened is left out."""
         self._advice.add(self._advised(extents))
 
     def _advised(self, extents: Extents) -> Iterator[None]:
@@ -233,7 +233,7 @@ class WholeFiles(Fetcher):
         return out
 
     def ahead(self, extents: Extents, /) -> None:
-        """Tell the kernel which files will be needed. A file that cannot be opened is left out."""
+        """Advise the kernel which files are needed. A file that cannot be opened is left out."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
                 advise(opened.fileno(), start, stop - start, "WILLNEED")

@@ -109,7 +109,7 @@ class Reader(Closing):
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
     ) -> dict[str, list[Value]]:
-        """Return what `read` does, of arguments that are known to be of these types."""
+        """Return the same as `read`, without checks of the arguments."""
         columns = self.index.columns
         stored = [name for name in names if name not in columns]
         values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
@@ -150,7 +150,7 @@ class Reader(Closing):
         validate.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
         gaps = ordered[1:] - ordered[:-1]
         least = np.minimum.reduce(gaps, initial=2)
-        if not least or (least == 1 and many_near(gaps == 1)):  # some are the same, or side by side
+        if not least or (least == 1 and many_near(gaps == 1)):  # same rows, or neighbours
             unique, inverse = np.unique(ids, return_inverse=True)
         data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
         out = []
@@ -212,7 +212,7 @@ class Reader(Closing):
         """Most bytes that the records of a batch can have together."""
         if self.index.container == "files":  # their lengths are compared with the files
             return LIMITS.batch_bytes
-        # Records of one index do not overlap, and a batch may hold one of them several times.
+        # Records of one index do not overlap, and a batch may have a record several times.
         return min(LIMITS.batch_bytes, 16 * int(self.index.shards["bytes"].sum()))
 
     def _held(
@@ -238,7 +238,7 @@ class Reader(Closing):
         )
 
     def _decode(self, name: str, data: list[bytes]) -> list[Value]:
-        """Return the values that the bytes of a field stand for."""
+        """Return the values that the bytes of a field encode."""
         kind = self.index.fields[name].kind
         return data if kind == "bytes" else [decode_list(kind, item) for item in data]
 

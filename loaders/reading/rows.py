@@ -37,7 +37,7 @@ class Rows:
 
     There are no checksums, and nothing is known of where records lie: `plan`, `shuffled` and the
     engine "choose_from_datasets" need an index. The first item of a stream is read several times,
-    since an item must always be the same: what draws random numbers belongs into `transform`.
+    since an item must always be the same: random numbers belong in `transform`.
 
     Args:
         data: the dataset. Of a dataframe give `frame.to_arrow()`, or `Dataset.from_pandas(frame)`.
@@ -55,7 +55,7 @@ class Rows:
     Raises:
         TypeError: a dataframe; what has no length or gives no items; a label that is no integer.
         ValueError: arrays of different lengths; a tuple without `fields`.
-        LoaderError: pickling, for a new process, would copy more than 16 MiB of arrays.
+        LoaderError: pickling, pickling would copy more than 16 MiB of arrays to a new process.
 
     >>> import numpy as np
     >>> from twinfeed.loaders import Feed
@@ -107,7 +107,7 @@ class Rows:
         return f"record {record} of a {self._kind}"
 
     def reader(self, *, checksums: bool) -> Rows:
-        """Return itself: there are no checksums to compare."""
+        """Return this source: there are no checksums to compare."""
         return self
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:

@@ -90,7 +90,7 @@ def _mapped(path: str) -> npt.NDArray[Any]:
 
 
 def _reopen(path: str, rows: Int64s | None, shape: tuple[int, ...], dtype: str) -> SideTable:
-    """Open a pickled table in another process, where it must still look the same."""
+    """Open a pickled table in another process; the file must have the same shape and type."""
     table = SideTable(path, rows=rows)
     if (table.shape, table.dtype.str) != (shape, dtype):
         raise StaleIndexError(

@@ -1,4 +1,4 @@
-"""What a feed asks of whatever holds its records: an index over shards, or another source."""
+"""What a feed needs of a source of records: an index over shards, or another source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twinfeed.samplers.validate import counted
 
 
 class Source(Protocol):
-    """Say which records there are. Their ids are 0 to len - 1.
+    """The records that there are. Their ids are 0 to len - 1.
 
     An `Index` is a source. Any other source has a method `reader` too: see `OwnSource`.
     """
@@ -52,9 +52,9 @@ class Reads(Protocol):
 class OwnSource(Source, Protocol):
     """A source of the user's own: a list, an array, a dataset of another library.
 
-    A `Feed` takes such a source in place of an index, and all loaders serve it. Only what needs
-    byte ranges does not: reading ahead, `plan`, `shuffled`, and the engine "choose_from_datasets".
-    For worker processes that are started by "spawn" the source must pickle.
+    A `Feed` takes such a source in place of an index, and all loaders work with it. Only what needs
+    byte ranges does not work: reading ahead, `plan`, `shuffled`, and the engine
+    "choose_from_datasets". For worker processes that are started by "spawn" the source must pickle.
 
     A source may have three more attributes:
 
@@ -85,14 +85,14 @@ class OwnSource(Source, Protocol):
     """
 
     def reader(self, *, checksums: bool) -> Reads:
-        """Return what reads the records; with `checksums` it compares what it reads, if it can."""
+        """Return a reader; with `checksums` the reader compares what it reads, if it can."""
 
 
 _MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
 
 
 def check_source(source: object, /) -> None:
-    """Raise TypeError or ValueError for what is no source of records, or has wrong columns."""
+    """Raise TypeError or ValueError for anything but a source of records with sound columns."""
     if isinstance(source, Index):
         return
     if not isinstance(source, OwnSource):
@@ -219,5 +219,5 @@ def values_of(
 
 
 def fetcher_of(reader: Reads, /) -> Fetcher | None:
-    """Return what fetches the bytes of an index; None of a source of one's own."""
+    """Return the fetcher of an index; None for a source of one's own."""
     return reader._fetcher if isinstance(reader, Reader) else None
