@@ -55,12 +55,11 @@ class Rows:
     Raises:
         TypeError: a dataframe; what has no length or gives no items; a label that is no integer.
         ValueError: arrays of different lengths; a tuple without `fields`.
-        LoaderError: pickling, pickling would copy more than 16 MiB of arrays to a new process.
+        LoaderError: pickling would copy more than 16 MiB of arrays to a new process.
 
     >>> import numpy as np
     >>> from twinfeed.loaders import Feed
     >>> from twinfeed.samplers import PKBatchSampler
-    from twinfeed.samplers.validate import counted
     >>> data = {"x": np.arange(8.0).reshape(4, 2), "label": np.array([0, 1, 0, 1])}
     >>> rows = Rows(data, label="label")
     >>> feed = Feed(rows, PKBatchSampler(rows.columns["label"], p=2, k=1, seed=0))

@@ -134,7 +134,6 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
-    from twinfeed.samplers.validate import counted
     >>> index = pack([{"x": bytes(1000)} for _ in range(90)], mkdtemp())["data"]
     >>> print(plan(Feed(index, BatchSampler(SequentialSampler(90), batch_size=30))))
     an epoch of 3 batches, 90 samples
