@@ -1,8 +1,10 @@
 """The comparison finds nothing where there is nothing, and says what differs where it does."""
 
+import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +61,8 @@ def test_a_difference_is_found_and_measured(index: Index) -> None:
     feed = Feed(index, sampler, decode=a_bit_off, collate={"ones": "pad"})
     found = compare(feed, backends=["numpy", "torch"])
     assert not found.equal
-    assert (found.differing, found.worst) == ({"size": 2}, {"size": 0.5})
-    assert "size: differs in 2 of 4 batches, by 0.5 at most" in str(found)
-    assert "size: differs in 2 of 4 batches, by 0.5 at most" in repr(found)
+    assert (found.differing, found.worst) == ({"size": [2, 3]}, {"size": 0.5})
+    assert "size: differs in 2 of 4 batches, first in 2, by 0.5 at most" in repr(found)
     assert str(found).startswith("backend         records/s  first batch  peak memory\nnumpy  ")
 
 
@@ -76,11 +77,47 @@ def test_a_backend_of_ones_own_is_compared(index: Index, monkeypatch: pytest.Mon
         compare(feed, backends=["numpy", "absent"])
 
 
+def sizes_added() -> Callable[[Mapping[str, Any]], float]:
+    """A "model" that remembers, and whose last digits differ from framework to framework."""
+    total = 0.0
+
+    def step(batch: Mapping[str, Any]) -> float:
+        nonlocal total
+        total += float(batch["size"].sum()) + ("torch" in sys.modules) / 4
+        return total
+
+    return step
+
+
+@pytest.mark.frameworks
+def test_how_far_losses_part_before_the_first_step_whose_inputs_differ(index: Index) -> None:
+    steps = [sizes_added] * 3
+    backends: Any = ["numpy", "torch", "numpy"]
+    sampler = ExactOnceBatchSampler(20, batch_size=5)
+    feed = Feed(index, sampler, decode=measure, collate={"ones": "pad"})
+    found = compare(feed, backends=backends, steps=steps)
+    assert (found.first, found.apart) == (None, (0, 1.0, 0))
+    assert found.runs[0].losses == (10, 45, 105, 190)
+    assert [line.split()[-1] for line in str(found).splitlines()[:4]] == ["apart", "0", "1", "0"]
+
+    other = Feed(index, sampler, decode=a_bit_off, collate={"ones": "pad"})
+    found = compare(other, backends=backends, steps=steps)
+    assert (found.first, found.apart) == (2, (0, 0.5, 0))  # the third step is of other inputs
+    runs = [
+        run._replace(losses=losses)
+        for run, losses in zip(found.runs, [(1,), (math.nan,)], strict=False)
+    ]
+    assert math.isnan(found._replace(runs=tuple(runs)).apart[1])
+    assert found._replace(runs=tuple(runs), differing={"size": [0]}).apart == (None, None)
+
+
 @pytest.mark.parametrize("backends", [["torch"], ["torch", "mxnet"]])
 def test_other_backends_are_refused(index: Index, backends: Any) -> None:
     feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5))
     with pytest.raises(ValueError, match="at least two of numpy, torch, tensorflow, jax, got"):
         compare(feed, backends=backends)
+    with pytest.raises(ValueError, match="steps must be one function a backend, 2, got 1"):
+        compare(feed, steps=[sizes_added])
     with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
         compare(feed, batches="2")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):

@@ -1,4 +1,4 @@
-"""Run one feed through several frameworks: what differs, how fast each is, what it costs.
+"""Run one feed through several frameworks: what differs, how fast each is, how trainings part.
 
 Each backend runs in a process of its own, so that times and memory are its own. What they
 received is compared batch by batch through checksums. Only where checksums differ are the arrays
@@ -30,6 +30,7 @@ from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
 
+Step = Callable[[Mapping[str, Any]], Any]
 _KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
@@ -42,6 +43,7 @@ class Run(NamedTuple):
         rate: records per second, after the first batch. None if there is no other.
         memory: the largest resident size of the backend's process, in bytes.
         sums: a checksum for each field of each batch.
+        losses: what the backend's step returned for each batch, if there is a step.
 
     >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
     32.0
@@ -54,6 +56,7 @@ class Run(NamedTuple):
     rate: float | None
     memory: int
     sums: tuple[Mapping[str, int], ...]
+    losses: tuple[float, ...] = ()
 
 
 class Comparison(NamedTuple):
@@ -61,7 +64,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         runs: what each backend delivered.
-        differing: the number of batches that differ, for each field that differs.
+        differing: for each field that differs, the batches in which it does, counted from 0 over
+            all epochs.
         worst: the largest absolute difference of each numeric field that differs, in the first few
             batches that differ. None where shapes or types differ.
 
@@ -70,7 +74,7 @@ class Comparison(NamedTuple):
     """
 
     runs: tuple[Run, ...]
-    differing: Mapping[str, int]
+    differing: Mapping[str, Sequence[int]]
     worst: Mapping[str, float | None]
 
     @property
@@ -78,16 +82,39 @@ class Comparison(NamedTuple):
         """Whether every backend delivered the same ids, bytes and arrays in every batch."""
         return not self.differing
 
+    @property
+    def first(self) -> int | None:
+        """The first batch that differs in any field: the first step whose inputs differ."""
+        return min((places[0] for places in self.differing.values()), default=None)
+
+    @property
+    def apart(self) -> tuple[float | None, ...]:
+        """The largest difference of each run's losses to the first run's.
+
+        Only steps before `first` count. None if there are none, or no losses.
+        """
+        found: list[float | None] = []
+        for run in self.runs:
+            pairs = list(zip(run.losses, self.runs[0].losses, strict=False))[: self.first]
+            differences = [abs(one - other) for one, other in pairs]
+            found.append(float(np.max(differences)) if differences else None)  # NaN stays
+        return tuple(found)
+
     def __repr__(self) -> str:
-        rows = [("backend", "records/s", "first batch", "peak memory")]
+        rows = [["backend", "records/s", "first batch", "peak memory"]]
         for run in self.runs:
             rate = "-" if run.rate is None else f"{run.rate:,.0f}"
-            rows.append((run.backend, rate, f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB"))
+            rows.append([run.backend, rate, f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB"])
+        if any(run.losses for run in self.runs):
+            parted = ["-" if apart is None else f"{apart:.2g}" for apart in self.apart]
+            for row, cell in zip(rows, ["losses apart", *parted], strict=True):
+                row.append(cell)
         lines = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in rows]
         batches = len(self.runs[0].sums) if self.runs else 0
         for name in sorted({name for run in self.runs for sums in run.sums for name in sums}):
-            count = self.differing.get(name, 0)
-            verdict = f"differs in {count} of {batches} batches" if count else "the same"
+            verdict = "the same"
+            if places := self.differing.get(name):
+                verdict = f"differs in {len(places)} of {batches} batches, first in {places[0]}"
             if self.worst.get(name) is not None:
                 verdict += f", by {self.worst[name]:g} at most"
             lines.append(f"{name}: {verdict}")
@@ -99,6 +126,7 @@ def compare(
     /,
     *,
     backends: Sequence[str] = ("torch", "tensorflow"),
+    steps: Sequence[Callable[[], Step]] | None = None,
     batches: int | None = None,
     checksums: bool = True,
     readahead: int | None = None,
@@ -108,16 +136,23 @@ def compare(
     Each backend runs in a process of its own. So all callables must pickle, and a script must guard
     its start (`if __name__ == "__main__"`).
 
+    With `steps`, each backend trains on the batches too. The result says which is the first step
+    whose inputs differ, and how far the losses part before it.
+
     Args:
         feed: what is compared.
         backends: at least two names of `BACKENDS`: "numpy", "torch", "tensorflow", "jax", which
             here has 64 bits, and those that you add.
+        steps: a function for each backend, in the order of `backends`. The backend's process calls
+            it once. It builds a model, and returns a function that trains the model on one batch
+            and returns the loss.
         batches: how many batches. Default: an epoch.
         checksums: what each loader is given.
         readahead: what each loader is given.
 
     Raises:
-        ValueError: other backends. What the backends raise is raised too.
+        ValueError: other backends, or `steps` without one function for each backend. What the
+            backends raise is raised too.
         ModuleNotFoundError: a backend is not installed.
 
     >>> from tempfile import mkdtemp
@@ -128,26 +163,46 @@ def compare(
     >>> found = compare(feed, backends=["numpy", "numpy"])
     >>> found.equal, found.runs[0].records
     (True, 3)
+
+    A function for `steps`, in a script or a module::
+
+        def torch_step():
+            model = torch.nn.Linear(64, 10)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+            def step(batch):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(batch["pixels"]), batch["label"])
+                loss.backward()
+                optimizer.step()
+                return loss
+
+            return step
     """
     check_feed(feed)
     if len(backends) < 2 or not set(backends) <= BACKENDS.keys():
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
+    made: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
+    if len(made) != len(backends):
+        raise ValueError(f"steps must be one function a backend, {len(backends)}, got {len(made)}")
     most = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
         if find_spec(needs := BACKENDS[name].needs) is None:
             raise not_installed(f"compare with backend {name!r}", needs, name)
     how = {"checksums": checksums, "readahead": readahead}
-    jobs = [_Job(name, BACKENDS[name], feed, most, how) for name in backends]
+    jobs = [
+        _Job(name, BACKENDS[name], feed, most, how, step)
+        for name, step in zip(backends, made, strict=True)
+    ]
     runs = [_alone(_run, job) for job in jobs]
     places = _differing([run.sums for run in runs])
     wanted = {place for found in places.values() for place in found[:_KEPT]}
     kept = [_alone(_keep, job, wanted) for job in jobs] if wanted else []
-    counts = {name: len(found) for name, found in places.items()}
     worst = {
         name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:_KEPT])
         for name, found in places.items()
     }
-    return Comparison(tuple(runs), counts, worst)
+    return Comparison(tuple(runs), places, worst)
 
 
 class _Job(NamedTuple):
@@ -156,6 +211,7 @@ class _Job(NamedTuple):
     feed: Feed
     batches: int
     how: Mapping[str, Any]
+    make_step: Callable[[], Step] | None
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -174,7 +230,7 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run(job: _Job) -> Run:
-    """Time one pass that does nothing else, then checksum another."""
+    """Time one pass that does nothing else, then checksum and train on another."""
     started = time.perf_counter()
     stream = _deliver(job)
     records = len(_leading(next(stream)))
@@ -182,10 +238,20 @@ def _run(job: _Job) -> Run:
     rest = sum(len(_leading(batch)) for batch in stream)
     seconds = time.perf_counter() - first
     memory = system.peak_memory()
-    arrays = (_flat(batch, job.backend) for batch in _deliver(job))
-    sums = tuple({name: _sum(array) for name, array in batch.items()} for batch in arrays)
     rate = rest / seconds if rest else None
-    return Run(job.name, records + rest, first - started, seconds, rate, memory, sums)
+    sums, losses = _trained(job)
+    return Run(job.name, records + rest, first - started, seconds, rate, memory, sums, losses)
+
+
+def _trained(job: _Job) -> tuple[tuple[dict[str, int], ...], tuple[float, ...]]:
+    """Return the checksums of each batch, and the loss of its step."""
+    sums, losses = [], []
+    step = None if job.make_step is None else job.make_step()
+    for batch in _deliver(job):
+        sums.append({name: _sum(value) for name, value in _flat(batch, job.backend).items()})
+        if step is not None:
+            losses.append(float(step(batch)))
+    return tuple(sums), tuple(losses)
 
 
 def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
