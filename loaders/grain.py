@@ -55,7 +55,7 @@ def as_map_dataset(
     """
     if check_feed(feed).sampler.live is not None:
         raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
-    if feed._alone:
+    if feed.alone:
         raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")
     return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange, checksums)
 
@@ -78,7 +78,7 @@ class _Batches(grain.MapDataset[Any]):
         if isinstance(index, slice):
             return self.slice(index)
         feed = self._feed
-        request = Request.of(feed.sampler, *divmod(index, len(feed)), seeds=feed._seeded)
+        request = Request.of(feed.sampler, *divmod(index, len(feed)), seeds=feed.seeded)
         batch = self._batcher(request)
         return batch if self._arrange is None else self._arrange(batch)
 
@@ -106,13 +106,12 @@ class _StatedIterator(grain.DatasetIterator[Any]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
-        state, sampler = self._parent.get_state(), self._loader.feed.sampler
-        position = divmod(state["next_index"], max(1, len(sampler)))
-        feed = self._loader.state_dict() | sampler.state_at(*position)
-        return {**state, "feed": feed}
+        state = self._parent.get_state()
+        position = divmod(state["next_index"], max(1, len(self._loader)))
+        return {**state, "feed": self._loader.state_at(*position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
-        self._loader._check_state(state["feed"])
+        self._loader.check_state(state["feed"])
         self._parent.set_state({name: value for name, value in state.items() if name != "feed"})

@@ -70,7 +70,7 @@ class BatchStream(Epochs, ABC):
         super().__init__(steps=steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
         self._seed_key = root_key(seed, "augmentation")
-        self._batch_key = root_key(seed, "batch")
+        self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
         self._passes: Passes | None = None
 
     @abstractmethod
@@ -197,7 +197,7 @@ class BatchStream(Epochs, ABC):
         >>> stream.batch_seed(0, 1) == stream.shard(1, 2).batch_seed(0, 1)
         True
         """
-        return derive(self._batch_key, *self._position(epoch, step, self._steps))
+        return derive(self.batch_key, *self._position(epoch, step, self._steps))
 
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
@@ -230,7 +230,7 @@ class BatchStream(Epochs, ABC):
         )
         return low, high
 
-    def _own_sizes(self, epoch: int, start: int, stop: int) -> Int64:
+    def own_sizes(self, epoch: int, start: int, stop: int) -> Int64:
         """Return the sizes of this rank's batches of these steps."""
         low, high = self._slices(epoch, start, self._sizes(epoch, start, stop))
         return high - low

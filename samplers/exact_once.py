@@ -77,8 +77,9 @@ class ExactOnceBatchSampler(BatchSampler):
             order = SubsetSampler(validate.records(records, len(order)), of=n)
         order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)
+        self.num_samples = len(order)  # of the records, so many are evaluated
 
     def __repr__(self) -> str:
-        some = "" if len(self._order) == self.num_records else f"{len(self._order):,} of "
+        some = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
         records = some + validate.counted(self.num_records, "record")
         return f"ExactOnceBatchSampler({records} once, {self._counts}, final={self._final!r})"

@@ -140,6 +140,34 @@ def what_begins_with_an_underscore_is_private_to_its_folder() -> Problems:
                     yield f"{module} imports {node.module}.{alias.name}"
 
 
+@cache
+def hidden_names(path: Path) -> tuple[set[str], set[str]]:
+    """The underscored names that a file defines, and those it asks other objects for."""
+    defined, asked = set(), set()
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            whose = node.value.id if isinstance(node.value, ast.Name) else ""
+            own = isinstance(node.ctx, ast.Store) or whose in ("self", "cls")
+            (defined if own else asked).add(node.attr)
+    return tuple({n for n in names if re.match("_[^_]", n)} for names in (defined, asked))
+
+
+def what_begins_with_an_underscore_is_asked_of_objects_of_its_own_room_alone() -> Problems:
+    """A subclass asks itself for what its base has."""
+    defined: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for name in hidden_names(path)[0]:
+            defined.setdefault(name, set()).add(room(module))
+    for module, path in MODULES.items():
+        for name in hidden_names(path)[1] & defined.keys() - {"_replace", "_for_keras"}:
+            if room(module) not in defined[name]:
+                yield f"{module} asks an object of {sorted(defined[name])} for {name}"
+
+
 def functions_are_short() -> Problems:
     """At most 50 lines beside the docstring, and 10 parameters but for constructors."""
     for module, path in MODULES.items():
@@ -288,6 +316,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     a_room_imports_from_the_floors_below,
     no_module_imports_itself_by_way_of_others,
     what_begins_with_an_underscore_is_private_to_its_folder,
+    what_begins_with_an_underscore_is_asked_of_objects_of_its_own_room_alone,
     functions_are_short,
     a_test_of_behaviour_uses_public_names,
     the_tests_of_a_module_lie_at_its_path,

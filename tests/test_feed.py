@@ -452,7 +452,7 @@ def test_a_transform_may_change_what_is_its_own(
     index: Index, sampler: ExactOnceBatchSampler, threads: int
 ) -> None:
     feed = Feed(index, sampler, decode=array, transform=in_place)
-    assert not feed._shares
+    assert not feed.shares_arrays
     assert batch_of(feed, requested(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
 
 

@@ -86,13 +86,13 @@ def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
 def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
-    one._uncounted.count_from(1, 2)
+    one.uncounted.count_from(1, 2)
     assert list(dataloader) == epochs(1)[2:]
-    assert one._uncounted.began_at(1, 2)
+    assert one.uncounted.began_at(1, 2)
     assert (one.epoch, one.step) == (0, 0)
     assert next(iter(dataloader)) == epochs(2)[0]
-    one._uncounted.trained(2, 1)
-    one._uncounted.stop_counting()
+    one.uncounted.trained(2, 1)
+    one.uncounted.stop_counting()
     assert list(dataloader) == epochs(2)[1:]
 
 

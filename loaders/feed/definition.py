@@ -60,44 +60,46 @@ class Definition:
         return MappingProxyType(self._side)
 
     @property
-    def _shares(self) -> bool:
+    def shares_arrays(self) -> bool:
         """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
         views = self.sampler.num_ids != self.sampler.num_records
         return self.sampler.live is not None or views or self.sampler.repeats
 
     @property
-    def _calls(self) -> bool:
+    def has_functions(self) -> bool:
         """Whether functions are called for each record or batch, which threads are for."""
         return (self.decode, self.transform, self.batch_transform) != (None, None, None)
 
     @property
-    def _seeded(self) -> bool:
+    def seeded(self) -> bool:
         """Whether the samples' seeds are needed: only a transform uses seeds."""
         return self.transform is not None
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
 
-    def _check_collated(self, names: Iterable[str]) -> None:
-        """Raise ValueError where `collate` names another field."""
-        unknown = set(self._collate).difference(names) if isinstance(self._collate, dict) else ()
-        if unknown:
-            raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
 
-    def _check_names(
-        self, what: str, names: Iterable[str], advice: str, *, beside: Iterable[str] = ()
-    ) -> None:
-        """Raise ValueError for a name that the batch or the transform uses for something else."""
-        names = set(names)
-        both = names.intersection(beside)
-        if both:
-            raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
-        taken, whose = (TOLD, "sample") if self.transform is not None else (("id",), "batch")
-        both = names.intersection(("mask", *taken) if self.sampler.padded else taken)
-        if both:
-            raise ValueError(
-                f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
-                f"{advice}"
-            )
+def check_collated(feed: Definition, names: Iterable[str], /) -> None:
+    """Raise ValueError where `collate` names another field."""
+    unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
+    if unknown:
+        raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
+
+
+def check_names(
+    feed: Definition, what: str, names: Iterable[str], advice: str, /, *, beside: Iterable[str] = ()
+) -> None:
+    """Raise ValueError for a name that the batch or the transform uses for something else."""
+    names = set(names)
+    both = names.intersection(beside)
+    if both:
+        raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
+    taken, whose = (TOLD, "sample") if feed.transform is not None else (("id",), "batch")
+    both = names.intersection(("mask", *taken) if feed.sampler.padded else taken)
+    if both:
+        raise ValueError(
+            f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
+            f"{advice}"
+        )

@@ -74,7 +74,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def check_classes(loader: Loader[Any], validation: Any) -> None:
     """Warn if a label means another class in the validation than in the training."""
-    feeds = getattr(loader, "feed", None), loader._feed_of(validation)
+    feeds = getattr(loader, "feed", None), loader.feed_of(validation)
     ours, theirs = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
         return
@@ -104,7 +104,7 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
         )
     feed = getattr(loader, "feed", None)
     texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
-    if feed is None or feed._calls or not texts:
+    if feed is None or feed.has_functions or not texts:
         return
     for name, values in feed[0, 0].items():
         first = values[0] if isinstance(values, list) else None

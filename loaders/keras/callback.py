@@ -161,7 +161,7 @@ class ResumeCallback(keras.callbacks.Callback):
         data = self.loader._for_keras(arrange, model)
         _given.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
-            self.loader._check_position(data)
+            self.loader.check_position(data)
         self._restore_into(model, arrange)
         saved = self._last.state if self._last is not None else {}
         known = saved.get("callbacks", {})
@@ -169,14 +169,14 @@ class ResumeCallback(keras.callbacks.Callback):
         if verbose and self._restored is not None:
             self._say_where(epochs if ended else None)
         if ended and saved.get("final"):
-            self.loader._uncounted.stop_counting()
+            self.loader.uncounted.stop_counting()
             return self._history(model, known)
         order = OrderedCallbacks(
             self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
         )
         self._callbacks = order
         try:
-            with self.loader._original_errors():
+            with self.loader.original_errors():
                 return model.fit(
                     data,
                     epochs=epochs,
@@ -187,7 +187,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 )
         finally:
             self._callbacks = None
-            self.loader._uncounted.stop_counting()
+            self.loader.uncounted.stop_counting()
 
     def restore(self, model: keras.Model, /) -> bool:
         """Load the last save into `model` (compiled, built) and the loader; False without one.
@@ -202,7 +202,7 @@ class ResumeCallback(keras.callbacks.Callback):
             return False
         optimizer, state = _model.optimizer_of(model), save.state
         try:
-            self.loader._check_state(state["loader"])
+            self.loader.check_state(state["loader"])
         except StateMismatchError as error:
             raise StateMismatchError(
                 f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
@@ -244,10 +244,10 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Let a validation on the same loader get the whole epoch, and move nothing."""
-        self.loader._uncounted.looking = True
+        self.loader.uncounted.looking = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        self.loader._uncounted.looking = False
+        self.loader.uncounted.looking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the epoch at the loader's position."""
@@ -268,7 +268,7 @@ class ResumeCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `every` says."""
         first = self._step == self._start  # later on, a loop may have looked at batches
-        if first and not self.loader._uncounted.began_at(self._epoch, self._start):
+        if first and not self.loader.uncounted.began_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, and give fit the dataset of this loader"
@@ -278,7 +278,7 @@ class ResumeCallback(keras.callbacks.Callback):
         counted = batch + 1 if self._callbacks is not None else self._start + batch + 1
         before, self._step = self._step, min(counted, len(self.loader))
         self._trained = True
-        self.loader._uncounted.trained(self._epoch, self._step)
+        self.loader.uncounted.trained(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
             due = self.every and self._step // self.every > before // self.every
             # The callbacks must not keep values that come from a part of an epoch.
@@ -299,7 +299,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save the model as `fit` leaves it, and let the loader count by itself again."""
         if self._last is not None and not self._last.final and not self._trained:
             self._save(logs, final=True)
-        self.loader._uncounted.stop_counting()
+        self.loader.uncounted.stop_counting()
 
     def save(self) -> None:
         """Save the model as it is now, and the position of the training."""
@@ -313,7 +313,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start
-        self.loader._uncounted.count_from(self._epoch, self._start)
+        self.loader.uncounted.count_from(self._epoch, self._start)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
         """Save what was trained since the last save, or the end of the run."""
@@ -322,12 +322,12 @@ class ResumeCallback(keras.callbacks.Callback):
         if not _model.finite(self.model, logs):
             self._withhold()
             return
-        position = self.loader._sampler.state_at(self._epoch, self._step)
+        position = self.loader.state_at(self._epoch, self._step)
         beside: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
         state = {
             "version": VERSION,
             "final": final,
-            "loader": {**self.loader.state_dict(), **position},
+            "loader": position,
             "weights": _model.shapes(self.model),
             "optimizer": _model.kind(self.model.optimizer),
             "random": _model.values(_model.random_states(self.model)),
@@ -374,11 +374,11 @@ class ResumeCallback(keras.callbacks.Callback):
         short = len(model.metrics_variables) < len(save.state["metrics"])
         if not model.built or (short and not _distributed(model)):
             data = self.loader._for_keras(arrange, None)
-            self.loader._uncounted.looking = True
+            self.loader.uncounted.looking = True
             try:
                 model.evaluate(data, steps=1, verbose=0)
             finally:
-                self.loader._uncounted.looking = False
+                self.loader.uncounted.looking = False
         self.restore(model)
 
     def _say_where(self, epochs: int | None) -> None:

@@ -33,8 +33,8 @@ class FeedLoader(Loader[B]):
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
-        self._reader: Reads = reader_of(feed.index, checksums=checksums)
-        self._plans = Plans(readahead)
+        self.reader: Reads = reader_of(feed.index, checksums=checksums)
+        self.plans = Plans(readahead)
 
     def state_dict(self) -> dict[str, Any]:
         records = {"count": len(self.feed.index), **_contents(self.feed.index)}
@@ -44,12 +44,12 @@ class FeedLoader(Loader[B]):
 
     def close(self) -> None:
         super().close()
-        self._plans.clear()
-        self._reader.close()
+        self.plans.clear()
+        self.reader.close()
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         # The sampler comes first: if the numbers of records differ, its error names the difference.
-        super()._check_state(state)
+        super().check_state(state)
         self._check_records(state.get("records"))
         theirs, ours = state.get("ranks"), self.feed.sampler.world_size
         if self.feed.batch_transform is not None and theirs != ours:
@@ -99,12 +99,12 @@ class MakingLoader(FeedLoader[B]):
         self, epoch: int, start: int, then: Callable[[Batch], T], *, empty: Empty = aligned
     ) -> Generator[T, None, None]:
         """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
-        feed, reader, meter, plans = self.feed, self._reader, self._meter, self._plans
+        feed, reader, meter, plans = self.feed, self.reader, self.meter, self.plans
         # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
         shared, whole = (0, self.threads) if feed.sampler.live is None else (self.threads, 0)
         with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
             batcher.look_ahead(feed, epoch, start, plans=plans)
-            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed._seeded)
+            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed.seeded)
             with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:
                 yield from made
 

@@ -108,10 +108,10 @@ class Loader(Closing, Generic[B]):
     def __init__(self, sampler: BatchStream, /) -> None:
         self._sampler = sampler
         self._cursor = Cursor(sampler)
-        self._meter = Meter()
+        self.meter = Meter()
         self._epochs: set[int] = set()  # of which the loop has received batches
         self._warned = False  # of an epoch that set_epoch began
-        self._uncounted = UncountedPasses(sampler, self._cursor, advice=self._counts)
+        self.uncounted = UncountedPasses(sampler, self._cursor, advice=self._counts)
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Loader(Closing, Generic[B]):
         for name in self._unshared:
             vars(self).pop(name, None)
         self._keep_place()
-        self._meter = Meter()  # a thread of the parent may hold the old lock
+        self.meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
     def _begin(self, epoch: int, start: int) -> Pass:
@@ -152,7 +152,7 @@ class Loader(Closing, Generic[B]):
     def __iter__(self) -> Iterator[B]:
         self._stop()
         epoch, start = self._cursor.begin()
-        self._meter.begin(start)
+        self.meter.begin(start)
         running = self._begin(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
@@ -190,7 +190,7 @@ class Loader(Closing, Generic[B]):
                 raise RuntimeError(OTHER_PASS)
             if batch is _END:
                 return
-            self._meter.received(asked)
+            self.meter.received(asked)
             yield batch
 
     def report(self) -> PassReport:
@@ -199,7 +199,7 @@ class Loader(Closing, Generic[B]):
         If a loop waits at many steps, the data slow the loop down. Print the report, or take
         `as_dict()` for a log.
         """
-        return self._meter.report()
+        return self.meter.report()
 
     def _received(self) -> bool:
         """Count a batch; return whether its epoch ends."""
@@ -255,6 +255,10 @@ class Loader(Closing, Generic[B]):
         """
         return self._cursor.state_dict()
 
+    def state_at(self, epoch: int, step: int, /) -> dict[str, Any]:
+        """Return the state before a step; `step=len(loader)` is the end of the epoch."""
+        return {**self.state_dict(), **self._sampler.state_at(epoch, step)}
+
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue after the batches that `state` counts.
 
@@ -264,7 +268,7 @@ class Loader(Closing, Generic[B]):
             StateMismatchError: a state of other records or another sampler.
         """
         self._stop()
-        self._check_state(state)
+        self.check_state(state)
         self._cursor.load_state_dict(state)
         self._epochs.clear()
 
@@ -275,14 +279,18 @@ class Loader(Closing, Generic[B]):
             f"{type(self).__name__}"
         )
 
-    def _check_position(self, batches: Any) -> None:
+    def check_state(self, state: Mapping[str, Any], /) -> None:
+        """Raise StateMismatchError for a state of another stream, which could not be loaded."""
+        self._sampler.position_of(state)
+
+    def check_position(self, batches: Any) -> None:
         """Raise ValueError where the position after a framework's batches is not known."""
 
-    def _feed_of(self, batches: Any) -> Any:
+    def feed_of(self, batches: Any) -> Any:
         """Return the feed that a framework's batches were made of, or None if it is not known."""
         return None
 
-    def _original_errors(self) -> AbstractContextManager[None]:
+    def original_errors(self) -> AbstractContextManager[None]:
         """Raise the errors of all of a framework's passes as they were raised."""
         return nullcontext()
 
@@ -293,17 +301,13 @@ class Loader(Closing, Generic[B]):
     def _stop(self) -> None:
         """End the running pass, and the counting by a callback."""
         self._end()
-        self._uncounted.stop_counting()
+        self.uncounted.stop_counting()
 
     def _end(self) -> None:
         """End the running pass."""
         if self._running is not None:
             running, self._running = self._running, None
             self._cursor.end()
-            self._meter.end()
+            self.meter.end()
             with suppress(ValueError):  # a generator at work in another thread, which will close it
                 running.close()
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of another stream."""
-        self._sampler.position_of(state)

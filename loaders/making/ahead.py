@@ -17,10 +17,12 @@ def most_threads() -> int:
 def batches_ahead(feed: Definition, prefetch: int | None, threads: int | None) -> tuple[int, int]:
     """Return how many batches are kept ready, and how many threads make them."""
     if prefetch is None:  # to hand a batch over to another thread may take longer than to make it
-        prefetch = 0 if getattr(feed.index, "in_memory", False) and not feed._calls else PREFETCH
+        prefetch = (
+            0 if getattr(feed.index, "in_memory", False) and not feed.has_functions else PREFETCH
+        )
     prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:
-        threads = most_threads() if prefetch and feed._calls else 0
+        threads = most_threads() if prefetch and feed.has_functions else 0
     threads = validate.integer("threads", threads, minimum=0)
     # A transform that sets global states leaves all to the calling thread.
-    return (0, 0) if feed._alone else (prefetch, threads)
+    return (0, 0) if feed.alone else (prefetch, threads)

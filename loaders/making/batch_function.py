@@ -25,7 +25,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.definition import Batch, BatchTransform, Definition
+from twinfeed.loaders.feed.definition import Batch, BatchTransform, Definition, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
 from twinfeed.loaders.making.trial import tried
@@ -85,7 +85,7 @@ def tried_function(
     """
     if feed.batch_transform is None or "_function" in vars(feed):
         return vars(feed).get("_function")
-    function, key, given = feed.batch_transform, feed.sampler._batch_key, feed._given_batch_spec
+    function, key, given = feed.batch_transform, feed.sampler.batch_key, feed._given_batch_spec
     batch, request = first(feed)
     values = repeated(
         "batch_transform",
@@ -95,7 +95,7 @@ def tried_function(
     )
     if unknown := given.keys() - values.keys():
         raise ValueError(f"batch_spec names {sorted(unknown)}, the fields are {sorted(values)}")
-    feed._check_names("field", values, "give it another name in batch_transform")
+    check_names(feed, "field", values, "give it another name in batch_transform")
     how: dict[str, Mode] = {
         name: "ragged" if isinstance(value, Ragged) else "stack" for name, value in values.items()
     }

@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
-from twinfeed.loaders.feed.definition import Batch, BatchTransform, Decode, Definition
+from twinfeed.loaders.feed.definition import (
+    Batch,
+    BatchTransform,
+    Decode,
+    Definition,
+    check_collated,
+    check_names,
+)
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._absent import Missing, check_missing
@@ -129,15 +136,15 @@ class Feed(Definition):
         self._check_fields()
         self._missing = check_missing(index, self.fields, missing)
         self._unchangeable = True
-        self._check_names("column", index.columns, "build the index with fields= that leave it out")
-        self._check_names("side table", self._side, "give it another name")
+        check_names(self, "column", index.columns, "build the index with fields= that leave it out")
+        check_names(self, "side table", self._side, "give it another name")
         for name, rows in self._side.items():
             self._check_side(name, rows)
         if decode is None and transform is None:
             self._check_plain()
         if decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
-            self._check_names("field", self.fields, advice, beside=self._side)
+            check_names(self, "field", self.fields, advice, beside=self._side)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, "_unchangeable"):
@@ -163,7 +170,7 @@ class Feed(Definition):
                 f"feed[epoch, step] is a batch, got feed[{position!r}]: iterate over a loader of "
                 f"the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
-        request = Request.of(self.sampler, *position, seeds=self._seeded)
+        request = Request.of(self.sampler, *position, seeds=self.seeded)
         with Batcher(self) as batcher:
             return batcher(request)
 
@@ -177,7 +184,7 @@ class Feed(Definition):
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
         """Yield the request of each batch of an epoch, from step `start` on."""
-        return requests(Schedule(self.sampler), epoch, start, seeds=self._seeded)
+        return requests(Schedule(self.sampler), epoch, start, seeds=self.seeded)
 
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return the feed of one rank: the sampler's `shard`, all else the same."""
@@ -208,7 +215,7 @@ class Feed(Definition):
                     f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
                     f"leave it out with fields="
                 )
-        self._check_collated(self.fields)
+        check_collated(self, self.fields)
         if self._given_spec is not None and self._given_spec.keys() != set(self.fields):
             raise ValueError(f"spec names {list(self._given_spec)}, fields {list(self.fields)}")
 

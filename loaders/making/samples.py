@@ -61,7 +61,7 @@ class Samples:
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
         self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
-        self._shares = feed._shares
+        self._shares = feed.shares_arrays
         self._unchecked = _CHECKED
         self._slots = self._writable_fields(feed, spec or {})
 

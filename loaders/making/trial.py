@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.definition import Definition
+from twinfeed.loaders.feed.definition import Definition, check_collated, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
@@ -82,8 +82,8 @@ def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
             raise TypeError(f"the name of a field must be a str, got {name!r}")
     last = "decode" if feed.transform is None else "transform"
     beside = feed.side if feed.transform is None else ()  # a transform may replace side rows
-    feed._check_names("field", spec, f"give it another name in {last}", beside=beside)
-    feed._check_collated(spec)
+    check_names(feed, "field", spec, f"give it another name in {last}", beside=beside)
+    check_collated(feed, spec)
     for name, field in spec.items():
         check_padding(feed.collate, name, field)
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":

@@ -71,12 +71,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """
         check_process()
         if order is None:
-            self._check_position(dataset)
+            self.check_position(dataset)
         self._stop()
         epoch, start = self._cursor.begin()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
-        self._uncounted.count_from(epoch, start, may_be_cut=distributed)
-        self._meter.begin(start)
+        self.uncounted.count_from(epoch, start, may_be_cut=distributed)
+        self.meter.begin(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
 
@@ -101,18 +101,18 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
                 )
         return guarded(arrange)
 
-    def _check_position(self, batches: Any) -> None:
+    def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
-            check_position(batches, self._uncounted)
+            check_position(batches, self.uncounted)
 
-    def _feed_of(self, batches: Any) -> Any:
+    def feed_of(self, batches: Any) -> Any:
         return feed_of(batches)
 
-    def _original_errors(self) -> AbstractContextManager[None]:
+    def original_errors(self) -> AbstractContextManager[None]:
         return Originals(None)  # the validation of a `fit` has a loader of its own
 
     def _begin(self, epoch: int, start: int) -> _Pass:
-        self._uncounted.count_from(epoch, start, may_be_cut=False)
+        self.uncounted.count_from(epoch, start, may_be_cut=False)
         return _Pass(self, self._on_device)
 
     @cached_property
@@ -152,12 +152,12 @@ class _Pass(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        with Originals(self._loader._uncounted):
+        with Originals(self._loader.uncounted):
             if self._batches is None:
                 self._batches = iter(guarded(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:
         """Give up the iterator, with the batches drawn ahead, and count no more."""
-        self._loader._uncounted.stop_counting()
+        self._loader.uncounted.stop_counting()
         self._dataset, self._batches = (), iter(())

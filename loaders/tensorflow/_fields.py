@@ -49,7 +49,7 @@ class ParsedFields:
         """Whether all fields are byte strings, and no Python function changes them."""
         index = index_of(feed, "this engine")
         kinds = {index.fields[name].kind for name in feed.fields if name not in index.columns}
-        return not feed._calls and kinds <= {"bytes"}
+        return not feed.has_functions and kinds <= {"bytes"}
 
     def batches(self, begun: tf.Tensor, records: tf.data.Dataset) -> tf.data.Dataset:
         """Make the dataset of (place, batch) of (place, records)."""

@@ -77,7 +77,7 @@ class Server(PassServer):
         The batches of a call must fit into rows of one array for each field.
         """
         feed = self.feed
-        if not self.prefetch or feed._calls or self._shared:
+        if not self.prefetch or feed.has_functions or self._shared:
             return 1
         shaped = [name for name, field in feed.spec.items() if field.shape]
         stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
@@ -130,7 +130,7 @@ class Server(PassServer):
         step, rank = divmod(place, self.ranks)
         drawn, epoch = self.schedules[rank], int(begun[1])
         (ids,) = drawn.batches(epoch, step, step + 1)
-        return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed._seeded)
+        return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed.seeded)
 
     def calls(self, batches: int) -> int:
         """Return how many calls give this number of batches."""
@@ -208,7 +208,7 @@ def _stored(feed: Feed) -> float:
 
 def _worth_threads(feed: Feed) -> bool:
     """Whether making a batch takes longer than handing the interpreter lock over."""
-    if feed._calls:
+    if feed.has_functions:
         return True
     index = feed.index
     return (isinstance(index, Index) and index.container == "files") or _stored(feed) >= _LONG

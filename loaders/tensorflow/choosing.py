@@ -101,7 +101,7 @@ class _Chosen(DatasetLoader[Any]):
 
     def _made(self) -> tf.data.Dataset:
         check_process()
-        server = PassServer(self._sampler, self._uncounted, self._meter)
+        server = PassServer(self._sampler, self.uncounted, self.meter)
         engine = ChooseDatasets(server, self._choices, self._datasets, replay=self.replay)
         return batches_of(engine, self.prefetch)
 
@@ -121,7 +121,7 @@ class Numbers:
     def sizes(self, begun: Int64s) -> tuple[Int64s, np.int64]:
         """Return the sizes of the batches of a pass, and their unit."""
         epoch, start = begun[1:3].tolist()
-        each = self.server.sampler._own_sizes(epoch, start, self.server.steps)
+        each = self.server.sampler.own_sizes(epoch, start, self.server.steps)
         return each, unit_of(each)
 
     def numbers(self, begun: Int64s, step: np.int64) -> Int64s:
@@ -204,5 +204,5 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [2 2 1 1]
     """
     check_process()
-    server = PassServer(selector.choices.sampler, selector._uncounted, selector._meter)
+    server = PassServer(selector.choices.sampler, selector.uncounted, selector.meter)
     return batches_of(Numbers(server, selector.choices), prefetch=1)

@@ -96,7 +96,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.device = device if device is None else chosen_device(device)
         self.prefetch, known = batches_ahead(feed, prefetch, threads)
         # None stays None: where nothing is decoded, the server knows whether threads help.
-        self.threads = None if threads is None and not feed._alone else known
+        self.threads = None if threads is None and not feed.alone else known
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
@@ -135,10 +135,10 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         check_process()
         server = Server(
             feeds,
-            self._reader,
-            self._uncounted,
-            self._meter,
-            plans=self._plans,
+            self.reader,
+            self.uncounted,
+            self.meter,
+            plans=self.plans,
             prefetch=self.prefetch,
             threads=self.threads,
             by_rank=by_rank,

@@ -122,7 +122,7 @@ class RecordDataset(Dataset[Any]):
             )
         socket_folder()  # which the workers inherit
         self._records = len(feed.index)
-        self._seeded = feed._seeded
+        self._seeded = feed.seeded
         self._drawn = _drawn(feed)
         # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
         threads = validate.integer("threads", threads, minimum=0)
@@ -224,7 +224,7 @@ class RequestSampler:
     def __init__(self, feed: Feed, /) -> None:
         self._stream = copy.copy(check_feed(feed).sampler)
         self._stream._passes = None  # a place of its own, whatever the feed's sampler has drawn
-        self._seeded = feed._seeded
+        self._seeded = feed.seeded
 
     def __len__(self) -> int:
         return len(self._stream)

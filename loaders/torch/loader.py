@@ -148,7 +148,7 @@ class TorchLoader(MakingLoader[B]):
         socket_folder()
         ahead = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
         check_descriptors(self.feed, ahead + self.prefetch + 2)
-        reader = ArrivedReader() if self._reads_for_workers else self._reader
+        reader = ArrivedReader() if self._reads_for_workers else self.reader
         dataset = CatchingDataset(self.feed, reader, threads=self.threads)
         serve: dict[str, Any] = {"batch_sampler": self._place, "collate_fn": as_served}
         # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
@@ -158,11 +158,25 @@ class TorchLoader(MakingLoader[B]):
     @property
     def _reads_for_workers(self) -> bool:
         """Whether this process reads for its workers: remote shards, which it reads ahead."""
-        return isinstance(self._reader, Reader) and self._reader.index.remote
+        return isinstance(self.reader, Reader) and self.reader.index.remote
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         refuse_workers()
-        return _Pass(self, epoch, start)
+        copier = copier_for(self.device)
+        if not self.num_workers:
+            made = self._made(
+                epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
+            )
+            return _Pass(self, copier, self._ahead(_sent(made, copier)))
+        self._place.begins, self._place.given_up = (epoch, start), False
+        workers = WorkerBatches(self._workers, self.meter, start)
+        sent = Prefetcher(
+            (copier.send(copier.prepare(batch)) for batch in workers),
+            depth=self.prefetch,
+            while_waiting=workers.check,
+            while_closing=workers.release,
+        )
+        return _Pass(self, copier, sent, workers)
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
@@ -185,7 +199,7 @@ class TorchLoader(MakingLoader[B]):
             AttributeError: in a training, since trainers that skip batches ask for the dataset.
         """
         if isinstance(self.feed.sampler, ExactOnceBatchSampler):
-            return _Records(len(self.feed.sampler._order))
+            return _Records(self.feed.sampler.num_samples)
         raise AttributeError(
             "a TorchLoader has no dataset, and skips no batches: load_state_dict goes on, so turn "
             "the trainer's skipping off (ignore_data_skip=True, no skip_first_batches)"
@@ -211,21 +225,21 @@ class TorchLoader(MakingLoader[B]):
     def _for_keras(self, arrange: Any, model: Any) -> Any:
         return self.dataloader(arrange) if callable(arrange) else arrange
 
-    def _feed_of(self, batches: Any) -> Feed | None:
+    def feed_of(self, batches: Any) -> Feed | None:
         return batches._loader.feed if isinstance(batches, _Uncounted) else None
 
     def _uncounted_pass(self) -> Iterator[Batch]:
         """Yield the batches of a pass, of which only the last is counted."""
         self._end()
-        begun = self._uncounted.begin()
+        begun = self.uncounted.begin()
         start = begun.step
-        self._meter.begin(start)
+        self.meter.begin(start)
         running, left = self._begin(begun.epoch, start), count(len(self) - start - 1, -1)
 
         def received() -> bool:
             last = next(left) == 0
             if last:
-                self._uncounted.delivered(begun)
+                self.uncounted.delivered(begun)
             return last
 
         yield from self._deliver(running, received, batches=len(self) - start)
@@ -303,7 +317,7 @@ class _Place:
         # The workers share the page cache, and this process reads remote shards for them. So this
         # process tells, once, what they will read.
         loader = self._loader
-        feed, reader, plans = loader.feed, loader._reader, loader._plans
+        feed, reader, plans = loader.feed, loader.reader, loader.plans
         stored = stored_fields(feed)
         following = plans.begin(fetcher_of(reader), stored, feed.sampler, *self.begins)
 
@@ -311,13 +325,13 @@ class _Place:
             if self.given_up:
                 raise LoaderError("the pass is given up")  # nobody sees this error
             given = reader, records, feed.fields, feed.missing
-            values = loader._meter.timed("reading", values_of, *given)
+            values = loader.meter.timed("reading", values_of, *given)
             if following is not None:
                 following.passed(step)
             return values
 
         schedule = plans.schedule(feed.sampler)
-        for request in requests(schedule, *self.begins, seeds=feed._seeded):
+        for request in requests(schedule, *self.begins, seeds=feed.seeded):
             if following is not None:
                 following.reached(request.step)
             yield Sending(request, read) if loader._reads_for_workers else request
@@ -329,27 +343,14 @@ class _Place:
 class _Pass(Iterator[Batch]):
     """One pass over the rest of an epoch."""
 
-    def __init__(self, loader: TorchLoader[Any], epoch: int, start: int) -> None:
-        self._loader = loader
-        self._workers: WorkerBatches | None = None
-        self._copier = copier_for(loader.device)
-        self._sent: Generator[Sent, None, None] | Prefetcher[Sent]
-        if loader.num_workers:
-            loader._place.begins, loader._place.given_up = (epoch, start), False
-            workers = WorkerBatches(loader._workers, loader._meter, start)
-            self._workers = workers
-            self._sent = Prefetcher(
-                (self._copier.send(self._copier.prepare(batch)) for batch in workers),
-                depth=loader.prefetch,
-                while_waiting=workers.check,
-                while_closing=workers.release,
-            )
-            return
-        copier = self._copier
-        made = loader._made(
-            epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
-        )
-        self._sent = loader._ahead(_sent(made, copier))
+    def __init__(
+        self,
+        loader: TorchLoader[Any],
+        copier: Copier,
+        sent: Generator[Sent, None, None] | Prefetcher[Sent],
+        workers: WorkerBatches | None = None,
+    ) -> None:
+        self._loader, self._copier, self._sent, self._workers = loader, copier, sent, workers
 
     def __next__(self) -> Batch:
         return self._copier.receive(next(self._sent))

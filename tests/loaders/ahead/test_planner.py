@@ -386,4 +386,4 @@ def test_a_loader_that_reads_on_does_not_move(
             follows = epoch in (1, 2, 10)
             assert (max(told) >= 10 * (epoch + 1)) == follows
             assert max(told) < 10 * (epoch + 2)
-        assert not pickle.loads(pickle.dumps(loader._plans))._planners  # planners hold locks
+        assert not pickle.loads(pickle.dumps(loader.plans))._planners  # planners hold locks
