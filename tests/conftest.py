@@ -186,15 +186,15 @@ def _trace_tensorflow() -> Iterator[None]:
     if calls is None or trace is None:
         yield
         return
-    untraced = calls._call
+    untraced = calls._kept
 
     def traced(*arguments: Any) -> Any:
         sys.settrace(trace)
         return untraced(*arguments)
 
-    calls._call = traced  # type: ignore[attr-defined]
+    calls._kept = traced  # type: ignore[attr-defined]
     yield
-    calls._call = untraced  # type: ignore[attr-defined]
+    calls._kept = untraced  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
