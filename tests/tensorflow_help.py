@@ -1,6 +1,10 @@
 """What the tests of the TensorFlow backend share."""
 
 import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -45,6 +49,17 @@ def loader(
     return TensorFlowLoader(
         made, engine=engine, prefetch=prefetch, device="/CPU:0", readahead=readahead
     )
+
+
+@contextmanager
+def few_files(number: int) -> Iterator[None]:
+    """Let this process open so many more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def engine_of(loader: TensorFlowLoader) -> str:

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_help  # noqa: F401  # two logical devices
 from keras_help import Interrupt
+from tensorflow_help import few_files
 
-from twinfeed.loaders import Selector
+from twinfeed.loaders import LoaderError, Selector
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import choose, original_errors, selector_dataset
 from twinfeed.samplers import (
@@ -358,6 +358,17 @@ def test_datasets_may_be_of_any_kind() -> None:
     for number in (0, 1, 2):
         mine = [one for batch in found for one in batch if one // 1000 == number][:20]
         assert sorted(mine) == list(range(1000 * number, 1000 * number + 20))
+
+
+def test_more_files_than_may_be_open_are_counted(tmp_path: Path) -> None:
+    for number in range(90):
+        with tf.io.TFRecordWriter(str(tmp_path / str(number))) as writer:
+            writer.write(b"word")
+    files = [tf.data.TFRecordDataset(str(tmp_path / str(n))).repeat() for n in range(90)]
+    loader = choose(PKBatchSampler.of_classes(90, p=30, k=1, seed=0), files)
+    said = r"(?s)90 datasets .* may open \d+ files.*ulimit -n.*build_index.*gather"
+    with few_files(50), pytest.raises(LoaderError, match=said):
+        list(loader)
 
 
 def test_what_cannot_be_chosen_from_is_refused() -> None:

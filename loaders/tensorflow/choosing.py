@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.selector import Choices, Selector, Source
+from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
@@ -16,6 +18,7 @@ from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.loaders.tensorflow.original import EXAMINERS
 from twinfeed.samplers import BatchStream, validate
 
 _IDS = 1 << 14  # ids that are drawn in one call
@@ -160,6 +163,8 @@ class ChooseDatasets(Numbers):
     ) -> None:
         super().__init__(server, choices)
         self._datasets, self._replay = datasets, replay
+        self.uncounted, self.begun = server.uncounted, -1
+        EXAMINERS.add(self)
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, batch) of a pass."""
@@ -173,6 +178,16 @@ class ChooseDatasets(Numbers):
             ]
         sizes = self._sizes(begun)
         return chosen(datasets, self._drawn(begun), sizes, begun, self.ended)
+
+    def examine(self, message: str, /) -> None:
+        """Raise where TensorFlow says that it may open no further file."""
+        if "Too many open files" in message:
+            raise LoaderError(
+                f"each of the {len(self._datasets)} datasets of choose stays open once it is drawn "
+                f"from, and this process may open {system.file_limit()} files",
+                advice="raise `ulimit -n`, or index the files (build_index) and take a "
+                "TensorFlowLoader with engine='gather', which opens few at a time",
+            )
 
     def drawn(self, begun: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""

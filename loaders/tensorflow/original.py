@@ -12,7 +12,7 @@ import tensorflow as tf
 from twinfeed.loaders.loop.uncounted import UncountedPasses
 from twinfeed.loaders.tensorflow._callbacks import FAILED
 
-# Engines that can say more where TensorFlow says that data are lost.
+# Engines that can say more where TensorFlow says that data are lost, or files are too many.
 EXAMINERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -77,8 +77,8 @@ def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None)
                     raise original from error
                 finally:
                     del original  # this frame in its traceback would hold it
-    if isinstance(error, tf.errors.DataLossError):
-        # The message names no file and no engine. The pipeline that began to read last comes first.
+    if isinstance(error, (tf.errors.DataLossError, tf.errors.ResourceExhaustedError)):
+        # The message names no engine. The pipeline that began to read last comes first.
         for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
             if uncounted in (None, examiner.uncounted):
                 examiner.examine(error.message)

@@ -1,8 +1,6 @@
 """Both engines give every sampler's batches as a plain loop does."""
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import batches
 from sampler_cases import FED
-from tensorflow_help import decode, engine_of, ids_of, loader, packed
+from tensorflow_help import decode, engine_of, few_files, ids_of, loader, packed
 
 from twinfeed.loaders import (
     Feed,
@@ -28,7 +26,6 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.tensorflow._runs import find_runs, lay_out
 from twinfeed.loaders.tensorflow._serve import Server
@@ -243,22 +240,12 @@ def test_p_by_k_over_class_files_in_stored_order(tmp_path: Path) -> None:
     assert [noted(batch) for batch in one] == want[13:18]
 
 
-@contextmanager
-def open_files_limited_to(number: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_more_class_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
     index = class_files(tmp_path, 102, 4)
     sampler = PKBatchSampler(
         index.labels, p=34, k=1, seed=1, batches_per_epoch=12, order_within="stored"
     )
-    with open_files_limited_to(system.open_files() + 80):
+    with few_files(80):
         one = loader(index, sampler, engine="choose_from_datasets")
         with pytest.raises(ValueError, match=r"needs 102 files.*may open .*engine='gather'"):
             _ = one.dataset
