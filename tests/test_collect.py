@@ -159,3 +159,17 @@ def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word
     collect.add([2], a=[1])
     with pytest.raises(error, match=word):
         collect.add(ids, **results)
+
+
+def test_ranks_with_other_results_are_refused() -> None:
+    parts = [(np.array([0]), {"score": np.ones(1)}), (np.array([1]), {})]
+    with pytest.raises(ValueError, match=r"results of different names: \[\(\), \('score',\)\]"):
+        Collect(2).merged(lambda _: parts)
+
+
+def test_a_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
+    """A damaged number of records would be 16 TB of counts."""
+    path = tmp_path / "rank.npz"
+    np.savez(path, n=1 << 41, only=[0, 1 << 40], ids=[0, 1 << 39])
+    with pytest.raises(LoaderError, match=r"of 2 records 1 have no result .* 1 have too many"):
+        Collect.load([path]).merged()

@@ -93,30 +93,43 @@ class Collect:
         parts = self._added if gather is None else list(gather(self.part()))
         only = self._only
         ids = np.concatenate([only[:0], *(ids for ids, _ in parts)])
-        self._check(np.bincount(ids, minlength=self._n))
-        place = np.empty(self._n, np.int64)
-        place[only] = np.arange(len(only))
+        places = self._places(ids)
         table = {}
-        filled = [(ids, rows) for ids, rows in parts if rows]
+        filled = [(ids, rows) for ids, rows in parts if rows or len(ids)]
+        names = {tuple(sorted(rows)) for _, rows in filled}
+        if len(names) > 1:
+            raise ValueError(f"ranks have added results of different names: {sorted(names)}")
+        ends = np.cumsum([len(ids) for ids, _ in filled])[:-1]
         for name in filled[0][1] if filled else ():
             arrays = [rows[name] for _, rows in filled]
             shape = (len(only), *arrays[0].shape[1:])
             table[name] = np.empty(shape, np.result_type(*arrays))
-            for (ids, _), array in zip(filled, arrays, strict=True):
+            for rows, array in zip(np.split(places, ends), arrays, strict=True):
                 if array.shape[1:] != shape[1:]:
                     raise ValueError(
                         f"rows of {name!r} have the shapes {shape[1:]} and {array.shape[1:]}"
                     )
-                table[name][place[ids]] = array
+                table[name][rows] = array
         return table
 
-    def _check(self, times: Int64s) -> None:
-        """Raise for records without a result, with several, or with one that is not in `only`."""
-        wanted = np.zeros(self._n, np.int64)
-        wanted[self._only] = 1
+    def _places(self, added: Int64s) -> Int64s:
+        """Return the row of each id in the table.
+
+        Raises:
+            LoaderError: records without a result, with several, or with one that is not in `only`.
+        """
+        order = np.argsort(self._only)
+        ordered = np.append(self._only[order], -1)  # in proportion to `only`, whatever `n` is
+        at = np.searchsorted(ordered[:-1], added)
+        known = ordered[at] == added
+        places = order[at[known]]
+        times = np.bincount(places, minlength=len(order))
         found = []
-        for what, wrong in ("no result", times < wanted), ("too many results", times > wanted):
-            ids = np.flatnonzero(wrong)
+        for what, ids in (
+            ("no result", self._only[times == 0]),
+            ("too many results", np.append(self._only[times > 1], added[~known])),
+        ):
+            ids = np.unique(ids)
             if len(ids):
                 some = ", ".join(map(str, ids[:5])) + ", …" * (len(ids) > 5)
                 found.append(f"{len(ids):,} have {what} ({some})")
@@ -126,6 +139,7 @@ class Collect:
                 advice="on each rank add every batch of one whole pass of an "
                 "ExactOnceBatchSampler, and give merged the function that gathers all parts",
             )
+        return places
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
