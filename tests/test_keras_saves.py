@@ -226,6 +226,13 @@ def test_damage_in_any_byte_of_a_save_is_one_error(tmp_path: Path, name: str) ->
             ResumeCallback(made(), tmp_path).restore(network)
 
 
+def correct(save: Path, name: str) -> None:
+    """Write the right checksum of a file that was changed."""
+    sums = json.loads((save / "checksums.json").read_text())
+    sums[name] = google_crc32c.value((save / name).read_bytes())
+    (save / "checksums.json").write_text(json.dumps(sums))
+
+
 def bomb_of_arrays(path: Path) -> None:
     np.savez_compressed(path, **{str(n): np.zeros(1 << 20) for n in range(4)})
 
@@ -243,10 +250,23 @@ def test_a_save_takes_no_more_memory_than_its_bytes(tmp_path: Path, name: str, b
     train(tmp_path, model())
     (last,) = tmp_path.glob("*-end")
     bomb(last / name)
-    sums = json.loads((last / "checksums.json").read_text())
-    sums[name] = google_crc32c.value((last / name).read_bytes())
-    (last / "checksums.json").write_text(json.dumps(sums))
+    correct(last, name)
     with pytest.raises(OSError, match="claim more bytes than the file has"):
+        ResumeCallback(made(), tmp_path).restore(model())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("weights", [["dense/kernel", 3]]), ("weights", 1), ("optimizer", True), ("random", None)],
+)
+def test_a_state_of_other_values_is_one_error(tmp_path: Path, name: str, value: Any) -> None:
+    """With checksums that are right."""
+    train(tmp_path, model())
+    (last,) = tmp_path.glob("*-end")
+    state = json.loads((last / "state.json").read_text()) | {name: value}
+    (last / "state.json").write_text(json.dumps(state))
+    correct(last, "state.json")
+    with pytest.raises(OSError, match=f"{last.name}: this save cannot be read.*{name}"):
         ResumeCallback(made(), tmp_path).restore(model())
 
 
@@ -351,7 +371,7 @@ def test_another_optimizer_is_refused(tmp_path: Path, other: Any) -> None:
     train(tmp_path, model())
     one, network = made(), model(other())
     before = network.get_weights()
-    with pytest.raises(ValueError, match=r"the save is of the optimizer Adam\(6 variables\)"):
+    with pytest.raises(ValueError, match=r"-end is of the optimizer Adam\(6 variables\)"):
         ResumeCallback(one, tmp_path).restore(network)
     assert (one.epoch, one.step) == (0, 0)
     for mine, theirs in zip(network.get_weights(), before, strict=True):

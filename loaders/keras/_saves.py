@@ -29,6 +29,13 @@ _NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
 _ARRAY = "twinfeed.array"
 _FILES = "state.json", "arrays.npz", "model.weights.h5"
 _SUMS = "checksums.json"
+_KINDS = {
+    bool: ("final",),
+    str: ("optimizer",),
+    dict: ("loader", "callbacks"),
+    list: ("weights", "random", "metrics", "rates"),
+}
+"""What a state holds, by type."""
 _UNREADABLE = OSError, EOFError, KeyError, TypeError, RuntimeError, UnicodeDecodeError
 
 
@@ -136,10 +143,21 @@ def _read(folder: Path) -> Save:
             )
         if checksums(folder) != json.loads(read_file(folder / _SUMS, LIMITS.manifest_bytes)):
             raise OSError("its bytes are not those that were saved")
+        _check_kinds(state)
         with open_file(folder / "arrays.npz") as file:
             _check_arrays(file)
             with np.load(file, allow_pickle=False) as arrays:
                 return Save(folder, _whole(state, arrays))
+
+
+def _check_kinds(state: dict[str, Any]) -> None:
+    """Refuse a state whose values are of other kinds than those that are saved."""
+    for kind, names in _KINDS.items():
+        for name in names:
+            if not isinstance(state[name], kind):
+                raise TypeError(f"its {name} are of type {type(state[name]).__name__}")
+    if any(list(map(type, one)) != [str, list] for one in state["weights"]):
+        raise TypeError("its weights have no shapes")
 
 
 def checksums(folder: Path) -> dict[str, int]:

@@ -213,8 +213,8 @@ class ResumeCallback(keras.callbacks.Callback):
             )
         if (ours := _model.kind(optimizer)) != state["optimizer"]:
             raise ValueError(
-                f"the save is of the optimizer {state['optimizer']}, the model has {ours}: begin "
-                f"anew with fresh=True"
+                f"{save.folder} is of the optimizer {state['optimizer']}, the model has {ours}: "
+                f"begin anew with fresh=True"
             )
         if not _load(model, save):
             warnings.warn(
@@ -409,8 +409,8 @@ def _load(model: keras.Model, save: Save) -> bool:
     try:
         with readable(save.folder):
             model.load_weights(save.weights)
+            return _model.assign(_model.random_states(model), save.state["random"])
     except ValueError as error:
         raise ValueError(
             f"{save.folder} is of another model: begin anew with fresh=True: {error}"
         ) from error
-    return _model.assign(_model.random_states(model), save.state["random"])
