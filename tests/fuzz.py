@@ -1,5 +1,4 @@
-"""Mutate shards, index folders, states and command lines, and see that nothing but the library's
-own errors comes of them.
+"""Mutate every kind of input, and see that nothing but the library's own errors comes of it.
 
     python tests/fuzz.py --seconds 60
     python tests/fuzz.py --case tar:1234
@@ -33,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fuzz_files import TARGETS as FILES
 from fuzz_help import Corpus, change, change_index, mutated, read_some
 from fuzz_stores import TARGETS as STORES
 from inside import MANIFEST, samples_of, tar, tfrecord
@@ -219,6 +219,7 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "state": state,
     "command": command,
     **STORES,
+    **FILES,
 }
 
 
@@ -241,7 +242,7 @@ def run(corpus: Corpus, case: str) -> str | None:
 
 
 @contextlib.contextmanager
-def workshop() -> Iterator[Corpus]:
+def workshop(*, saves: bool = False) -> Iterator[Corpus]:
     """Give the corpus in a temporary folder; what hangs, or takes all memory, is a finding too."""
 
     def stop(*_: object) -> None:
@@ -251,12 +252,15 @@ def workshop() -> Iterator[Corpus]:
     handler = signal.signal(signal.SIGALRM, stop)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        corpus = Corpus()
+        if saves:  # a training, and the memory that its framework takes
+            FILES["save"](corpus, random.Random())
         statm = Path("/proc/self/statm")
         if statm.exists():  # else the system does not say what is in use
             used = int(statm.read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
         try:
-            yield Corpus()
+            yield corpus
         finally:
             resource.setrlimit(resource.RLIMIT_AS, limits)
             signal.signal(signal.SIGALRM, handler)
@@ -275,7 +279,8 @@ def main() -> int:
     options = parser.parse_args()
     done: Counter[str] = Counter()
     found: dict[str, str] = {}
-    with workshop() as corpus:
+    chosen = [(options.case or "").partition(":")[0], *options.targets]
+    with workshop(saves="save" in chosen) as corpus:
         if options.case:
             print(run(corpus, options.case) or "nothing is wrong")
             return 0

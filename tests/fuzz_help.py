@@ -114,6 +114,12 @@ def change_index(folder: Path, draw: random.Random, arrays: str = "*") -> None:
     (folder / MANIFEST).write_bytes(mutated(text, draw) if draw.random() < 0.1 else text)
 
 
+def must_name(error: Exception, *names: str) -> None:
+    """Raise where the message has none of these names."""
+    if not any(name in str(error) for name in names):
+        raise AssertionError(f"the error does not name {names}") from error
+
+
 def read_some(opened: Index) -> None:
     """Ask an open index for everything that it gives."""
     with Reader(opened) as reader:

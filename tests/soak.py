@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from inside import replace_file
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, open_index, pack
@@ -56,11 +57,84 @@ def feed_of(index: Index, route: str) -> Feed:
     return Feed(index, BatchSampler(order, batch_size=BATCH))
 
 
-def loop(folder: Path, loader: Any, over: Callable[[], Iterator[Any]], look: Any = None) -> None:
+class JsonSave:
+    """A state in a file of JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "state.json"
+
+    def read(self) -> dict[str, Any] | None:
+        return json.loads(self._file.read_text()) if self._file.exists() else None
+
+    def write(self, state: dict[str, Any], _: int) -> None:
+        replace_file(self._file, json.dumps(state).encode())
+
+    def close(self) -> None:
+        """Wait for nothing: the file is there."""
+
+
+class TorchSave(JsonSave):
+    """A state beside weights in a checkpoint of torch, written as docs/torch.md says."""
+
+    def read(self) -> dict[str, Any] | None:
+        import torch
+
+        if not self._file.exists():
+            return None
+        saved = torch.load(self._file, weights_only=True)
+        assert saved["weights"].eq(saved["loader"]["step"]).all()
+        return dict(saved["loader"])
+
+    def write(self, state: dict[str, Any], _: int) -> None:
+        import torch
+
+        new = self._file.with_suffix(".new")
+        torch.save({"loader": state, "weights": torch.full([50_000], state["step"])}, new)
+        os.replace(new, self._file)
+
+
+class OrbaxSave:
+    """A state beside weights, by a manager of orbax that writes behind the loop."""
+
+    def __init__(self, folder: Path) -> None:
+        import orbax.checkpoint as ocp
+
+        self._args = ocp.args
+        options = ocp.CheckpointManagerOptions(max_to_keep=2)
+        self._manager = ocp.CheckpointManager((folder / "saves").resolve(), options=options)
+
+    def read(self) -> dict[str, Any] | None:
+        last = self._manager.latest_step()
+        if last is None:
+            return None
+        kept = {"weights": self._args.StandardRestore(), "loader": self._args.JsonRestore()}
+        saved = self._manager.restore(last, args=self._args.Composite(**kept))
+        assert (saved["weights"] == saved["loader"]["step"]).all()
+        return dict(saved["loader"])
+
+    def write(self, state: dict[str, Any], done: int) -> None:
+        kept = {
+            "weights": self._args.StandardSave(np.full(50_000, state["step"])),
+            "loader": self._args.JsonSave(state),
+        }
+        self._manager.save(done, args=self._args.Composite(**kept))
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def loop(
+    folder: Path,
+    loader: Any,
+    over: Callable[[], Iterator[Any]],
+    look: Any = None,
+    save: Callable[[Path], Any] = JsonSave,
+) -> None:
     """Train by a loop that saves, breaks off, names its epochs and looks at batches at random."""
-    state = folder / "state.json"
-    if state.exists():
-        loader.load_state_dict(json.loads(state.read_text()))
+    saves = save(folder)
+    state = saves.read()
+    if state is not None:
+        loader.load_state_dict(state)
     notes = Notes(folder, loader.epoch * STEPS + loader.step)
     while loader.epoch < EPOCHS:
         # A look at the last batches of an epoch is a pass, as the page on TensorFlow says: one is
@@ -75,9 +149,10 @@ def loop(folder: Path, loader: Any, over: Callable[[], Iterator[Any]], look: Any
                 batch["id"].tolist() if hasattr(batch["id"], "tolist") else batch["id"].numpy()
             )
             if loader.step % EVERY == 0:
-                replace_file(state, json.dumps(loader.state_dict()).encode())
+                saves.write(loader.state_dict(), loader.epoch * STEPS + loader.step)
             if number == stop:
                 break
+    saves.close()
 
 
 def numpy_route(folder: Path, index: Index) -> None:
@@ -92,7 +167,14 @@ def torch_route(folder: Path, index: Index, workers: int) -> None:
         feed_of(index, "torch"), num_workers=workers, persistent_workers=workers > 0
     )
     look = None if workers else lambda: TorchLoader(loader.feed).dataloader()
-    loop(folder, loader, lambda: iter(loader), look)
+    loop(folder, loader, lambda: iter(loader), look, TorchSave)
+
+
+def jax_route(folder: Path, index: Index) -> None:
+    from twinfeed.loaders.jax import JaxLoader
+
+    loader = JaxLoader(feed_of(index, "jax"))
+    loop(folder, loader, lambda: iter(loader), save=OrbaxSave)
 
 
 def tensorflow_route(folder: Path, index: Index, route: str) -> None:
@@ -210,6 +292,7 @@ ROUTES: dict[str, Callable[[Path, Index], None]] = {
     "numpy": numpy_route,
     "torch": lambda folder, index: torch_route(folder, index, 0),
     "torch workers": lambda folder, index: torch_route(folder, index, 2),
+    "jax": jax_route,
     "tensorflow": lambda folder, index: tensorflow_route(folder, index, "tensorflow"),
     "choose": lambda folder, index: tensorflow_route(folder, index, "choose"),
     "keras door": lambda folder, index: keras_route(folder, index, "keras door"),
@@ -252,6 +335,14 @@ def train(route: str, folder: Path, kills: int) -> int:
         assert child.exitcode == -signal.SIGKILL, f"{route} ended with {child.exitcode}"
 
 
+def check(route: str, index: Index, folder: Path) -> None:
+    """Compare what a training has received with the batches of a plain loop."""
+    received = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
+    sampler = feed_of(index, route).sampler
+    plain = [ids.tolist() for epoch in range(EPOCHS) for ids in sampler.batches(epoch, 0, STEPS)]
+    assert received == plain, f"{route}, {folder}: other batches than a plain loop"
+
+
 def main() -> None:
     """Soak."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -267,12 +358,7 @@ def main() -> None:
             folder = Path(place, str(number))
             folder.mkdir()
             kills += train(route, folder, random.randrange(1, 5))
-            received = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
-            sampler = feed_of(index, route).sampler
-            plain = [
-                ids.tolist() for epoch in range(EPOCHS) for ids in sampler.batches(epoch, 0, STEPS)
-            ]
-            assert received == plain, f"{route}, training {number}: other batches than a plain loop"
+            check(route, index, folder)
             trainings += 1
             print(f"{route}: as a plain loop, after {kills} kills in all", flush=True)
             if time.monotonic() > end and trainings >= len(options.routes):

@@ -9,6 +9,7 @@ import pytest
 from fuzz import FOUND, TARGETS, run, workshop
 
 EACH = 100
+SLOW = {"part": 20, "image": 20, "save": 40}
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +21,14 @@ def own_environment() -> Iterator[None]:
     os.environ |= before
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(one, marks=[pytest.mark.frameworks] if one == "save" else []) for one in TARGETS],
+)
 def test_mutations_lead_to_documented_errors_alone(target: str) -> None:
-    cases = [f"{target}:{number}" for number in range(EACH)]
-    with workshop() as corpus:
+    cases = [f"{target}:{number}" for number in range(SLOW.get(target, EACH))]
+    with workshop(saves=target == "save") as corpus:
         found = {case: problem for case in cases if (problem := run(corpus, case))}
     assert not found
 

@@ -1,0 +1,169 @@
+"""The targets of the fuzzer that are files: changed shards, images, side tables, parts, saves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import random
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz_help import Corpus, must_name, mutated
+from inside import build
+
+from twinfeed.loaders import (
+    Collect,
+    DecodeImage,
+    Feed,
+    Index,
+    LoaderError,
+    NumpyLoader,
+    Reader,
+    SideTable,
+    build_index,
+    open_index,
+)
+from twinfeed.samplers import BatchSampler, SequentialSampler
+
+IMAGES = ("c/1.png", "c/2.jpg", "d/3.bmp")
+
+
+def changed(corpus: Corpus, draw: random.Random) -> None:
+    """Read an index of which a file has changed: the old bytes, or an error that names the file."""
+    corpus.restore()
+    name = draw.choice(("x.index", "tar/data.index", "tfrecord/data.index", "y.index"))
+    if name == "y.index":
+        build_index("images", name)
+    opened = open_index(name)
+    wanted = values(opened)
+    shard = Path(draw.choice(opened.shard_paths.tolist()))
+    path = Path(opened.root) / shard
+    before = path.read_bytes()
+    data = mutated(before, draw)
+    if draw.random() < 0.7:  # of the old size, and with the old time
+        data = data[: len(before)].ljust(len(before), b"\0")
+    with contextlib.ExitStack() as stack:
+        early = stack.enter_context(Reader(opened)) if draw.random() < 0.5 else None
+        path.write_bytes(data)
+        reader = early or stack.enter_context(Reader(open_index(name)))
+        for record in range(len(opened)):
+            try:
+                found = reader.read([record])
+            except LoaderError as error:
+                must_name(error, path.name)
+            else:
+                assert [column[0] for column in found.values()] == wanted[record]
+
+
+def values(index: Index) -> list[list[Any]]:
+    """Return the bytes of every record."""
+    with Reader(index) as reader:
+        return [[column[0] for column in reader.read([n]).values()] for n in range(len(index))]
+
+
+def image(corpus: Corpus, draw: random.Random) -> None:
+    """Decode a mutated image: pixels, or an error that names its record."""
+    corpus.restore()
+    name = draw.choice(IMAGES)
+    for one in IMAGES:
+        path = Path("images", one)
+        path.parent.mkdir(exist_ok=True)
+        data = picture(path.suffix)
+        path.write_bytes(mutated(data, draw) if one == name else data)
+    index = build_index("images", "y.index")
+    sampler = BatchSampler(SequentialSampler(len(index)), batch_size=3)
+    try:
+        next(iter(NumpyLoader(Feed(index, sampler, decode=DecodeImage(size=(4, 4))))))
+    except LoaderError as error:
+        must_name(error, Path(name).stem)
+
+
+def picture(suffix: str) -> bytes:
+    """Return an image of 4 times 4 pixels."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    kind = {".jpg": "JPEG"}.get(suffix, suffix[1:].upper())
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(out, kind)
+    return out.getvalue()
+
+
+def side(_: Corpus, draw: random.Random) -> None:
+    """Read a mutated side table."""
+    kind = draw.choice(("u1", "<f4", ">i8", "<c16", "bool", "<U3", "M8[s]"))
+    table = np.zeros(draw.choice(((7,), (7, 3), (0, 2), ())), kind)
+    out = io.BytesIO()
+    np.save(out, np.asfortranarray(table) if draw.random() < 0.2 else table)
+    Path("side.npy").write_bytes(mutated(out.getvalue(), draw))
+    try:
+        opened = SideTable("side.npy")
+        opened[np.arange(min(len(opened), 7))]
+    except LoaderError as error:
+        must_name(error, "side.npy")
+
+
+def part(corpus: Corpus, draw: random.Random) -> None:
+    """Go on with an interrupted build of which a part is mutated: the same index comes."""
+    corpus.restore()
+    shards = ["a.tar", *(f"tar/data-0000{n}-of-00002.tar" for n in range(2))]
+    wanted = build_index(shards, "y.index", label="cls").digest
+    last, build.KEEP_FROM = Path(shards[-1]), 0
+    whole = last.read_bytes()
+    try:
+        last.write_bytes(b"x" + whole[1:])
+        shutil.rmtree("y.index")
+        with contextlib.suppress(LoaderError):
+            build_index(shards, "y.index", label="cls")
+        last.write_bytes(whole)
+        parts = sorted(Path("y.index/parts").iterdir())
+        assert len(parts) == 2, parts
+        damaged = draw.choice(parts)
+        damaged.write_bytes(mutated(damaged.read_bytes(), draw))
+        assert build_index(shards, "y.index", label="cls").digest == wanted
+    finally:
+        build.KEEP_FROM = 1 << 20
+
+
+def damage_zip(file: Path, draw: random.Random) -> None:
+    """Mutate a zip, or one of its members with the right CRC."""
+    if draw.random() < 0.5:
+        file.write_bytes(mutated(file.read_bytes(), draw))
+        return
+    with zipfile.ZipFile(file) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    name = draw.choice(sorted(members))
+    members[name] = mutated(members[name], draw)
+    with zipfile.ZipFile(file, "w") as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+
+
+def collected(_: Corpus, draw: random.Random) -> None:
+    """Load mutated results."""
+    collect = Collect(6)
+    collect.add(np.arange(6), point=np.ones([6, 2]), name=np.array(list("abcdef")))
+    collect.save("rank.npz")
+    damage_zip(Path("rank.npz"), draw)
+    with contextlib.suppress(ValueError):  # documented: results that do not fit together
+        try:
+            Collect.load(["rank.npz"]).merged()
+        except LoaderError as error:
+            must_name(error, "rank.npz", " records ")
+
+
+TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
+    "changed": changed,
+    "image": image,
+    "side": side,
+    "part": part,
+    "collect": collected,
+}
+if importlib.util.find_spec("keras") is not None:
+    from fuzz_saves import save
+
+    TARGETS["save"] = save
