@@ -122,7 +122,7 @@ class Collect:
         ordered = np.append(self._only[order], -1)  # in proportion to `only`, whatever `n` is
         at = np.searchsorted(ordered[:-1], added)
         known = ordered[at] == added
-        places = order[at[known]]
+        places: Int64s = order[at[known]]
         times = np.bincount(places, minlength=len(order))
         found = []
         for what, ids in (
