@@ -52,7 +52,7 @@ def check_sampler(
         worlds: the numbers of ranks to try.
 
     Raises:
-        AssertionError: a law does not hold; the first one is named.
+        AssertionError: a law does not hold; the error names the first.
 
     >>> from twinfeed.samplers import RandomSampler
     >>> from twinfeed.testing import check_sampler
@@ -168,7 +168,7 @@ def check_source(source: Any, /) -> None:
         source: as `Feed` takes it in place of an index.
 
     Raises:
-        AssertionError: a law does not hold; the first one is named.
+        AssertionError: a law does not hold; the error names the first.
         LoaderError: `read` fails, or gives no list of a value for each id.
         TypeError: what is no source, or a column that is no array.
 

@@ -93,7 +93,7 @@ class Planner:
     def reached(self, step: int, /) -> None:
         """Note that the batch of this step is read now, and request what comes next.
 
-        Several threads may call. One of them plans.
+        Several threads may call. One thread plans.
         """
         at = self._first + step
         self._reading.add(at)

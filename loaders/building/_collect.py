@@ -294,7 +294,7 @@ class _Collector:
         column.add(self.records, piece, where)
 
     def as_list(self, piece: Range) -> Range:
-        """Return the list message around one bytes value of a TFRecord."""
+        """Return the list message around a single bytes value of a TFRecord."""
         with open_file(self.path) as file:
             head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
         start, length = piece.offset - piece.head, piece.length + piece.head

@@ -38,7 +38,7 @@ def call(
 
 
 def _given(error: Exception, sample: Made) -> str:
-    """Say which fields there are if one was not found, and what to do about a read-only array."""
+    """Say which fields a missing field is not among, or what to do about a read-only array."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
     return f"; it was given {sorted(sample)}" if isinstance(error, KeyError) else ""

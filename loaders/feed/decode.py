@@ -285,7 +285,7 @@ class DecodeArray:
 
 
 class DecodeExample:
-    """Decode a field that holds a whole `tf.train.Example` to its features, without TensorFlow.
+    """Decode a whole `tf.train.Example` in a field to its features, without TensorFlow.
 
     For records that were indexed as raw bytes. An index of Examples reads single features by
     itself. A feature with one value becomes a scalar or a byte string, any other feature int64[n],

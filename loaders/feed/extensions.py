@@ -1,4 +1,4 @@
-"""Webdataset's convention: the extension of a member says what the member holds."""
+"""Webdataset's convention: the extension of a member is its type."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def shuffled(
         order_within: as of `ShardShuffleSampler`.
 
     Raises:
-        ValueError: `memory` is less than one block for each section, or `records` has one twice.
-        IndexError: `records` has one that is not there.
+        ValueError: `memory` is less than one block for each section, or `records` has an id twice.
+        IndexError: `records` has an id outside the index.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack

@@ -4,9 +4,9 @@ The bytes of a `Record` include its framing. The records of a TFRecord shard lie
 record of a tar goes from the first header block of the sample to the padded end of its last member.
 A `Range` lies inside a record: a reader fetches the range of a field, and not the rest.
 
-The `number` of a record counts all records of its shard, bad ones too. So the number stays true
-where a scan goes on after a bad record. Loose files have `paths`, which the `path_no` of each field
-numbers, and the `label` that came with the listing.
+The `number` of a record counts all records of its shard, with the bad records. So it does not
+depend on whether a scan goes on after a bad record. Loose files have `paths`, which the `path_no`
+of each field numbers, and the `label` that came with the listing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TFRecord framing: scan a shard from front to back with every checksum checked, and write one.
+"""TFRecord framing: scan a shard from front to back, with every checksum, and write a shard.
 
 A record is its length (uint64, little-endian), the length's masked CRC-32C, the data, and the
 data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`).

@@ -115,7 +115,7 @@ def send_index(path: Path, url: Location, /) -> None:
 
 
 def _arrays_at(url: Location, path: Path) -> set[str]:
-    """Return the files of the arrays of the index at a URL; none for no index, or a damaged one."""
+    """Return the files of the arrays of the index at a URL; none if it is missing or damaged."""
     before = path / "before"
     before.mkdir()
     with suppress(LoaderError, FileNotFoundError):
@@ -125,7 +125,7 @@ def _arrays_at(url: Location, path: Path) -> set[str]:
 
 
 def _manifest(url: Location, folder: Path) -> dict[str, Any]:
-    """Bring the manifest of an index, and return what it holds."""
+    """Copy the manifest of an index here, and return its content."""
     try:
         bring(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:

@@ -190,7 +190,7 @@ class ResumeCallback(keras.callbacks.Callback):
             self.loader.uncounted.stop_counting()
 
     def restore(self, model: keras.Model, /) -> bool:
-        """Load the last save into `model` (compiled, built) and the loader; False without one.
+        """Load the last save into `model` (compiled, built) and the loader; False without a save.
 
         Raises:
             StateMismatchError: a save of other data or another sampler.

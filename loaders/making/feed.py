@@ -254,7 +254,7 @@ def _not_made(function: object) -> bool:
 
 
 def index_of(feed: object, what: str, /) -> Index:
-    """Return the index of a feed; raise TypeError if there is another source: `what` needs one."""
+    """Return the index of a feed; raise TypeError for another source: `what` needs an index."""
     index = check_feed(feed).index
     if not isinstance(index, Index):
         raise TypeError(f"{what} needs an index, and the feed has a {type(index).__name__}")

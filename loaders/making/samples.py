@@ -227,7 +227,7 @@ def joined_rows(index: Source, side: Mapping[str, Array], request: Request, /) -
 
 
 def known_to_repeat(decode: object, /) -> bool:
-    """Whether a decode is one of the library's own, which need not be tried."""
+    """Whether a decode is the library's own, which need not be tried."""
     return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 

@@ -52,7 +52,7 @@ def tried(feed: Definition, /) -> dict[str, FieldSpec]:
 
 
 def first_of(feed: Definition) -> Request:
-    """Return the first sample of the stream, the same for every rank; record 0 of an empty one."""
+    """Return the first sample of the stream, the same for every rank; record 0 without samples."""
     whole = Schedule(feed.sampler).whole.sampler
     if not len(whole):
         return Request.plain(np.zeros(1, np.int64))

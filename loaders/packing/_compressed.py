@@ -1,7 +1,7 @@
 """Compressed shards as samples, one after the other: decompressed to a file, and scanned there.
 
-The file is in the packer's own folder, and there is one at a time. So memory holds one record, the
-disk holds one shard more, and every check of a scan is made.
+The file is in the packer's own folder, and there is only one file at a time. So memory holds one
+record, the disk holds one shard more, and every check of a scan is made.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class LooseFiles:
         """Read the files of one sample, and return the sample.
 
         Raises:
-            ValueError: the sample has no label, and others have one.
+            ValueError: the sample has no label, and other samples have labels.
         """
         entry = self.entries[number]
         extensions = {field: _extension(path) for field, path in entry.paths.items()}
@@ -185,7 +185,7 @@ def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
 
 
 def _extension(path: str) -> str:
-    """Return the extension of a file in lower case, or the whole name of a file without one."""
+    """Return the extension of a file in lower case, or the whole name if it has no extension."""
     return path.rpartition("/")[2].rpartition(".")[2].lower()
 
 

@@ -85,7 +85,7 @@ class Handles:
 
 
 def _new_lock() -> None:
-    """Replace the lock in a forked child: a thread of the parent's may have held it."""
+    """Replace the lock in a forked child: the parent's lock may be locked for ever."""
     Handles._lock = threading.Lock()
 
 

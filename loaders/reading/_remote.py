@@ -157,7 +157,7 @@ class RemoteShards(Fetcher):
         return _sizes(self.index)
 
     def _read(self, file: int, start: int, stop: int, step: int) -> memoryview:
-        """Return a range of a file, from the cache if there is one."""
+        """Return a range of a file, through the cache if there is a cache."""
         if self.chunks is None:
             return self._fetch(file, start, stop)
         return self.chunks.read(file, start, stop, self._fetch, step=step)

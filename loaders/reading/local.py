@@ -138,7 +138,7 @@ class LocalShards(Fetcher):
             yield
 
     def waits(self, extents: Extents, /) -> bool:
-        """Whether the last page of one of these is not in memory."""
+        """Whether the last page of any of these extents is not in memory."""
         return any(cold(fd, stop - 1) for fd, _, stop in self._opened(extents))
 
     def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
@@ -239,7 +239,7 @@ class WholeFiles(Fetcher):
                 advise(opened.fileno(), start, stop - start, "WILLNEED")
 
     def waits(self, extents: Extents, /) -> bool:
-        """Whether the last page of one of these files is not in memory."""
+        """Whether the last page of any of these files is not in memory."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
                 if cold(opened.fileno(), stop - 1):

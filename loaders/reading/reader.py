@@ -122,7 +122,7 @@ class Reader(Closing):
 
     @property
     def _fetcher(self) -> Fetcher:
-        """The fetcher. A forked child makes a new one, as a thread may have held a lock."""
+        """The fetcher. A forked child makes a new fetcher: the parent's locks may be locked."""
         if self._pid != os.getpid():
             self._renew()
         return self._own

@@ -67,7 +67,7 @@ class Rows:
     (array([1, 0]), (2, 2))
     """
 
-    _turn = threading.RLock()  # of all, since a dataset may be in two, and one within another
+    _turn = threading.RLock()  # one lock for all: two `Rows` may share a dataset, or nest
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Rows:
 
 
 def _new_turn() -> None:
-    """Replace the lock in a forked child: a thread of the parent's may have held it."""
+    """Replace the lock in a forked child: the parent's lock may be locked for ever."""
     Rows._turn = threading.RLock()
 
 

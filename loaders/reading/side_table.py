@@ -69,7 +69,7 @@ class SideTable:
 
 
 def _mapped(path: str) -> npt.NDArray[Any]:
-    """Map the array of an `.npy` file, which must be one of rows of numbers."""
+    """Map the array of an `.npy` file, which must have rows of numbers."""
     os.close(open_regular(path))
     try:
         data = np.lib.format.open_memmap(path, mode="r")

@@ -34,7 +34,7 @@ _UNTIL: ContextVar[float] = ContextVar("until")
 
 
 def _foreign(_: logging.LogRecord) -> bool:
-    """Whether a line for a log is of somebody else's request. Ours may have a secret in a URL."""
+    """Whether a log line is of another library's request. Ours may have a secret in a URL."""
     return _UNTIL.get(None) is None
 
 
@@ -44,7 +44,7 @@ class ClosedError(Exception):
 
 @contextmanager
 def within(seconds: float, /) -> Iterator[None]:
-    """Let all that this thread does on connections take so many seconds together."""
+    """Limit all that this thread does on connections to so many seconds together."""
     token = _UNTIL.set(time.monotonic() + seconds)
     try:
         yield
@@ -118,7 +118,7 @@ class _SecureConnection(_Connection, HTTPSConnection):
 
 
 def connections(url: str, check: Check, /) -> HTTPConnectionPool:
-    """Return what asks the server of a URL, through the proxy that the environment names, if any.
+    """Return the connection pool for a URL, through the environment's proxy, if any.
 
     Raises:
         LoaderError: a proxy that cannot be used as it is written.
@@ -182,7 +182,7 @@ def network_of(host: str, /) -> str:
 
 @lru_cache(1)
 def context() -> ssl.SSLContext:
-    """Return what certificates are checked by."""
+    """Return the context that certificates are checked by."""
     made = ssl.create_default_context()
     made.sslsocket_class = _SecureSocket
     return made

@@ -134,8 +134,9 @@ def _open(root: Location, options: ClientConfig) -> Any:
 
 
 def _check_endpoints(root: Location) -> None:
-    """Raise LoaderError where the environment gives what is no URL as the URL of a store, or one
-    without encryption that it does not allow.
+    """Check the URLs of stores in the environment; raise LoaderError for a URL that is none.
+
+    A URL without encryption is refused too, unless the environment allows it.
     """
     names = [name for name in _ENDPOINTS[OBJECTS[root.scheme]] if name in os.environ]
     for number, name in enumerate(names):
@@ -171,7 +172,7 @@ def _span(seconds: float) -> str:
 
 
 def _http_allowed() -> bool:
-    """Whether the environment allows stores without encryption.
+    """Return whether the environment allows stores without encryption.
 
     obstore itself reads these variables only if no time-outs are given.
     """
@@ -207,7 +208,7 @@ def _naming(place: Location) -> Iterator[None]:
         ) from None
     except exceptions.BaseError as error:
         reason, credentials = _reason(error), _CREDENTIALS[OBJECTS[place.scheme]]
-        if _METADATA.search(str(error)):  # asked last, for want of credentials
+        if _METADATA.search(str(error)):  # the last resort if there are no credentials
             raise PassingError(
                 f"this machine's cloud gives none either: {reason}",
                 problem="no credentials are in the environment",
@@ -239,8 +240,10 @@ def _no_bucket(place: Location, error: Exception) -> LoaderError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason that an error of obstore gives: not the request before it, nor its source
-    in Rust; of an answer in XML the code and the message.
+    """Return the reason that an error of obstore gives.
+
+    The request and the source in Rust are left out. Of an answer in XML, the code and the message
+    are the reason.
     """
     text = _BEFORE.sub("", str(error).partition("\n\nDebug source")[0], count=1)
     text = _BODY.sub(r"\1: \2", text)

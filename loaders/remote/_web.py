@@ -1,4 +1,4 @@
-"""Web servers, asked for ranges over http and https. No credentials are ever sent to them."""
+"""Web servers: ranges over http and https. No credentials are ever sent to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "twinfeed"}
 
 
 class Web(Store):
-    """Ask a web server, over connections that are kept."""
+    """Make requests to a web server, over connections that are kept."""
 
     gives_facts = True
 
@@ -75,7 +75,7 @@ class Web(Store):
     def _checked(
         self, path: str, answer: BaseHTTPResponse, start: int, stop: int
     ) -> tuple[int, Facts]:
-        """Return the length of a range, and what its headers tell of the file."""
+        """Return the length of a range, and the facts of the file in its headers."""
         header = answer.headers.get("Content-Range")
         match = _CONTENT_RANGE.fullmatch(header or "")
         if match:
@@ -117,7 +117,7 @@ class Web(Store):
                 _keep(answer)
 
     def _follow(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Return the answer to a request, that of another server where the first one sends on."""
+        """Return the answer to a request, after redirections to other servers."""
         target = url
         for _ in range(_HOPS):
             answer = self._request(target, headers, sent_on=target != url)
@@ -133,7 +133,7 @@ class Web(Store):
         raise _sent_on(url, target)
 
     def _request(self, url: str, headers: dict[str, str], *, sent_on: bool) -> BaseHTTPResponse:
-        """Make one request, on a kept connection if there is one that still works."""
+        """Make one request, on a kept connection if one still works."""
         key = origin, _ = _origin(url), sent_on
         path = url[len(origin) :].removeprefix("/")
         while True:
@@ -144,7 +144,7 @@ class Web(Store):
             try:
                 return pool.urlopen(
                     "GET",
-                    # A proxy is asked for the whole URL, unless it makes a tunnel.
+                    # A proxy gets the whole URL, unless it makes a tunnel.
                     url if pool.proxy and url.startswith("http:") else f"/{path}",
                     headers=headers,
                     redirect=False,
@@ -156,7 +156,7 @@ class Web(Store):
                 continue
 
     def _check_network(self, origin: str, sent_on: bool, address: str) -> None:
-        """Raise LoaderError where another server sends on into a network that it may not name."""
+        """Raise LoaderError if another server redirects into a network that it may not name."""
         kind = network_of(address)
         if not sent_on:
             self._home = kind
@@ -169,7 +169,7 @@ def _origin(url: str) -> str:
 
 
 def _size(answer: BaseHTTPResponse) -> int | None:
-    """Return the size of a file that ends before the range begins, None if it is not told."""
+    """Return the size of a file that ends before the range begins; None if unknown."""
     match = _NO_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
@@ -184,7 +184,7 @@ def _keep(answer: BaseHTTPResponse) -> None:
 
 
 def _seconds(answer: BaseHTTPResponse) -> float:
-    """Return how many seconds a server asks to wait."""
+    """Return the seconds that a server wants the client to wait."""
     try:
         return Retry().get_retry_after(answer) or 0.0
     except (HTTPError, OverflowError, ValueError):

@@ -24,9 +24,9 @@ class DiskCache:
     is opened without a cache, if the index or its shards lie at a URL.
 
     Args:
-        folder: if it does not exist, it is made, for its owner alone. `~` is your home. The
-            folder may be deleted whenever nobody uses it.
-        bytes: the most that the folder holds: a number of bytes, or a text such as 200G or 1.5 TiB.
+        folder: if it does not exist, it is made, for its owner alone. `~` is your home. The folder
+            may be deleted when no process uses it.
+        bytes: the most bytes in the folder: a number, or a text such as 200G or 1.5 TiB.
 
     Raises:
         TypeError: `bytes` is neither.
@@ -51,7 +51,7 @@ class DiskCache:
 
 
 def cache_of_environment() -> DiskCache | None:
-    """Return the cache that the environment names."""
+    """Return the cache of the environment's variables."""
     folder, size = os.environ.get(FOLDER), os.environ.get(BYTES)
     if not folder and not size:
         return None

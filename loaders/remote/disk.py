@@ -39,9 +39,9 @@ class Disk:
     """Read and write entries; one object for each process.
 
     A file of the folder holds the number of bytes of all entries. The number is changed under a
-    lock. The number grows before an entry is written, and shrinks after one is deleted. So a killed
-    process may leave a number that is too high, but never one that is too low. A process that has
-    the folder alone counts again, and deletes what killed processes were writing.
+    lock. The number grows before an entry is written, and shrinks after an entry is deleted. So a
+    killed process may leave a number that is too high, but never a number that is too low. A
+    process that has the folder alone counts again, and deletes what killed processes were writing.
 
     On a file system without locks, several processes may together exceed the bound for a while:
     each counts again when it starts.
@@ -71,7 +71,7 @@ class Disk:
                 data = opened.read(length + _TRAILER.size + 1)
         except FileNotFoundError:
             return None
-        except (LoaderError, OSError) as error:  # no file, or one that cannot be read
+        except (LoaderError, OSError) as error:  # no file, or it cannot be read
             self._warn(error)
             self._delete(name)
             return None
@@ -134,13 +134,13 @@ class Disk:
                     yield file.name[: -len(".chunk")], file.stat().st_mtime
 
     def last_use(self, name: str, /) -> float | None:
-        """Return when an entry was used last; None where it is gone."""
+        """Return when an entry was used last; None if it is gone."""
         with suppress(FileNotFoundError):
             return self._file(name).stat().st_mtime
         return None
 
     def _take(self, size: int, victims: Iterator[str]) -> bool:
-        """Take room, before anything is written."""
+        """Reserve room, before anything is written."""
         with self._locked():
             used = self._used()
             while used + size > self.cache.bytes:
@@ -230,7 +230,7 @@ def unusable(folder: Path, why: str | None, /) -> LoaderError:
 
 
 def make_folder_of_cache(folder: Path) -> None:
-    """Make the folder of a cache, which nobody but its owner may enter.
+    """Make the folder of a cache, which only its owner may enter.
 
     A folder that holds anything must have the tag of a cache: entries are deleted by name there.
     """

@@ -1,4 +1,4 @@
-"""Whole files of stores, brought here in pieces side by side."""
+"""Whole files of stores, downloaded in pieces at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something lies: a URL taken apart, in the only place that takes URLs apart."""
+"""Where something lies: the only module that parses URLs."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ _SECRET = (
 
 @dataclass(frozen=True)
 class Location:
-    """Name a place in a store: the scheme, the host or bucket, and the key, without a secret.
+    """A place in a store: the scheme, the host or bucket, and the key, without a secret.
 
     - s3, gs and az: the key is raw. Nothing in the key is decoded, and `?` and `#` belong to it.
     - http and https: the key is the path of the URL, quoted as the standard of URLs has it.
-    - `typed`: whether the caller gave the place. What an index alone names is not `typed`.
+    - `typed`: whether the caller gave the place. A place that only an index names is not `typed`.
 
     Raises:
-        LoaderError: what cannot be read as it is written, and credentials in a URL. The message has
-            no credentials.
+        LoaderError: a URL that cannot be parsed, or has credentials. The message has no
+            credentials.
 
     >>> Location.of("s3://bucket/run#1/100%25/a?.tar")
     Location(scheme='s3', host='bucket', key='run#1/100%25/a?.tar')
@@ -76,7 +76,7 @@ class Location:
 
     @classmethod
     def of(cls, url: str, /, *, typed: bool = True) -> Location:
-        """Take a URL apart."""
+        """Parse a URL."""
         match = _URL.fullmatch(url)
         if not match:
             raise LoaderError("no URL", path=masked(url), advice="write it as in s3://bucket/shard")
@@ -103,14 +103,14 @@ class Location:
 
     @property
     def web(self) -> bool:
-        """Whether a web server is asked."""
+        """Whether the place is on a web server."""
         return self.protocol in WEB
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else "")
 
     def __truediv__(self, path: str, /) -> Location:
-        """Return the place of a path below this one."""
+        """Return the place of a path below this place."""
         _refuse_signed(f"{self}/{path}")
         key = quote(path, safe=_AS_TYPED, errors="surrogatepass") if self.web else path
         parts = [unquote(part) if self.web else part for part in key.split("/")]
@@ -139,7 +139,7 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """The place that this one lies in."""
+        """The place that this place lies in."""
         return replace(self, key=self.key.rpartition("/")[0])
 
     def below(self, root: Location, /) -> str | None:
@@ -150,7 +150,7 @@ class Location:
         return self.key[len(base) :] if self.key.startswith(base) else None
 
     def shares_host(self, other: Location, /) -> bool:
-        """Return whether both places are on one host, or in one bucket."""
+        """Return whether both places are on the same host, or in the same bucket."""
         return bool(self.host) and (self.scheme, self.host) == (other.scheme, other.host)
 
 
@@ -161,7 +161,7 @@ def place_of(path: str | os.PathLike[str], /) -> Root:
 
 
 def is_url(text: str, /) -> bool:
-    """Tell a URL from a local path."""
+    """Return whether a path is a URL."""
     return _URL.fullmatch(text) is not None
 
 
@@ -170,7 +170,7 @@ Root = str | Location
 
 
 def masked(text: str, /) -> str:
-    """Return a URL, or what somebody else says, for a message: without what may be a secret.
+    """Return a URL, or another program's message, without what may be a secret.
 
     >>> masked("no route to https://user:word@host/a.tar?token=1")
     'no route to https://***@host/a.tar?***'
@@ -192,7 +192,8 @@ def allowed(place: Location, /) -> bool:
     """Return whether the environment allows indexes to lead to a place.
 
     Raises:
-        LoaderError: the variable of the environment holds what is no URL, or a URL that is refused.
+        LoaderError: the variable of the environment is no list of URLs, or has a URL that is
+            refused.
     """
     given = os.environ.get(ROOTS, "").strip()
     try:
@@ -204,7 +205,7 @@ def allowed(place: Location, /) -> bool:
 
 
 def quoted(name: str, /) -> str:
-    """Return the name of a file as it stands in the URL of a web server.
+    """Return the name of a file as the URL of a web server has it.
 
     >>> quoted("50% of #1?.tar")
     '50%25%20of%20%231%3F.tar'
@@ -224,7 +225,7 @@ def unquoted(path: str, /) -> str:
 
 
 def _refuse_user(url: str, protocol: str, host: str) -> None:
-    """Raise LoaderError for a URL with a password, or with a user where none belongs."""
+    """Raise LoaderError for a URL with a password, or with a user that its scheme does not have."""
     user = host.rpartition("@")[0]
     if ":" in host and not _HOSTS["web"].fullmatch(host):  # a password may hold a "/"
         user = url.partition("://")[2].rpartition("@")[0]

@@ -24,12 +24,12 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Say how the network is used. `NETWORK` holds the values in force.
+    """How the network is used. `NETWORK` has the values in force.
 
     - `requests`: most requests of one process in flight.
-    - `in_flight`: most bytes that one process has asked for and not received.
+    - `in_flight`: most bytes that one process has requested and not received.
     - `held`: most bytes that one reader has fetched ahead and not used. Blocks in use come on top.
-    - `piece`: a longer range is asked for in pieces of so many bytes.
+    - `piece`: a longer range is requested in pieces of so many bytes.
     - `patience`: a request is made again after a failure that may pass. The pauses before that take
       at most so many seconds together. TWINFEED_PATIENCE in the environment overrides this.
     - `first_pause`, `longest_pause`: seconds between two attempts. They double each time. A random
@@ -77,7 +77,7 @@ class PassingError(Exception):
 
 
 class RefusedError(LoaderError):
-    """Report a store that does not serve this to these credentials."""
+    """Report a store that refuses these credentials."""
 
 
 def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
@@ -95,7 +95,7 @@ def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
         try:
             return call()
         except PassingError as error:
-            # A process that ends joins its threads, and would wait for one that goes on trying.
+            # A process that ends joins its threads, and would wait for a thread that still tries.
             if left <= 0 or not threading.main_thread().is_alive():
                 seconds = time.monotonic() - started
                 asks = f"; the server asks to wait {error.after:.0f} seconds" if error.after else ""

@@ -1,4 +1,4 @@
-"""Which store serves a place: by its scheme, one for each process."""
+"""The store of a place, by the scheme; each process has its own stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _obstore_users: set[int] = set()
 
 
 def store_of(root: Location, /) -> Store:
-    """Return the store of a place. Each process has its own, with its own connections."""
+    """Return the store of a place. Each process has its own store, with its own connections."""
     key = os.getpid(), root, root.typed
     store = _stores.get(key)
     if store is None:

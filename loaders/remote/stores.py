@@ -16,9 +16,9 @@ from twinfeed.loaders.remote.wire import wire
 
 
 class Facts(NamedTuple):
-    """Say how many bytes a file has, and its tag, which changes when the file does.
+    """How many bytes a file has, and its tag, which changes when the file does.
 
-    None where the store does not tell.
+    None if the store does not say.
     """
 
     bytes: int | None = None
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Hold a range of a file, and what the store said of the file together with the range."""
+    """A range of a file, and the facts of the file that came with the range."""
 
     data: memoryview
     facts: Facts = Facts()
@@ -35,12 +35,12 @@ class Piece(NamedTuple):
 class Store(ABC):
     """Read and write what lies below `root`. Paths are relative to the root.
 
-    The methods try again after a failure that may pass. They raise FileNotFoundError for what is
-    not there, and LoaderError with the URL, the range and the attempts.
+    The methods try again after a failure that may pass. They raise FileNotFoundError for a missing
+    file, and LoaderError with the URL, the range and the attempts.
 
     The methods of a subclass make a single request, and raise PassingError for a failure that may
     pass: `_facts`, `_read` (as much of a range as the file has), `_walk` (the paths of all files,
-    in any order), and, unless it cannot be written to, `_write` (a file is there whole or not at
+    in any order), and, if the store can be written to, `_write` (a file is there whole or not at
     all) and `_delete`.
     """
 
@@ -72,26 +72,26 @@ class Store(ABC):
             LoaderError: a path that cannot be in a URL.
         """
         found = self._urls.get(path)
-        if found is None:  # to look a path over costs more than to send the request
+        if found is None:  # checking a path costs more than sending the request
             found = self._urls[path] = str(self.root / path)
         return found
 
     def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
-        """Return the facts of files, asked for at the same time. Unless `fresh`, ask only once."""
+        """Return the facts of files, requested at once. Unless `fresh`, each is requested once."""
         asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._known]
         waiting = [wire().submit(partial(self._ask, path), 0) for path in asked]
         self._known |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
         return [self._known[path] for path in paths]
 
     def forget(self) -> None:
-        """Ask for facts anew the next time."""
+        """Request the facts anew the next time."""
         self._known.clear()
 
     def _ask(self, path: str) -> Facts:
         return patiently(self.url(path), "its size", lambda: self._facts(path))
 
     def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range, shorter only where the file ends, as far as its size is known."""
+        """Return a range, shorter only at the end of the file, as far as its size is known."""
         url, wanted = self.url(path), f"bytes {start} to {stop}"
 
         def attempt() -> Piece:
@@ -144,7 +144,7 @@ def not_installed(url: object, error: ImportError, /) -> LoaderError:
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Tell whether the names of a path match the parts of a pattern."""
+    """Return whether the names of a path match the parts of a pattern."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":

@@ -19,7 +19,7 @@ class _Job(NamedTuple):
 
 
 class Wire:
-    """Run requests on threads, those that somebody waits for first.
+    """Run requests on threads; the requests that a batch waits for come first.
 
     A thread ends when nothing is left to do. So a process that ends waits for no idle thread.
     Requests that have not begun then are cancelled.
@@ -33,7 +33,7 @@ class Wire:
         self._bytes = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, soon: bool = True) -> Future[Any]:
-        """Run `call`, which brings `size` bytes, on a thread."""
+        """Run `call`, which fetches `size` bytes, on a thread."""
         job = _Job(call, size, Future())
         with self._lock:
             (self._soon if soon else self._later)[id(job.future)] = job
@@ -84,7 +84,7 @@ class Wire:
         return None
 
     def _work(self, job: _Job | None) -> None:
-        """Run jobs as long as there are any that may begin."""
+        """Run jobs until no job may begin."""
         while job is not None:
             try:
                 result = job.call()
@@ -105,5 +105,5 @@ _wires: dict[int, Wire] = {}
 
 
 def wire() -> Wire:
-    """Return the wire of this process. A forked child has a wire of its own."""
+    """Return the `Wire` of this process. A forked child has its own."""
     return _wires.setdefault(os.getpid(), Wire())

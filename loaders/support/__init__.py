@@ -4,7 +4,8 @@ Nothing here knows of shards, samplers or batches.
 
 - Arguments: array_types.py has types of arrays, limits.py the largest sizes, counterparts.py the
   options of other libraries, extras.py what is not installed. samplers/validate.py checks them.
-- Files and folders: regular.py opens, atomic.py replaces, temporary.py leaves nothing behind,
-  owned.py marks the library's own folders, checksum.py has CRC-32C.
-- The machine: system.py asks it, pool.py starts processes, closing.py closes, progress.py shows.
+- Files and folders: regular.py opens, atomic.py replaces, temporary.py makes folders that do not
+  stay, owned.py marks the library's own folders, checksum.py has CRC-32C.
+- The machine: system.py has its facts, pool.py starts processes, closing.py closes, progress.py
+  shows a bar.
 """

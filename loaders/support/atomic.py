@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens to the process that writes them."""
+"""Files that are whole or not there, whatever happens to the process that writes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def beside(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Bring a file's or folder's bytes to the disk."""
+    """Sync a file's or folder's bytes to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -59,11 +59,11 @@ def locked(
 ) -> Iterator[None]:
     """Let one process at a time change what is in a folder, which `make` makes if need be.
 
-    The lock is on a file that only its owner may open. A lock on the folder itself could be held by
-    anybody who may read the folder. The file is there while the lock is held.
+    The lock is on a file that only its owner may open. Anybody who may read the folder could lock
+    the folder itself. The file is there only while it is locked.
 
     Raises:
-        TimeoutError: the lock is held after `wait` seconds (by default `WAIT`).
+        TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
     """
     start, told, wait = time.monotonic(), False, WAIT if wait is None else wait
     while (fd := _try_lock(folder, make)) is None:
@@ -87,7 +87,7 @@ def locked(
 
 
 def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
-    """Return the open and locked file of a folder; None where somebody else holds the lock."""
+    """Return the open and locked file of a folder; None if another process has the lock."""
     file = folder / LOCK
     try:
         if make is not None:
@@ -135,7 +135,7 @@ def lock(fd: int, how: int, /) -> bool:
 
 @contextmanager
 def room_for(path: Path, needed: int | None, *, work: Path | None = None) -> Iterator[None]:
-    """Name `path` in the error of a full disk, or of a reached limit of a file's size.
+    """Name `path` in the error of a full disk, or of a file that may not grow.
 
     The error has the bytes needed, if that number is known, and the bytes written to `work`.
     """

@@ -31,7 +31,7 @@ def crc32c(data: Buffer, before: int = 0, /) -> int:
 
 
 def crc32c_of_each(data: Iterable[bytes], /) -> list[int]:
-    """Return the CRC-32C of each, without a Python call for each.
+    """Return the CRC-32C of each item, without a Python call for each.
 
     >>> [hex(each) for each in crc32c_of_each([b"123456789", b""])]
     ['0xe3069283', '0x0']

@@ -9,11 +9,11 @@ C = TypeVar("C", bound="Closing")
 
 
 class Closing(ABC):
-    """Enter with itself, close on the way out, whatever the way is."""
+    """A context manager that gives itself, and closes at the end of the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held."""
+        """Close what is open."""
 
     def __enter__(self: C) -> C:
         return self

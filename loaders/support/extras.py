@@ -1,4 +1,4 @@
-"""What the extras bring: an error that names the extra, where one is not installed."""
+"""An error that names the extra to install, for each module that an extra brings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(what: str, extra: str, /) -> Iterator[None]:
-    """Name the extra to install where the block does not find a module of somebody else."""
+    """Name the extra to install if the block does not find a module of another library."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -19,6 +19,6 @@ def needing(what: str, extra: str, /) -> Iterator[None]:
 
 
 def not_installed(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
-    """Return the error of what needs a module that is not installed."""
+    """Return the error of a module that is not installed."""
     told = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
     return ModuleNotFoundError(told, name=module)

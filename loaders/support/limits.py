@@ -1,4 +1,4 @@
-"""What the loaders refuse for its size, before any memory or time is spent on it."""
+"""Limits of sizes, checked before any memory or time is spent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Say how much of anything the loaders take; `LIMITS` are the limits in force.
+    """How much of anything the loaders accept; `LIMITS` has the limits in force.
 
     No honest data comes near these limits, which keep a hostile shard or index from costing more
     than its own size. Each limit is checked where the number first appears.

@@ -30,7 +30,7 @@ def add_to_mark(folder: Path, file: str, /) -> None:
 
 
 def is_marked(folder: Path, /) -> bool:
-    """Tell whether a folder is the library's own."""
+    """Return whether a folder is the library's own."""
     return marked(folder) is not None
 
 
@@ -51,7 +51,7 @@ def delete_marked(folder: Path, /) -> None:
 
 
 def delete_whole(folder: Path, /) -> None:
-    """Delete a marked folder with all that is in it, the mark last: it says whose the rest is."""
+    """Delete a marked folder with all that is in it, the mark last: the mark says whose it is."""
     for each in folder.iterdir():
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)

@@ -1,4 +1,4 @@
-"""Processes that interrupts do not reach: who started them ends them.
+"""Processes that ignore interrupts: the process that started them ends them.
 
 Ctrl-C reaches every process of a terminal. A process would print where it was interrupted, often in
 an import. So a process is started by a thread that blocks interrupts, and inherits this. The pool
@@ -44,11 +44,11 @@ class Pool(ThreadPoolExecutor):
         self._died = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a process call a function."""
+        """Call a function in a process."""
         return super().submit(self._call, fn, *args, **kwargs)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):  # nobody waits for the rest
+        if kind is not None and not issubclass(kind, Exception):  # no caller waits for the rest
             self._end("a worker process was interrupted")
         self.shutdown(cancel_futures=True)
         for process, pipe in self._started.values():

@@ -1,4 +1,4 @@
-"""A progress bar if tqdm is installed and one is asked for; nothing otherwise."""
+"""A progress bar if it is wanted and tqdm is installed; nothing otherwise."""
 
 from __future__ import annotations
 

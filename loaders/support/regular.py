@@ -1,4 +1,4 @@
-"""Open local files, which must be regular ones, and read ranges of them."""
+"""Open local files, which must be regular files, and read ranges of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_shard(path: str, /) -> BinaryIO:
 
     Raises:
         UnsafeContentError: a `pipe:` command, which is never run.
-        LoaderError: what is no regular file.
+        LoaderError: anything but a regular file.
         FileNotFoundError: a missing file.
     """
     refuse_command(path)
@@ -75,7 +75,7 @@ def _opener(path: str, _: int) -> int:
 def read_at(fd: int, length: int, offset: int, /) -> bytes:
     """Return the bytes of a range, fewer only at the end of the file.
 
-    A long range takes several `os.pread`s, since one returns at most 2 GiB.
+    A long range takes several `os.pread`s, since a call returns at most 2 GiB.
     """
     data = os.pread(fd, length, offset)
     if len(data) == length or not data:

@@ -1,4 +1,4 @@
-"""Ask the operating system: the one module that knows how Linux and macOS differ.
+"""Facts of the operating system: the only module in which Linux and macOS differ.
 
 Windows is not supported, and importing this module says so. The names below are looked up when they
 are needed, since macOS lacks some of them.
@@ -74,7 +74,7 @@ def memory() -> int:
 
 
 def cold(fd: int, offset: int, /) -> bool | None:
-    """Whether reading a byte would wait for the disk; None where the system cannot tell."""
+    """Whether reading a byte would wait for the disk; None if the system cannot say."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:
@@ -93,23 +93,23 @@ def file_limit() -> int | None:
 
 
 def open_files() -> int:
-    """Return how many files this process holds open, the listing's own among them."""
+    """Return how many files this process has open, the listing's own among them."""
     return len(os.listdir("/dev/fd"))
 
 
 def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
-    """Tell the kernel what becomes of some pages of a file, where the kernel can be told."""
+    """Advise the kernel of the next use of some pages of a file, if the system can."""
     if not hasattr(os, "posix_fadvise"):
         return
     flag = getattr(os, f"POSIX_FADV_{advice}")
-    # Of pages that it will need, Linux reads no more at once than it reads ahead for this disk.
+    # With one call, Linux reads no more pages than it reads ahead for this disk.
     piece = _READ_AT_ONCE if advice == "WILLNEED" else max(1, length)
     for start in range(offset, offset + max(1, length), piece):
         os.posix_fadvise(fd, start, min(piece, offset + length - start), flag)
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next batch: as much as its own moving limits allow.
+    """Let glibc keep freed memory for the next batch, up to its own dynamic limits.
 
     glibc begins with 128 KiB, and TensorFlow goes back to that whenever it makes a dataset of a
     generator. Each batch would then fault its pages in anew, which takes longer than to read them.

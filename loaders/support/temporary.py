@@ -1,4 +1,4 @@
-"""Temporary folders that do not stay, even where the process that made them is killed."""
+"""Temporary folders that do not stay, even if the process that made them is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinfeed.loaders.support.system import SHARED_MEMORY
 
 _PREFIX, _LOCK = "twinfeed-", "lock"
 
-# Most bytes of a folder's name, so that multiprocessing's names of sockets fit behind it.
+# Most bytes of a folder's name, so that multiprocessing's names of sockets fit after it.
 _LONGEST = 80
 
 _locks: dict[Path, tuple[int, int]] = {}
@@ -26,9 +26,9 @@ _locks: dict[Path, tuple[int, int]] = {}
 
 
 def make_temporary() -> Path:
-    """Make a temporary folder, which holds a file that is locked as long as the process lives.
+    """Make a temporary folder, with a file that is locked as long as the process lives.
 
-    The first time, folders are removed whose lock nobody holds any more.
+    The first call removes folders that no process locks any more.
     """
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -37,12 +37,12 @@ def make_temporary() -> Path:
     _locks[folder] = os.getpid(), fd
     with suppress(OSError):  # a file system without locks: nobody removes the folder of another
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(folder / ".new", folder / _LOCK)  # by this name the file has always been locked
+        os.rename(folder / ".new", folder / _LOCK)  # locked before it has this name
     return folder
 
 
 def remove_temporary(folder: Path, /) -> None:
-    """Remove such a folder; a forked child leaves it alone."""
+    """Remove such a folder; in a forked child, do nothing."""
     process, fd = _locks[folder]
     if process == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)

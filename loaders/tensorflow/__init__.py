@@ -1,18 +1,18 @@
 """The TensorFlow backend: the only package here that imports tensorflow.
 
-`TensorFlowLoader` (loader.py) carries a feed to a loop, and gives a `tf.data.Dataset` for
-`model.fit`, for `map` and for `tf.distribute`. `prefetch_to_device` (device.py) is the last step of
-what is made of the dataset. `original_errors` (original.py) raises what was raised within a
-pipeline. `twinfeed.loaders.keras` resumes `fit` at any step.
+`TensorFlowLoader` (loader.py) iterates over a feed, and gives a `tf.data.Dataset` for `model.fit`,
+for `map` and for `tf.distribute`. `prefetch_to_device` (device.py) is the last step of what is made
+of the dataset. `original_errors` (original.py) raises the errors of a pipeline as they are.
+`twinfeed.loaders.keras` resumes `fit` at any step.
 
-`choose` (choosing.py) lets a sampler choose from datasets of the user's own, and
-`selector_dataset` gives the choice alone.
+`choose` (choosing.py) lets a sampler choose from datasets of the user's own, and `selector_dataset`
+gives only the numbers of the datasets.
 
 How a dataset is made:
 
 - _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
   _operators.py knows whether their positions are known, and _processes.py how many processes train.
-- _pipeline.py is the frame, in which an engine gives the batches of a pass: _gather.py,
+- _pipeline.py makes the dataset, and an engine gives the batches of a pass: _gather.py,
   choosing.py with _optional.py, or for TFRecord files _native.py with _fields.py and _runs.py.
   _choose.py serves the last two.
 - _serve.py reads a batch, and _layout.py hands the batch over to TensorFlow.

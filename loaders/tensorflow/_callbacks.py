@@ -1,4 +1,4 @@
-"""What TensorFlow calls back: methods of objects that the graph does not own."""
+"""Python methods that TensorFlow calls, of objects that the graph does not own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 # TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
 # to be found by their text. There may be several, since threads work ahead. Here are the objects
-# that raised last, by weak references: no object must live on for an error that nobody asks for.
+# that raised last, by weak references: no object must live on for an error that is never looked up.
 FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
 
 # The interpreter may end after _QUIET seconds without a call of TensorFlow. For this quiet it waits
@@ -31,7 +31,7 @@ _QUIET, _PATIENCE = 0.1, 10.0
 _LEAVE = 1.0
 
 # TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
-# number of an object, and the object stands here for as long as something else keeps it.
+# number of an object, and the object is listed here as long as something else keeps it.
 _OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _NUMBERS = count()
 
@@ -80,12 +80,12 @@ os.register_at_fork(after_in_child=_CALLS.__init__)  # type: ignore[misc]  # no 
 
 
 def drop(held: list[Any], /) -> None:
-    """Empty a list of one iterator of TensorFlow, in a thread that holds no lock.
+    """Empty a list of an iterator of TensorFlow, in a thread without locks.
 
-    Whoever destroys an iterator waits for the threads of its pass. The garbage collector destroys
-    in any thread, and under any lock that these threads wait for. So the iterator is kept while
-    others have it too: the collector is about to clear them. After `_PATIENCE` seconds the threads
-    of the pass wait for no lock.
+    A thread that destroys an iterator waits for the threads of the iterator's pass. The garbage
+    collector destroys in any thread, and under any lock that these threads wait for. So the
+    iterator is kept while others have it too: the collector is about to clear them. After
+    `_PATIENCE` seconds the threads of the pass wait for no lock.
 
     Waits for a short time, so that a pass has ended when its iterator is gone.
     """
@@ -106,7 +106,7 @@ def drop(held: list[Any], /) -> None:
 
 
 def _shared(held: list[Any]) -> bool:
-    """Return whether somebody else has what the list holds."""
+    """Return whether the list's item has other references."""
     return sys.getrefcount(held[0]) > 2  # the list's own, and the call's
 
 
@@ -122,9 +122,9 @@ def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any
 
 
 def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.data.Dataset:
-    """Make a dataset of what a generator method yields.
+    """Make a dataset of the items of a generator method.
 
-    The generator is closed when the iterator ends or is given up. While the generator runs, the
+    The generator is closed when the iterator ends or is destroyed. While the generator runs, the
     object is kept.
     """
     items = partial(_items, *_numbered(method))
@@ -132,7 +132,7 @@ def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.da
 
 
 def _items(number: int, name: str) -> Generator[Any, None, None]:
-    """Yield what a generator method yields."""
+    """Yield the items of a generator method."""
     with _kept(number) as owner:
         yield from getattr(owner, name)()
 
@@ -147,7 +147,7 @@ def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
 
 @contextmanager
 def _kept(number: int) -> Iterator[Any]:
-    """Give an object, and have it keep what is raised for `original_errors`."""
+    """Give an object, and keep the errors of the block in it, for `original_errors`."""
     owner = _OWNERS.get(number)
     if owner is None:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""How numbers choose from datasets, and how what they chose becomes batches of any sizes."""
+"""Choose elements from datasets by numbers, and cut them into batches of any sizes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def chosen(
     """Choose from `datasets` by `numbers`, int64 scalars: (step, batch) of the rest of a pass.
 
     A dataset without a further element ends the choice in silence. For the first batch that is not
-    whole `ended` is called with the pass, the step, and the elements that there are. It must raise.
+    whole `ended` is called with the pass, the step, and the number of elements. It must raise.
     """
     choose = tf.data.Dataset.choose_from_datasets
     batches = batched(choose(datasets, numbers, stop_on_empty_dataset=True), sizes)
@@ -66,7 +66,7 @@ def chosen(
 
 
 def batched(elements: tf.data.Dataset, sizes: Sizes) -> tf.data.Dataset:
-    """Cut elements into batches; where they end early, the last batch is smaller."""
+    """Cut elements into batches; if they end early, the last batch is smaller."""
     if sizes.same is not None:
         return elements.batch(sizes.same)
     # In units, no element is drawn beyond the end of its batch: that element may fail.
@@ -84,7 +84,7 @@ def _length(batch: Any) -> tf.Tensor:
 
 
 def _of_size(batch: Any, size: int | None) -> Any:
-    """Make the size of a batch static, where it is known."""
+    """Make the size of a batch static, if it is known."""
     for part in tf.nest.flatten(batch):
         if isinstance(part, tf.Tensor):
             part.set_shape([size, *part.shape[1:]])

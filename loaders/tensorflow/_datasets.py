@@ -21,7 +21,7 @@ from twinfeed.loaders.tensorflow.original import Originals
 
 
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
-    """Give the batches of a stream as a `tf.data.Dataset`, and count what is received of it."""
+    """Give the batches of a stream as a `tf.data.Dataset`, and count the batches received."""
 
     _counts = "loop over loader.counted(dataset)"
     _unshared = ("_running", "dataset", "_on_device")
@@ -34,11 +34,11 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
 
         Its length is always that of a whole epoch, and shapes are static where they can be. A pass
-        runs from where the loader stands to the end of the epoch. An evaluation always runs whole,
+        runs from the loader's position to the end of the epoch. An evaluation always runs whole,
         except in the first pass after `load_state_dict`. A pass begins when its first batch is
-        drawn, and a pass that is given up costs nothing. When a pass has delivered its last batch,
-        the loader stands at the next epoch, whoever asked for the batches: give a validation a
-        loader of its own. Within `counted`, or with a `ResumeCallback`, the loader follows what was
+        drawn, and an abandoned pass changes nothing. When a pass has delivered its last batch, the
+        loader's position is the next epoch, whoever drew the batches: give a validation a loader of
+        its own. Within `counted`, or with a `ResumeCallback`, the position is that of the batches
         received.
 
         A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
@@ -56,8 +56,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def counted(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
         """Iterate over what was made of `dataset`, and count what the loop receives.
 
-        The pass is one of the loader's: the same rules hold as for iterating over the loader
-        itself.
+        The rules are the same as for iterating over the loader itself.
 
         Args:
             dataset: may be mapped, cut by `take`, repeated, prefetched, copied to a device, or
@@ -121,7 +120,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         return self._sent(self.dataset)
 
     def _sent(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Copy what a dataset gives to the device, ahead of the step."""
+        """Copy the batches of a dataset to the device, ahead of the step."""
         device = chosen_device(self.device)
         if device == "/CPU:0":
             return dataset
@@ -135,7 +134,7 @@ def _process() -> int:
 
 
 def check_process() -> None:
-    """Raise where TensorFlow would wait for threads that a forked child does not have."""
+    """Raise if TensorFlow would wait for threads that a forked child does not have."""
     if _process() != os.getpid():
         raise RuntimeError(
             "TensorFlow does not work in a forked child of a process that has used it: start the "
@@ -158,6 +157,6 @@ class _Pass(Iterator[Any]):
             return next(self._batches)
 
     def close(self) -> None:
-        """Give up the iterator, with the batches drawn ahead, and count no more."""
+        """Drop the iterator, with the batches drawn ahead, and stop counting."""
         self._loader.uncounted.stop_counting()
         self._dataset, self._batches = (), iter(())

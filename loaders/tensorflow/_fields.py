@@ -22,7 +22,7 @@ from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._serve import Server, spread
 
-# Steps whose ids and columns are handed over in one call.
+# Steps whose ids and columns one call passes to TensorFlow.
 _STEPS = 32
 
 
@@ -36,7 +36,7 @@ class ParsedFields:
     def __init__(self, server: Server) -> None:
         self.server, self.index = server, index_of(server.feed, "this engine")
         self.names = [name for name in server.feed.fields if name not in self.index.columns]
-        self._lengths_rows = max(1, len(self.names))  # TensorFlow crashes where it cuts none
+        self._lengths_rows = max(1, len(self.names))  # TensorFlow crashes if it cuts no field
         self._missing: dict[str, bytes] = dict(server.feed.missing)
         if self.index.options.missing == "empty":
             self._missing = dict.fromkeys(self.names, b"") | self._missing
@@ -75,7 +75,7 @@ class ParsedFields:
     ) -> dict[str, Any]:
         *rest, lengths = aside
         fields = self._parsed(records)
-        checked = [records]  # where no field is read, else nothing would check them
+        checked = [records]  # if no field is read, nothing else would check them
         if self.names:
             found = [tf.strings.length(field) for field in fields.values()]
             same = tf.reduce_all(tf.equal(tf.cast(tf.stack(found, 1), tf.int64), lengths))
@@ -135,7 +135,7 @@ class ParsedFields:
 
 
 class FedFields:
-    """Have the shared feed parse, decode and collate the records that TensorFlow read."""
+    """Let the shared feed parse, decode and collate the records that TensorFlow read."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -159,7 +159,7 @@ class FedFields:
 
 
 class GivenRecords(Reader):
-    """Read records that this thread holds already."""
+    """Read records that this thread has already."""
 
     def __init__(self, index: Index) -> None:
         super().__init__(index)

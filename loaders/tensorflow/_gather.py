@@ -10,7 +10,7 @@ from twinfeed.loaders.tensorflow._serve import Server
 
 
 class Gather:
-    """Ask for each batch by its place; `server.parallel` batches are read at once."""
+    """Read each batch by its place; `server.parallel` batches are read at once."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""Iterators of TensorFlow that are destroyed in a thread that holds no lock."""
+"""Iterators of TensorFlow that are destroyed in a thread without locks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _guarded_class(kind: Any) -> type:
 
 
 def guarded(dataset: Any, /) -> Any:
-    """Have a dataset give such iterators, for a training that may fail; else see `drop`."""
+    """Let a dataset give such iterators, for a training that may fail; else see `drop`."""
     if isinstance(dataset, tf.data.Dataset) and not isinstance(dataset, _Guarded):
         kind: Any = type(dataset)
         dataset.__class__ = _guarded_class(kind)

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class Layout:
-    """Say which tensors carry each value of a batch, with their shapes as far as they are static.
+    """The tensors of each value of a batch, with their shapes as far as they are static.
 
     `batch` is the size of every batch, or None where batches differ in size.
     """
@@ -34,7 +34,7 @@ class Layout:
             for name, value in empty.items()
         }
         for name, value in empty.items():
-            if isinstance(value, Ragged):  # only the lengths have one entry per sample
+            if isinstance(value, Ragged):  # only the lengths have an entry for each sample
                 rest = batcher.shapes.spec[name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
@@ -75,7 +75,7 @@ def _rest(batcher: Batcher, name: str, part: Array) -> Sequence[int | None]:
 
 
 def _parts(value: Any) -> list[Array]:
-    """The arrays that carry one value of a batch into the graph."""
+    """The arrays that one value of a batch has in the graph."""
     if isinstance(value, Ragged):
         return [value.values, value.lengths]
     if not isinstance(value, list):
@@ -86,7 +86,7 @@ def _parts(value: Any) -> list[Array]:
 
 
 def _shaped(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """The tensor that the graph goes on with: two parts make a ragged tensor."""
+    """The tensor that the parts make: two parts make a ragged tensor."""
     for part, spec in zip(parts, specs, strict=True):
         part.set_shape(spec.shape)
     return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]

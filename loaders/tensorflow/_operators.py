@@ -19,7 +19,7 @@ _ADVICE = (
 
 
 def check_position(dataset: Any, loader: UncountedPasses, /) -> None:
-    """Raise ValueError where the position after the elements of a dataset is not known."""
+    """Raise ValueError if the position after the elements of a dataset is not known."""
     datasets = list(_made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     loaders = {_engine(one).server.uncounted for one in datasets if _engine(one) is not None}
     if loaders != {loader}:
@@ -43,7 +43,7 @@ def feed_of(dataset: Any) -> Any:
 
 
 def _made_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and those that it is made of, as far as the datasets of loaders."""
+    """Yield a dataset and the datasets that it is made of, back to those of loaders."""
     yield dataset
     if _engine(dataset) is None:
         for one in dataset._inputs():

@@ -42,8 +42,8 @@ class PassServer:
     def passes(self) -> Iterator[Int64s]:
         """Begin a pass, and yield int64[5]: its number and `Begun`, and the number of calls.
 
-        TensorFlow closes the generator when the iterator of the pass has ended or is given up. This
-        ends the pass.
+        TensorFlow closes the generator when the iterator of the pass has ended or is destroyed.
+        This ends the pass.
         """
         if not self._by_rank and self.uncounted.may_be_cut:
             check_cut(self.sampler)
@@ -55,7 +55,7 @@ class PassServer:
 
     @contextmanager
     def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Hold what a pass needs, and yield the number of calls that serve several batches each."""
+        """Open what a pass needs, and yield the number of calls that serve several batches each."""
         yield 0
 
     def delivered(self, begun: Int64s, place: np.int64) -> bool:

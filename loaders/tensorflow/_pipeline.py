@@ -1,4 +1,4 @@
-"""One pass of an epoch as a dataset: the frame that the engines fill."""
+"""One pass of an epoch as a dataset; an engine gives the batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
-    several ranks. `unbatch` allows both, since it believes the static number of rows.
+    several ranks. `unbatch` allows both, since it relies on the static number of rows.
     """
     server = engine.server
     last = server.places - 1
@@ -57,11 +57,11 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     delivered = placed(deliver)
     options = tf.data.Options()
     options.deterministic = True
-    # A prefetch after the last step would deliver batches that nobody has asked for.
+    # A prefetch after the last step would deliver batches that were not requested.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = policy_for(server.sampler)
     delivered = delivered.with_options(options)
-    delivered.twinfeed_engine = engine  # what the graph calls lives as long as the dataset
+    delivered.twinfeed_engine = engine  # the graph calls it, so it must live as long
     return delivered
 
 
@@ -146,7 +146,7 @@ def _unbatched(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
-    """Declare that there is this number of rows, whatever the real number is."""
+    """Override the static row count, so that len(dataset) is a whole epoch's."""
     rest = rows.shape[1:]
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rest])  # forget the number
     rows.set_shape([number, *rest])

@@ -1,4 +1,4 @@
-"""How many processes train together in TensorFlow's cluster, and what they may share out."""
+"""How many processes train together in TensorFlow's cluster, and how batches are divided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = "use strategy.distribute_datasets_from_function(loader.dataset_for) wit
 
 
 def workers() -> int:
-    """Return the workers and the chief that `TF_CONFIG` names; 1 where there is no cluster."""
+    """Return the number of workers and chiefs in `TF_CONFIG`; 1 without a cluster."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
     return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
 
@@ -27,7 +27,7 @@ def policy_for(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
 def check_cut(sampler: BatchStream, /) -> None:
     """Check batches that a strategy cuts for the processes of its cluster.
 
-    Warns of an evaluation, and of a stream of which every process is said to meet all batches.
+    Warns of an evaluation, and of a stream that the caller has declared not to be divided.
 
     Raises:
         ValueError: the strategy would cut one rank's part again, or the classes of a P×K batch.

@@ -18,7 +18,8 @@ from twinfeed.loaders.support.array_types import Int64s
 class Runs(NamedTuple):
     """The runs of a stream: run r holds the `turns[bounds[r]:bounds[r + 1]]` of the stream.
 
-    `first` (int64[runs]) is the record that each run begins with. The others follow it in order.
+    `first` (int64[runs]) is the record that each run begins with. The other records follow in
+    order.
     """
 
     first: Int64s
@@ -56,7 +57,7 @@ def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
 
     Record r continues the run of r - 1 where both lie in one file, r comes later in the stream, and
     the pause between is at most four times the median pause. In a longer pause it is cheaper to
-    close the file. In a file that is read in a circle, no pause is too long. A record that is met
+    close the file. In a file that is read in a circle, no pause is too long. A record that comes
     again belongs to another run.
 
     >>> runs = find_runs(np.array([0, 5, 1, 6, 2]), np.array([5, 10]))
@@ -78,7 +79,7 @@ def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
 
 
 def lay_out(runs: Runs, readers: int, /) -> Pieces:
-    """Give every run a free reader. Where no reader is free, cut the run that ends last in two.
+    """Give every run a free reader. If no reader is free, cut the run that ends last in two.
 
     >>> pieces = lay_out(find_runs(np.array([0, 5, 1, 6, 2]), np.array([5, 10])), 2)
     >>> pieces.reader, pieces.first, pieces.counts
@@ -149,7 +150,7 @@ def _times_met(records: Int64s) -> Int64s:
 
 
 def _read_in_a_circle(records: Int64s, stops: Int64s) -> npt.NDArray[np.bool_]:
-    """Say for each file whether the stream meets its records in a circle, without a gap."""
+    """Say for each file whether the stream reads its records in a circle, without a gap."""
     file = np.searchsorted(stops, records, side="right")
     order = np.argsort(file, kind="stable")
     sorted_file, own = file[order], records[order]

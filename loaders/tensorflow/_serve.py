@@ -30,7 +30,7 @@ from twinfeed.loaders.tensorflow._passes import PassServer
 # The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
 
-# From this number of bytes per record on, two calls at once read faster than one.
+# From this number of bytes per record on, two calls at once read faster than one call.
 _LONG = 1 << 15
 
 
@@ -87,7 +87,7 @@ class Server(PassServer):
         return 1 << max(1, min(_MOST_TOGETHER, fits)).bit_length() - 1
 
     def delivered(self, begun: Int64s, place: np.int64) -> bool:
-        """Note that the last batch of a pass has left the pipeline, or raise what failed there."""
+        """Note that the last batch of a pass was delivered, or raise the error of the pipeline."""
         if place < 0:
             # An error that stayed here would hold a loop's variables, and the pass with them.
             raise self._failed[int(begun[0])].pop(-1 - int(place))
@@ -161,7 +161,7 @@ class Server(PassServer):
             if good == len(drawn):
                 raise
             drawn, places = [*drawn[:good], drawn[0]], np.append(places[:good], -1 - first - good)
-            arrays = self._rows(begun, first, drawn)  # raises where the first cannot be read
+            arrays = self._rows(begun, first, drawn)  # raises if the first batch cannot be read
         sizes = np.array([len(ids) for ids in drawn])
         return [np.tile(begun, (len(places), 1)), places, sizes, *arrays]
 
@@ -179,7 +179,7 @@ class Server(PassServer):
         return [spread(part, held) for part in flat]
 
     def _readable(self, begun: Int64s, first: int, drawn: list[Int64s]) -> int:
-        """Return how many batches can be read, and keep the error of the next one."""
+        """Return how many batches can be read, and keep the error of the next batch."""
         good = 0
         try:
             for good, ids in enumerate(drawn):
@@ -207,7 +207,7 @@ def _stored(feed: Feed) -> float:
 
 
 def _worth_threads(feed: Feed) -> bool:
-    """Whether making a batch takes longer than handing the interpreter lock over."""
+    """Whether making a batch takes longer than a switch of the interpreter lock."""
     if feed.has_functions:
         return True
     index = feed.index

@@ -34,7 +34,7 @@ def choose(
     device: str | None = None,
     prefetch: int = 2,
 ) -> DatasetLoader[Any]:
-    """Have a sampler choose from datasets of your own: one a class, or one a set.
+    """Let a sampler choose from datasets of your own: a dataset for each class, or each set.
 
     Each batch is as the sampler draws it: of the size of its step, its elements in order, each the
     next element of its dataset.
@@ -49,9 +49,9 @@ def choose(
         source: the number of the dataset of each sample id, as a function of ids (int64[n]) or an
             array by id, such as labels from 0. Classes and mixtures have this by themselves.
         replay: whether a pass skips as many elements of each dataset as were drawn before its
-            position, in all epochs. Then epochs go on where the one before ended, and a resumed run
-            is exact, if the datasets are deterministic. Skipped elements are read, and mapped,
-            again. Without `replay` the choice alone resumes.
+            position, in all epochs. Then an epoch goes on where the epoch before ended, and a
+            resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
+            mapped, again. Without `replay` the choice alone resumes.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
 

@@ -26,20 +26,20 @@ EngineName = Literal["gather", "choose_from_datasets"]
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
-    Where a pass begins, and what the state counts: see `Loader`. Errors are raised as they were
-    raised. The loader is the place in a checkpoint: `tf.train.Checkpoint(loader=loader)`.
+    Where a pass begins, and what the state counts: see `Loader`. Errors are the original errors. A
+    checkpoint saves the position with `tf.train.Checkpoint(loader=loader)`.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
     `counted` for loops over what is made of either.
 
     TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
-    this loader fails. The loader itself is what a checkpoint holds.
+    this loader fails. Save the loader itself.
 
-    The tf.data service runs a pipeline in processes of its own. Other processes cannot call this
-    one, so a dataset of this loader fails there.
+    The tf.data service runs a pipeline in processes of its own. They cannot call this process, so a
+    dataset of this loader fails there.
 
     `dataset.cache()` and `snapshot()` keep the batches of one epoch, and give them in later epochs.
-    This is right for an evaluation. In a training it is refused where somebody counts.
+    This is right for an evaluation. In a training it is refused if batches are counted.
 
     Args:
         feed: what is fed.
@@ -95,7 +95,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             check_files(feed)
         self.device = device if device is None else chosen_device(device)
         self.prefetch, known = batches_ahead(feed, prefetch, threads)
-        # None stays None: where nothing is decoded, the server knows whether threads help.
+        # None stays None: where nothing is decoded, `Server` decides whether threads help.
         self.threads = None if threads is None and not feed.alone else known
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Errors given back as they were raised."""
+"""The original errors in place of TensorFlow's."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import tensorflow as tf
 from twinfeed.loaders.loop.uncounted import UncountedPasses
 from twinfeed.loaders.tensorflow._callbacks import FAILED
 
-# Engines that can say more where TensorFlow says that data are lost, or files are too many.
+# Engines that can say more if TensorFlow says that data are lost.
 EXAMINERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def original_errors() -> AbstractContextManager[None]:
     """Raise errors of reading, decoding and collating as they are, not as TensorFlow wraps them.
 
-    TensorFlow turns an exception within a pipeline into one of `tf.errors`, whose message holds
-    the text (shard, offset, record) between a graph node's name and a traceback. In the block,
-    the original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when
-    it is iterated over, and in `counted`. The block is for `fit`, and for loops over its `dataset`.
+    TensorFlow turns an exception within a pipeline into an error of `tf.errors`, whose message has
+    the text (shard, offset, record) between a graph node's name and a traceback. In the block, the
+    original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when it
+    is iterated over, and in `counted`. The block is for `fit`, and for loops over its `dataset`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import DecodeError, Feed, FieldSpec, pack
@@ -62,7 +62,7 @@ class Originals(AbstractContextManager[None]):
 
 
 def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None) -> None:
-    """Raise what TensorFlow turned into this error, if it is known."""
+    """Raise the error that TensorFlow turned into this error, if it is known."""
     for failed in reversed(FAILED):
         owner = failed()
         server = getattr(owner, "server", owner)

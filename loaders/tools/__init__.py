@@ -1,4 +1,4 @@
-"""Looking at data and streams before and beside training.
+"""Checks of data and streams, before and during training.
 
 `verify` (verify.py), `compare` (compare.py) over the backends of backends.py, `plan` (planning.py);
 the results of a pass: `Collect` (results.py).

@@ -1,8 +1,8 @@
 """Run one feed through several frameworks: what differs, how fast each is, how trainings part.
 
-Each backend runs in a process of its own, so that times and memory are its own. What they
-received is compared batch by batch through checksums. Only where checksums differ are the arrays
-themselves fetched, to tell by how much.
+Each backend runs in a process of its own, so that times and memory are its own. Their batches are
+compared one by one through checksums. If checksums differ, the arrays themselves are fetched, to
+say by how much.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT = 4  # batches that differ whose arrays are fetched, for each field
 
 
 class Run(NamedTuple):
-    """Say what one backend delivered, how fast, and what it cost.
+    """What one backend delivered, how fast, and what it cost.
 
     Attributes:
         first: seconds to the first batch.
@@ -60,14 +60,14 @@ class Run(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Say what `compare` found; printed, a comparison is a table.
+    """The result of `compare`; printed, a comparison is a table.
 
     Attributes:
         runs: what each backend delivered.
         differing: for each field that differs, the batches in which it does, counted from 0 over
             all epochs.
         worst: the largest absolute difference of each numeric field that differs, in the first few
-            batches that differ. None where shapes or types differ.
+            batches that differ. None if shapes or types differ.
 
     >>> Comparison((), {}, {}).equal
     True
@@ -215,7 +215,7 @@ class _Job(NamedTuple):
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call in a new process, and give what it returns or raise what it raises."""
+    """Call in a new process; return its result or raise its error."""
     try:
         pickle.dumps(arguments)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -230,7 +230,7 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run(job: _Job) -> Run:
-    """Time one pass that does nothing else, then checksum and train on another."""
+    """Time one pass that does nothing else, then checksum and train on a second pass."""
     started = time.perf_counter()
     stream = _deliver(job)
     records = len(_leading(next(stream)))
@@ -262,7 +262,7 @@ def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
 
 def _deliver(job: _Job) -> Iterator[Any]:
     """Give the batches as the backend delivers them; only its own process imports the backend."""
-    os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from those of the others
+    os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
     make = getattr(importlib.import_module(job.backend.module), job.backend.loader)
     with make(job.feed, **job.backend.options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
@@ -311,7 +311,7 @@ def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[in
 
 
 def _worst(batches: Iterable[Sequence[Array | None]]) -> float | None:
-    """Return the largest absolute difference to the first backend's arrays, None without one."""
+    """Return the largest absolute difference to the first backend's arrays, or None."""
     worst = 0.0
     for first, *others in batches:
         for other in others:

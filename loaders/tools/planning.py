@@ -29,13 +29,13 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
 
-# Most samples that are looked at. A longer epoch is estimated from the second half of these.
+# Most samples that are drawn. A longer epoch is estimated from the second half of them.
 _MOST = 1 << 19
 
 # A request of fewer bytes takes longer to begin than to transfer: on a disk, and in a bucket.
 _SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
 
-# So many times the shards that are needed are too many, if they are small too.
+# This many times the shards that are needed is too many, if shards are small too.
 _MANY = 16
 
 # `shuffled` makes short blocks of shards that have fewer bytes together.
@@ -44,7 +44,7 @@ _LITTLE = 1 << 29
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what an epoch of a feed requests from its store. `plan` returns a `Plan`.
+    """What an epoch of a feed requests from its store. `plan` returns a `Plan`.
 
     Attributes:
         batches: batches of an epoch.
@@ -58,12 +58,12 @@ class Plan:
         cache_bytes: the size of a disk cache of remote shards.
         cache_hits: the fraction of the bytes of an epoch without a cache that the cache holds in a
             second epoch.
-        exact: whether whole epochs were looked at. Otherwise requests and bytes are estimated from
-            a part, and `cache_hits` is a lower bound.
-        advice: what to change where the store can never be fast.
+        exact: whether whole epochs were drawn. Otherwise requests and bytes are estimated from a
+            part, and `cache_hits` is a lower bound.
+        advice: what to change if the store can never be fast.
         shards: how many shards there are.
         shard_bytes: the median of their sizes. 0 for loose files.
-        verdict: what is well, if there is no advice.
+        verdict: what is good, if there is no advice.
         remote: whether the shards are at a URL.
 
     >>> Plan(1, 10, 2, 500, 400, 100).amplification
@@ -125,7 +125,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     Args:
         feed: what is planned.
         cache_bytes: the size of a `DiskCache` of remote shards. Default: the index's own cache, if
-            there is one. The plan says how much of a second epoch the cache holds.
+            it has a cache. The plan says how much of a second epoch the cache holds.
         readahead: that of the loader.
 
     Raises:
@@ -195,7 +195,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
 
 
 def _mean_chunk(index: Index, size: int) -> float:
-    """Return the mean bytes of a chunk of a disk cache: the last one of a shard has fewer."""
+    """Return the mean bytes of a chunk of a disk cache: a shard's last chunk has fewer."""
     if index.container == "files":
         return size
     lengths = index.shards["bytes"]
@@ -211,7 +211,7 @@ def _missed(
     mean = _mean_chunk(index_of(feed, "plan"), size)
 
     def asked(epoch: int) -> Int64s:
-        # Batch by batch: a few batches together have more neighbours, and many are seldom told.
+        # Batch by batch: several batches together would have more neighbours than each batch has.
         return _chunks(_asked(feed, schedule, fields, epoch, steps, 1)[0], size)
 
     chunks = asked(0)
@@ -233,7 +233,7 @@ def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
     for span, step in spans.left(steps):
         last[span].append(step)
     for one in entered:
-        last[one.first].append(steps)  # of those that are not left yet
+        last[one.first].append(steps)  # of spans that are not left yet
     closed = np.array([last[one.first].popleft() for one in entered], np.int64)
     first, stop, opened = np.array(entered, np.int64).reshape(-1, 3).T
     return samples, most_open(opened, closed + 1, each * (stop - first))
@@ -242,7 +242,7 @@ def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
 def _asked(
     feed: Feed, schedule: Schedule, fields: list[str], epoch: int, steps: int, limit: int
 ) -> tuple[Extents, int, int]:
-    """Return the ranges that an epoch asks for, how many there are, and their bytes."""
+    """Return the ranges that an epoch requests, how many there are, and their bytes."""
     index, total = index_of(feed, "plan"), len(feed.sampler)
     asking = _Asking(index, checksums=False)
     if not fields:
@@ -264,7 +264,7 @@ def _asked(
 
 
 class _Asking(Fetcher):
-    """Keep what a planner asks for."""
+    """A fetcher that keeps the ranges that a planner requests."""
 
     def __init__(self, index: Index, checksums: bool) -> None:
         super().__init__(index, checksums)
@@ -292,13 +292,13 @@ def _chunks(asked: Extents, size: int) -> Int64s:
 
 
 def _runs(chunks: Int64s, missed: npt.NDArray[np.bool_]) -> int:
-    """Return how many requests bring the missed chunks: neighbours come together."""
+    """Return how many requests fetch the missing chunks: neighbours come together."""
     follows = missed[1:] & missed[:-1] & (np.diff(chunks) == 1)
     return int(missed.sum() - follows.sum())
 
 
 def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
-    """Return which units a cache of so many units holds when they are asked for."""
+    """Return which units are in a cache of so many units when they are used."""
     upcoming = _next_uses(units).tolist()
     kept = Kept()
     met = np.zeros(len(units), bool)
@@ -321,7 +321,7 @@ def _next_uses(units: Int64s) -> Int64s:
 
 
 def _advice(feed: Feed, facts: Plan) -> list[str]:
-    """Say what to change where the store can never be fast."""
+    """Say what to change if the store can never be fast."""
     index, sampler = index_of(feed, "plan"), feed.sampler
     remote, memory = index.remote, system.memory()
     size, total = facts.read_bytes / max(1, facts.requests), int(index.shards["bytes"].sum())
@@ -359,7 +359,7 @@ def _advice(feed: Feed, facts: Plan) -> list[str]:
 
 
 def _verdict(feed: Feed, facts: Plan) -> str:
-    """Say what is well where there is nothing to change."""
+    """Say what is good if there is nothing to change."""
     index, total = index_of(feed, "plan"), facts.used_bytes
     size = facts.read_bytes / max(1, facts.requests)
     if not index.remote and not large(index):

@@ -164,7 +164,7 @@ class Collect:
                     arrays = dict(file)
                 own = cls(arrays.pop("n"), only=arrays.pop("only"))
                 own.add(arrays.pop("ids"), **{name[7:]: rows for name, rows in arrays.items()})
-            except Exception as error:  # of zip, numpy or this class, as the damage has it
+            except Exception as error:  # an error of zip, numpy or this class
                 raise LoaderError(f"no results of a Collect: {error}", path=path) from error
             collect = collect or cls(own._n, only=own._only)
             if own._n != collect._n or not np.array_equal(own._only, collect._only):
@@ -176,7 +176,7 @@ class Collect:
 
 
 def _array(value: Any) -> Array:
-    """Return what numpy holds of a tensor, wherever the tensor lies."""
+    """Return a tensor as a numpy array, from any device."""
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype.hasobject:
         raise TypeError("results must be numbers or strings, got objects")

@@ -1,4 +1,4 @@
-"""Verify everything: every checksum of every shard, and every byte that an index promises."""
+"""Verify every checksum of every shard, and every byte that an index describes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _received = lru_cache(maxsize=1)(pickle.loads)
 
 
 class Report(NamedTuple):
-    """Say what was verified, and what is bad.
+    """What was verified, and what is bad.
 
-    In `bad`, a `record` of -1 stands for a whole shard, for a loose file that is not there or has
-    changed, or for the half of a tar sample whose parts lie apart.
+    In `bad`, a `record` of -1 is a whole shard, a loose file that is not there or has changed, or
+    the half of a tar sample whose parts lie apart.
 
     >>> Report(3, 1000, []).ok
     True
@@ -92,9 +92,9 @@ def verify(
         source: an index (open, or its folder), or shards as `build_index` takes them. The report
             names shards relative to the root, or by full paths if there is neither an index nor a
             `root`.
-        bad_list: the file to write the bad records to, for `build_index(exclude=…)`. Where a scan
-            cannot go on after a bad record, the record says so (`rest`). Leaving out such a record
-            leaves out all that follow. An index that has left them all out has nothing bad there.
+        bad_list: the file to write the bad records to, for `build_index(exclude=…)`. If a scan
+            cannot go on after a bad record, the entry says so (`rest`). Leaving out such a record
+            leaves out all records after it. An index without these records has nothing bad there.
         root: the folder or URL that shard paths are relative to.
         executor: any executor of concurrent.futures' kind. The executor is sent the index, and
             groups of shards, which its workers check side by side.
@@ -139,7 +139,7 @@ def verify(
 
 
 def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) -> Iterator[_Checked]:
-    """Yield what `check` finds in each shard, in order; an executor is given groups of shards."""
+    """Yield what `check` finds in each shard, in order; an executor gets groups of shards."""
     if executor is None:
         yield from check(shards)
         return
@@ -207,7 +207,7 @@ class _Scan:
                     self.records += 1
                     self.note(record.offset, record.number)
                     self.end = record.offset + record.length
-                    if plan.options.join:  # other records may lie between the parts of this one
+                    if plan.options.join:  # other records may lie between the parts of this record
                         for part in record.fields.values():
                             self.note(part.offset, record.number)
         except (OSError, StaleIndexError) as error:
@@ -216,7 +216,7 @@ class _Scan:
             self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
-            if error.record is not None:  # what the index has after the break belongs to this error
+            if error.record is not None:  # the index's records after the break belong to this error
                 start = error.offset if self.end is None else self.end
                 self.note(start or 0, error.record)
 
@@ -232,12 +232,12 @@ class _Scan:
         self.end = None
 
     def note(self, offset: int, number: int) -> None:
-        """Keep where a record, or a part of one, starts."""
+        """Keep where a record, or a part of a record, starts."""
         self.offsets.append(offset)
         self.numbers.append(number)
 
     def numbers_at(self, offsets: Int64s) -> list[int]:
-        """Return the numbers of the records that hold the bytes at `offsets`; -1 for no record."""
+        """Return the number of the record that each offset lies in; -1 for no record."""
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
         order = np.lexsort((numbers, starts))
         places = np.searchsorted(starts[order], offsets, side="right")
@@ -303,7 +303,7 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
 
 
 def _offsets(index: Index, start: int, stop: int) -> Int64s:
-    """Return where some held field of each record lies, -1 for a record without any."""
+    """Return the place of some field of each record; -1 if the record has no field."""
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
@@ -335,7 +335,7 @@ def _unreadable(
 
 
 def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Read the fields that the records hold, and return the error if there is one."""
+    """Read the fields that the records have, and return the error, if any."""
     try:
         for field in reader.index.fields:
             held = reader.index.table(field)["length"][start:stop] >= 0

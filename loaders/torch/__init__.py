@@ -1,10 +1,10 @@
 """The PyTorch backend: the only package here that imports torch.
 
-`TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or
-drives a real `torch.utils.data.DataLoader` (_workers.py), and puts the batches on to the device
-ahead of the step (_copier.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a
-`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py knows how
-many processes there are.
+`TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or by
+a real `torch.utils.data.DataLoader` (_workers.py), and copies the batches to the device ahead of
+the step (_copier.py). `RecordDataset` and `RequestSampler` (dataset.py) are for a `DataLoader` of
+your own. _sharing.py passes the tensors of a worker on, and _processes.py knows how many processes
+there are.
 """
 
 from twinfeed.loaders.support.extras import needing

@@ -1,4 +1,4 @@
-"""Put batches on to the device ahead of the step that asks for them."""
+"""Copy batches to the device ahead of the step that uses them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ cuda: Any = torch.cuda
 
 
 class JaggedParts(NamedTuple):
-    """What a jagged tensor is made of, and its shortest and longest row.
+    """The parts of a jagged tensor, and its shortest and longest row.
 
     The tensor is made when the batch is received. If two threads made jagged tensors at once, torch
-    could take the lengths of one for those of the other.
+    could mix up their lengths.
     """
 
     values: torch.Tensor
@@ -31,7 +31,7 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def whole(self) -> torch.Tensor:
-        """Make the jagged tensor. Given both lengths, torch need not ask the device for them."""
+        """Make the jagged tensor. Given both lengths, torch need not fetch them from the device."""
         # In inference mode, only parts that were made in this mode can be joined.
         with torch.inference_mode(self.values.is_inference()):
             return torch.nested.nested_tensor_from_jagged(
@@ -40,7 +40,7 @@ class JaggedParts(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A batch on its way: its tensors on the device, and the event that says they are there."""
+    """A batch on its way: its tensors on the device, and the event at the end of the copy."""
 
     batch: Batch
     there: Any = None
@@ -115,7 +115,7 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the one stream for all copies to a device: each stream reuses only its own memory."""
+    """Return the stream for all copies to a device: each stream reuses only its own memory."""
     return cuda.Stream(device)
 
 
@@ -125,7 +125,7 @@ def copier_for(device: torch.device, /) -> Copier:
 
 
 def chosen_device(device: torch.device | str | None, /) -> torch.device:
-    """Return the device; for None the current CUDA device, or the CPU where there is none.
+    """Return the device; for None the current CUDA device, or the CPU if there is no CUDA.
 
     Raises:
         ValueError: a device that torch cannot use here.
@@ -147,7 +147,7 @@ def chosen_device(device: torch.device | str | None, /) -> torch.device:
 
 
 def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
-    """Apply `function` to every tensor of a batch and both parts of a jagged one; keep the rest.
+    """Apply `function` to every tensor of a batch and both parts of a jagged tensor; keep the rest.
 
     A tensor that was sent by value is an array.
     """

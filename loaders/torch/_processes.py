@@ -1,4 +1,4 @@
-"""How many processes torch knows of, and whether this one is a worker of a DataLoader."""
+"""How many processes torch knows of, and whether this process is a worker of a DataLoader."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from twinfeed.samplers.processes import add_probe
 
 
 def ranks() -> int:
-    """Return the ranks of the process group; 1 where there is none."""
+    """Return the number of ranks of the process group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def refuse_workers() -> None:
-    """Raise RuntimeError in a worker of somebody's DataLoader, where a loader has no position."""
+    """Raise RuntimeError in a worker of another DataLoader, where a loader has no position."""
     if get_worker_info() is not None:
         raise RuntimeError(
             "each worker of a DataLoader would give every batch of a loader: iterate over "

@@ -53,7 +53,7 @@ def shared(batch: Batch, /, *, small: int = 0) -> Batch:
 
 
 def check_descriptors(feed: Feed, batches: int, /) -> None:
-    """Raise LoaderError where `batches` at once take more descriptors than this process may have.
+    """Raise LoaderError if `batches` at once take more descriptors than this process may have.
 
     torch would wait for ever, or fail without saying why.
     """
@@ -78,7 +78,7 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
 
 
 def full() -> str:
-    """Say what to do where shared memory may be full."""
+    """Say what to do if shared memory may be full."""
     return (
         f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
         f"enlarge it (in a container `--shm-size`), {FEWER}"

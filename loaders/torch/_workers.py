@@ -25,7 +25,7 @@ from twinfeed.loaders.torch._copier import each_tensor
 from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
 
-# How long the system may take to tell that a process has ended, in seconds.
+# How long the system may take to report that a process has ended, in seconds.
 _PATIENCE = 2.0
 
 
@@ -48,7 +48,7 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
 
 
 class _Arrived(NamedTuple):
-    """What a worker gets where the main process reads: a request, and its values or their error."""
+    """What a worker gets if the main process reads: a request, and its values or their error."""
 
     request: Request
     values: Mapping[str, Sequence[Any]] | Exception
@@ -129,7 +129,7 @@ def as_served(batch: Any, /) -> Any:
 
 
 def not_forked(context: Any, /) -> Any:
-    """Return how to start workers of a source that is not safe to fork: by spawn, or as asked."""
+    """Return how to start workers of a source that is not safe to fork: by spawn by default."""
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if method == "fork":
         raise ValueError(
@@ -185,13 +185,13 @@ class WorkerBatches(Iterator[Batch]):
         return each_tensor(torch.as_tensor, made.batch)
 
     def close(self) -> None:
-        """End the workers, unless somebody else keeps the DataLoader and with it the workers."""
+        """End the workers, unless another object keeps the DataLoader and with it the workers."""
         # The traceback of an error may keep torch's iterator. The iterator would keep the workers.
         self.release()
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError where a worker has ended before torch ended the workers."""
+        """Raise WorkerDiedError if a worker has ended before torch ended the workers."""
         workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
         if dead and not self._iterator._shutdown:
@@ -228,9 +228,9 @@ class WorkerBatches(Iterator[Batch]):
 
 
 def _unregister(iterator: Any) -> None:
-    """Take workers from those whose death torch reports by a signal.
+    """Remove workers from the list of workers whose death torch reports by a signal.
 
-    Where another DataLoader has installed torch's signal handler, the handler would raise torch's
+    If another DataLoader has installed torch's signal handler, the handler would raise torch's
     error in the body of the loop.
     """
     if iterator._worker_pids_set:

@@ -1,4 +1,4 @@
-"""What a `torch.utils.data.DataLoader` needs to serve twinfeed's batches."""
+"""A dataset and a sampler for a `torch.utils.data.DataLoader` of your own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
     A `Ragged` becomes a jagged nested tensor, or of strings a list of lists.
 
     Raises:
-        TypeError: a list of samples, of a DataLoader that asks for record numbers.
+        TypeError: a list of samples, as a DataLoader makes of record numbers.
 
     >>> as_tensors({"id": np.array([3, 1]), "name": [b"x", b"y"]})
     {'id': tensor([3, 1]), 'name': [b'x', b'y']}
@@ -74,20 +74,21 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 class RecordDataset(Dataset[Any]):
-    """Serve whole batches to a `DataLoader`: one for each `Request` of a `RequestSampler`.
+    """Serve whole batches to a `DataLoader`: a batch for each `Request` of a `RequestSampler`.
 
     For a `DataLoader` of your own, with every option that torch has:
     `DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors)`, or
     with `sampler=RequestSampler(feed), batch_size=None` in place of `batch_sampler`.
 
-    Asked for plain record numbers, the dataset is map-style like any other: `dataset[3]` is one
-    sample. A DataLoader with a `batch_size`, with torch's own samplers, or with
+    With plain record numbers, the dataset is map-style like any other: `dataset[3]` is one sample.
+    A DataLoader with a `batch_size`, with torch's own samplers, or with
     `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
-    transform comes from torch's random numbers, and one warning says so. Another names a record
-    that is not of the `records=` of the feed's sampler, which torch's samplers do not know.
+    transform comes from torch's random numbers, and a warning says so. Another warning names a
+    record that is not among the `records=` of the feed's sampler, which torch's samplers do not
+    know.
 
     The dataset does not know which batch comes next. So nothing is read ahead, and of shards at a
-    URL each record is a request. There is a warning where no disk cache keeps what is read.
+    URL each record is a request. There is a warning if no disk cache keeps what is read.
 
     Args:
         feed: what is fed.
@@ -124,7 +125,8 @@ class RecordDataset(Dataset[Any]):
         self._records = len(feed.index)
         self._seeded = feed.seeded
         self._drawn = _drawn(feed)
-        # The feed is not kept: workers do not need its sampler. The callables are tried here, once.
+        # The feed is not kept, as workers do not need its sampler. The callables are tried here,
+        # once.
         threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
         self._batcher = Batcher(feed, reader=reader, threads=threads)
@@ -154,7 +156,7 @@ class RecordDataset(Dataset[Any]):
         return _Whole(self._batcher(wanted))
 
     def _warn(self, records: Sequence[int]) -> None:
-        """Warn where a transform gets other seeds, or the sampler leaves a record out."""
+        """Warn if a transform gets other seeds, or the sampler leaves a record out."""
         if self._seeded:
             self._seeded = False
             warnings.warn(
@@ -176,7 +178,7 @@ class RecordDataset(Dataset[Any]):
 
 
 def _drawn(feed: Feed) -> Array | None:
-    """Return the records that the sampler may draw, ascending; None where all of them are."""
+    """Return the records that the sampler may draw, ascending; None for all records."""
     part = feed.sampler.part
     return part if part is None or (part[1:] >= part[:-1]).all() else np.sort(part)
 
@@ -223,7 +225,7 @@ class RequestSampler:
 
     def __init__(self, feed: Feed, /) -> None:
         self._stream = copy.copy(check_feed(feed).sampler)
-        self._stream._passes = None  # a place of its own, whatever the feed's sampler has drawn
+        self._stream._passes = None  # a position of its own, whatever the feed's sampler has drawn
         self._seeded = feed.seeded
 
     def __len__(self) -> int:
@@ -238,23 +240,23 @@ class RequestSampler:
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say which batch is drawn next."""
+        """Return the position of the next batch that is drawn."""
         return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go to where `state` was taken."""
+        """Set the position that `state` has."""
         self._stream.load_state_dict(state)
 
     @property
     def sampler(self) -> RequestSampler:
-        """Itself: trainers look for a sampler in one of two places when they set the epoch."""
+        """This sampler: trainers look for it in one of two places when they set the epoch."""
         return self
 
     batch_sampler = sampler
 
     @property
     def drop_last(self) -> bool:
-        """What the sampler says; see `BatchStream.drop_last`."""
+        """The sampler's `drop_last`; see `BatchStream.drop_last`."""
         return self._stream.drop_last
 
     @property

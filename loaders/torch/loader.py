@@ -1,4 +1,4 @@
-"""The loader for PyTorch: batches made ahead, on threads or in workers, and on to the device."""
+"""The loader for PyTorch: batches made ahead, on threads or workers, and copied to the device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TorchLoader(MakingLoader[B]):
 
     Args:
         feed: what is fed.
-        device: gets the tensors. Default: the current CUDA device, or the CPU where there is none.
+        device: gets the tensors. Default: the current CUDA device, or the CPU without CUDA.
         prefetch: batches kept ready on the device, ahead of the step. With 0, the calling thread
             does all the work. Default: 2, or 0 for a source of your own that is `in_memory`, on a
             CPU.
@@ -62,8 +62,9 @@ class TorchLoader(MakingLoader[B]):
             share one batch, and as many others decode one image each for coming batches, beside the
             live images. Default: the processors this process may use, at most 8; no threads if
             nothing is decoded. Reads and image decoders release the interpreter lock.
-        num_workers: processes that make the batches, for a transform that holds the lock. They are
-            those of a real `DataLoader`. `threads` (default 0) are then threads within each worker.
+        num_workers: processes that make the batches, for a transform that keeps the interpreter
+            lock. They are workers of a real `DataLoader`. `threads` (default 0) are then threads
+            within each worker.
         prefetch_factor: batches that each worker makes ahead, as in a `DataLoader`.
         persistent_workers: whether the workers stay from pass to pass.
         multiprocessing_context: how the workers are started, such as "spawn". Default: as
@@ -180,9 +181,9 @@ class TorchLoader(MakingLoader[B]):
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
-        """Itself: trainers look for `loader.batch_sampler.sampler` when they set the epoch.
+        """This loader: trainers look for `loader.batch_sampler.sampler` when they set the epoch.
 
-        Of an evaluation, a sampler that Lightning knows to shuffle nothing.
+        For an evaluation, a sampler of a class that Lightning knows not to shuffle.
         """
         return _StoredOrder(self) if self.feed.sampler.evaluation else self
 
@@ -193,7 +194,7 @@ class TorchLoader(MakingLoader[B]):
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """The records of an evaluation, which can be counted by `len`, and not read.
+        """The records of an evaluation: `len` counts them, and none can be read.
 
         Raises:
             AttributeError: in a training, since trainers that skip batches ask for the dataset.
@@ -208,14 +209,14 @@ class TorchLoader(MakingLoader[B]):
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
         """Make a `DataLoader` of the batches, for Keras on torch. The DataLoader counts nothing.
 
-        The DataLoader has the length of an epoch. A pass runs from the loader's place to the end of
-        the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. A pass
-        that is given up changes nothing: Keras looks at a batch to build a model. After the last
+        The DataLoader has the length of an epoch. A pass runs from the loader's position to the end
+        of the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. An
+        abandoned pass changes nothing: Keras looks at a batch to build a model. After the last
         batch the loader is at the next epoch. So where an epoch is a single batch, a look is a
         whole pass: build the model first, or take a `ResumeCallback`.
 
-        Lightning, Accelerate and transformers take the loader itself. If one of them makes another
-        DataLoader from this DataLoader, the other DataLoader raises TypeError.
+        Lightning, Accelerate and transformers take the loader itself. A DataLoader that they make
+        from this DataLoader raises TypeError.
 
         Args:
             arrange: turns a batch into what a model is given, such as `(inputs, targets)`.
@@ -298,7 +299,7 @@ class _Records(Dataset[Any]):
 
 
 class _StoredOrder(SequentialSampler):
-    """The order of an evaluation, and where trainers set its epoch."""
+    """The order of an evaluation; trainers set its epoch here."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(cast(Sized, loader.dataset))
@@ -315,7 +316,7 @@ class _Place:
 
     def __iter__(self) -> Iterator[Request | Sending]:
         # The workers share the page cache, and this process reads remote shards for them. So this
-        # process tells, once, what they will read.
+        # process advises the kernel, once, of what they will read.
         loader = self._loader
         feed, reader, plans = loader.feed, loader.reader, loader.plans
         stored = stored_fields(feed)
@@ -323,7 +324,7 @@ class _Place:
 
         def read(records: Int64s, step: int) -> Mapping[str, Sequence[Any]]:
             if self.given_up:
-                raise LoaderError("the pass is given up")  # nobody sees this error
+                raise LoaderError("the pass is given up")  # this error is never seen
             given = reader, records, feed.fields, feed.missing
             values = loader.meter.timed("reading", values_of, *given)
             if following is not None:
