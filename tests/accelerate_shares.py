@@ -1,20 +1,21 @@
-"""What Accelerate may share out to two processes, and what it is refused."""
+"""What Accelerate may share out to two processes, what it is refused, and how it evaluates."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from torch_help import lengths, pack_words
 
-from twinfeed.loaders import Feed, open_index
-from twinfeed.loaders.torch import RecordDataset, RequestSampler, as_tensors
-from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
+from twinfeed.loaders import Collect, Feed, Index, open_index
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
+from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
 
 RECORDS = 99
 
@@ -22,6 +23,34 @@ RECORDS = 99
 def numbers(batch: Any) -> dict[str, torch.Tensor]:
     """What can be sent to another process."""
     return {"id": as_tensors(batch)["id"]}
+
+
+def evaluate(accelerator: Accelerator, index: Index) -> None:
+    """Gather an evaluation whose last batches differ by rank: with padding, and by `Collect`."""
+
+    def batches(final: Literal["pad", "smaller"]) -> TorchLoader:
+        sampler = ExactOnceBatchSampler(RECORDS, batch_size=10, final=final)
+        ranks = accelerator.process_index, accelerator.num_processes
+        feed = Feed(index, sampler.shard(*ranks), decode=lengths)
+        return accelerator.prepare(TorchLoader(feed, device="cpu"))  # type: ignore[no-any-return]
+
+    def everywhere(part: object) -> list[Any]:
+        parts = [None] * accelerator.num_processes
+        torch.distributed.all_gather_object(parts, part)
+        return parts
+
+    gathered = [
+        accelerator.gather_for_metrics((batch["id"], batch["mask"])) for batch in batches("pad")
+    ]
+    ids = [number for ids, mask in gathered for number in ids[mask].tolist()]
+    assert sorted(ids) == list(range(RECORDS)), ids
+
+    sizes, collect = [], Collect(RECORDS)
+    for batch in batches("smaller"):
+        sizes.append(len(batch["id"]))
+        collect.add(batch["id"], double=2 * batch["id"])
+    assert len({*map(tuple, everywhere(sizes))}) == 2, "the last batches differ"
+    assert (collect.merged(everywhere)["double"] == 2 * np.arange(RECORDS)).all()
 
 
 def main(folder: Path) -> None:
@@ -55,6 +84,7 @@ def main(folder: Path) -> None:
         ]
         expected = [stream(8).batch(0, step).tolist() for step in range(rank, 8, 2)]
         assert came == expected, (make.__name__, came, expected)
+    evaluate(accelerator, index)
     print(f"rank {rank} of 2: as it must be")
     accelerator.end_training()
 
