@@ -17,3 +17,17 @@ def trimmed(batch: dict[str, Any], seed: int) -> dict[str, Any]:
     """Rows as long as the longest of the batch, as a tokenizer gives them."""
     longest = int(batch["label"].max()) + 1
     return {"tokens": np.full((len(batch["id"]), longest), longest)}
+
+
+def decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """An array of the number in a word, and the word."""
+    number = int(sample["word"][1:])
+    return {"x": np.full((2, 3), number, np.float32), "word": sample["word"]}
+
+
+def in_place(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+    """MixUp that writes into the arrays that it gets."""
+    made = mixed(batch, seed)
+    batch["x"][...] = made["x"]
+    batch["label"] += 1
+    return made | {"x": batch["x"], "label": batch["label"]}

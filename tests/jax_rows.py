@@ -56,6 +56,32 @@ def brighter(sample: dict) -> dict:
     return sample | {"x": sample["x"] + np.random.default_rng(sample["seed"]).random(3, np.float32)}
 
 
+def mixed(batch: dict, seed: int) -> dict:
+    """A function of the batch, which sees the rows of the process and the step's seed."""
+    assert len(batch["x"]) == len(batch["id"])
+    return {
+        **batch,
+        "x": batch["x"] + batch["x"][::-1] + np.float32(seed % 1000),
+        "back": batch["id"][::-1],
+    }
+
+
+def compare_own(feed: Feed, sharding: Sharding | None) -> None:
+    """Compare shards with what the function makes of this process's part of each batch."""
+    loader = JaxLoader(feed, sharding=sharding)
+    plain = NumpyLoader(loader.feed)  # the part of this process
+    for _ in range(2):
+        for batch, expected in zip(loader, plain, strict=True):
+            assert [*batch["id"]] == [*expected["id"]]
+            assert batch["word"] == expected["word"]
+            first = min(shard.index[0].start or 0 for shard in batch["x"].addressable_shards)
+            for name in ("x", "back"):
+                for shard in batch[name].addressable_shards:
+                    at = (shard.index[0].start or 0) - first
+                    rows = expected[name][at : at + len(shard.data)]
+                    np.testing.assert_array_equal(shard.data, rows)
+
+
 index = open_index(index_path)
 classes = np.arange(len(index)) % 10
 samplers = [
@@ -66,6 +92,7 @@ samplers = [
 for sampler in samplers:
     for sharding in shardings() if len(jax.devices()) > 1 else [None]:
         compare(Feed(index, sampler, transform=brighter), sharding)
+        compare_own(Feed(index, sampler, transform=brighter, batch_transform=mixed), sharding)
 
 
 def refused(feed: Feed, sharding: Sharding, words: str) -> None:
@@ -86,6 +113,10 @@ if len(every) > 2:
     schedule = PKBatchSampler(classes, p=4, k={0: 2, 3: 1}, seed=0, batches_per_epoch=4)
     refused(Feed(index, schedule), shardings()[0], "does not divide")
     if cluster:
-        mixed = NamedSharding(Mesh(every.reshape(2, -1).T.reshape(-1), "d"), PartitionSpec("d"))
-        refused(feed, mixed, "side by side")
+        across = NamedSharding(Mesh(every.reshape(2, -1).T.reshape(-1), "d"), PartitionSpec("d"))
+        refused(feed, across, "side by side")
+        long = Feed(index, samplers[0], decode=lambda s: {"long": [*s["word"]]}, collate="pad")
+        padded = JaxLoader(long, sharding=shardings()[0])
+        with pytest.raises(ValueError, match="'long' may have another length in each process"):
+            next(iter(padded))
 print("all rows are equal")

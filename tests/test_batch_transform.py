@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batch_functions import mixed, trimmed
+from batch_functions import decoded, in_place, mixed, trimmed
 from batches import noted, received
+from range_server import RangeServer
 
-from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Pad, Ragged, pack
+from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Pad, Ragged, open_index, pack
 from twinfeed.loaders.grain import as_map_dataset
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import RecordDataset, TorchLoader
@@ -21,6 +22,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    ReuseSampler,
     SequentialSampler,
 )
 
@@ -34,11 +36,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     """Records of a byte string and a number, whose labels say how long their lists are."""
     samples = [{"word": b"w%d" % n, "label": n % 5} for n in range(N)]
     return pack(samples, tmp_path_factory.mktemp("batch"))["data"]
-
-
-def decoded(sample: dict[str, Any]) -> dict[str, Any]:
-    number = int(sample["word"][1:])
-    return {"x": np.full((2, 3), number, np.float32), "word": sample["word"]}
 
 
 def ragged(sample: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +107,33 @@ def test_every_loader_gives_what_the_function_makes_of_the_rows(index: Index, na
     assert [noted(feed[0, step]) for step in range(len(feed))] == wanted[: len(feed)]
     dataset = as_map_dataset(feed, epochs=2)
     assert [noted(dataset[n]) for n in range(len(dataset))] == wanted
+
+
+def twice(loader: Any) -> list[dict[str, Any]]:
+    """Two epochs of a loader."""
+    with loader:
+        return received(loader) + received(loader)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_over_remote_shards(index: Index, tmp_path: Path, method: str) -> None:
+    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
+    options: dict[str, Any] = {"decode": decoded, "batch_transform": in_place}
+    local = Feed(index, sampler, **options)
+    workers: Any = {"num_workers": 2, "multiprocessing_context": method}
+    with RangeServer(index.path.parent) as server:
+        feed = Feed(open_index(f"{server.url}/{index.path.name}"), sampler, **options)
+        found = twice(TorchLoader(feed, **workers, persistent_workers=True, device="cpu"))
+    assert found == [noted(batch) for epoch in (0, 1) for batch in by_hand(local, epoch)]
+
+
+def test_what_it_writes_to_is_no_image_that_comes_again(index: Index) -> None:
+    sampler = BatchSampler(ReuseSampler(N, reuse=3, live=8, seed=3), batch_size=4)
+    feed = Feed(index, sampler, decode=decoded, batch_transform=in_place)
+    wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
+    for make in (NumpyLoader, TorchLoader, TensorFlowLoader):
+        assert twice(make(feed)) == wanted
+        assert twice(make(feed, threads=3)) == wanted
 
 
 def test_the_engine_that_chooses_from_datasets_serves_it(index: Index) -> None:

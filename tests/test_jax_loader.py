@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -54,17 +53,6 @@ def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, proces
 def test_one_device_takes_batches_of_any_size(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(40, batch_size=16))
     assert [len(batch["x"]) for batch in JaxLoader(feed)] == [16, 16, 8]
-
-
-def test_a_function_of_the_batch_sees_the_rows_of_the_process(index: Index) -> None:
-    def mixed(batch: dict[str, Any], seed: int) -> dict[str, Any]:
-        part = np.float32(np.random.default_rng(seed).random())
-        return {**batch, "x": part * batch["x"] + (1 - part) * batch["x"][::-1]}
-
-    feed = Feed(index, shuffled(), batch_transform=mixed)
-    for batch, expected in zip(JaxLoader(feed), NumpyLoader(feed), strict=True):
-        assert np.asarray(batch["x"]).tolist() == expected["x"].tolist()
-        assert batch["word"] == expected["word"]
 
 
 def test_a_state_of_another_loader_is_continued(index: Index) -> None:

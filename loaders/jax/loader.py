@@ -8,9 +8,11 @@ import jax
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
+from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.array_types import Array
@@ -42,7 +44,8 @@ class JaxLoader(MakingLoader[B]):
 
     Raises:
         ValueError: the sharding does not divide every batch, cuts another axis, or gives this
-            process rows that do not lie side by side; the feed is one rank's.
+            process rows that do not lie side by side; the feed is one rank's. When a pass begins:
+            a field is padded, and several processes would give it several lengths.
 
     >>> from tempfile import mkdtemp
     >>> import numpy as np
@@ -83,7 +86,22 @@ class JaxLoader(MakingLoader[B]):
         )
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+        if self._parts > 1:
+            self._check_lengths()
         return self._ahead(self._made(epoch, start, self._sent))
+
+    def _check_lengths(self) -> None:
+        """Raise ValueError for a field that each process would pad to another length."""
+        with Batcher(self.feed, reader=self.reader) as batcher:
+            spec, how = batcher.shapes
+        for name, field in spec.items():
+            mode = mode_of(how, name)
+            free = field.shape if mode == "pad" else mode == "stack" and None in field.shape
+            if free and not is_string(field.dtype):
+                raise ValueError(
+                    f"{name!r} may have another length in each process, and a global array has "
+                    f"one: make lengths equal in decode, or collate it with 'ragged'"
+                )
 
     def _sent(self, batch: Batch) -> Batch:
         """Return a batch on the devices."""
