@@ -16,7 +16,7 @@ from twinfeed.loaders import DecodeError, NumpyLoader, pack
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler, SubsetSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -116,6 +116,22 @@ def test_images_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
     ResumeCallback(one, tmp_path).fit(
         network, lambda batch: (batch["word"][:, None], batch["label"]), verbose=0
     )
+
+
+def test_a_label_beyond_the_outputs_of_the_model_is_named(tmp_path: Path) -> None:
+    """And is none where the targets are not the labels, or where no such record is drawn."""
+    says = r"record \d+ \(.*\) has the label [2-6], and the model has 2 outputs: .* \(7\)"
+    with pytest.raises(ValueError, match=says):
+        fit(tmp_path, model(units=2))
+    one = made()
+    ResumeCallback(one, tmp_path / "halves").fit(
+        model(units=2), lambda batch: (batch["x"], batch["label"] // 4), verbose=0
+    )
+    assert (one.epoch, one.step) == (1, 0)
+    index = packed(RECORDS)
+    some = SubsetSampler(np.flatnonzero(index.labels < 2), of=RECORDS)
+    few = loader(index, BatchSampler(some, batch_size=8), decode=numbers)
+    ResumeCallback(few, tmp_path / "few").fit(model(units=2), pairs, verbose=0)
 
 
 @pytest.mark.parametrize(

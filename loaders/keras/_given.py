@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
@@ -112,6 +113,39 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
             raise TypeError(
                 f"field {name!r} holds the bytes of images: give the feed "
                 f"decode=DecodeImage({name!r}, size=(height, width))"
+            )
+
+
+def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) -> None:
+    """Refuse a label that the model has no output for, as far as `arrange` keeps the labels.
+
+    On a CPU, Keras's own error names no record. On a GPU the loss is no number from there on.
+
+    Args:
+        loader: of the training.
+        model: of the training.
+        targets: gives those of the epoch's first batch.
+
+    Raises:
+        ValueError: a record of the epoch has such a label.
+    """
+    feed: Any = getattr(loader, "feed", None)
+    index, shape = getattr(feed, "index", None), getattr(model, "output_shape", None)
+    loss = getattr(model, "loss", None)
+    sparse = getattr(loss, "name", loss) == "sparse_categorical_crossentropy"
+    outputs = shape[-1] if isinstance(shape, tuple) else None
+    if not (sparse and outputs and isinstance(index, Index) and index.num_classes > outputs):
+        return
+    sampler, labels = feed.sampler, index.labels
+    first = labels[sampler.records(sampler.batch(loader.epoch, 0))]
+    if not np.array_equal(keras.ops.convert_to_numpy(targets()).ravel(), first):
+        return
+    for step in range(loader.step, len(loader)):
+        records = sampler.records(sampler.batch(loader.epoch, step))
+        for record in records[labels[records] >= outputs].tolist():
+            raise ValueError(
+                f"{index.describe(record)} has the label {labels[record]}, and the model has "
+                f"{outputs} outputs: give the last layer index.num_classes ({index.num_classes})"
             )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,9 @@ class ResumeCallback(keras.callbacks.Callback):
         self._callbacks = order
         try:
             with self.loader.original_errors():
+                if not (ended or _distributed(model)):
+                    with self._looking():
+                        _given.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,
                     epochs=epochs,
@@ -362,6 +366,15 @@ class ResumeCallback(keras.callbacks.Callback):
         _load(self.model, before)
         return before
 
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Let passes begin and move no position."""
+        self.loader.uncounted.looking = True
+        try:
+            yield
+        finally:
+            self.loader.uncounted.looking = False
+
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last save, unless a new run begins."""
         if self.fresh and self._last is None:
@@ -374,11 +387,8 @@ class ResumeCallback(keras.callbacks.Callback):
         short = len(model.metrics_variables) < len(save.state["metrics"])
         if not model.built or (short and not _distributed(model)):
             data = self.loader._for_keras(arrange, None)
-            self.loader.uncounted.looking = True
-            try:
+            with self._looking():
                 model.evaluate(data, steps=1, verbose=0)
-            finally:
-                self.loader.uncounted.looking = False
         self.restore(model)
 
     def _say_where(self, epochs: int | None) -> None:
