@@ -112,7 +112,11 @@ def installed(built: Path, source: Path, tmp_path_factory: pytest.TempPathFactor
             f"import site; site.addsitedir({str(Path(pytest.__file__).parent.parent)!r})\n"
         )
         pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-        pip += ["--force-reinstall", *(["-e"] if way == "editable" else []), path]
+        options = {
+            "editable": ["-e"],
+            "strict": ["--config-settings", "editable_mode=strict", "-e"],
+        }
+        pip += ["--force-reinstall", *options.get(way, []), path]
         subprocess.run(pip, check=True, cwd=place, capture_output=True)
         return place
 
@@ -168,6 +172,28 @@ def test_the_installed_library_is_what_is_imported(
             assert all(Path(file).is_relative_to(home) for file in files), files
         else:
             assert "error" not in run.stderr.lower()
+
+
+@pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
+def test_a_checker_of_types_follows_an_editable_installation_that_is_strict(
+    installed: Installed, tmp_path: Path, checker: str
+) -> None:
+    """As docs/install.md says: else it finds no twinfeed, and no mistake."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from twinfeed import BatchSampler, RandomSampler\n"
+        "BatchSampler(RandomSampler(9, seed=0), batchsize=3)\n"
+    )
+    python = installed("strict") / "bin" / "python"
+    options = ["--pythonpath", str(python)] if checker == "basedpyright" else []
+    run = subprocess.run(
+        [python, "-m", checker, *options, program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert '"batchsize"' in run.stdout, run.stdout + run.stderr
 
 
 def test_the_description_of_a_wheel_leads_nowhere_wrong_and_says_where_to_report(
