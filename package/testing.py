@@ -61,6 +61,7 @@ def check_sampler(
     stream = sampler
     if not isinstance(stream, BatchStream):
         stream = BatchSampler(stream, batch_size=batch_size)
+    _law(stream.num_records > 0, "there are no records to draw: num_records is 0")
     whole = [stream.batches(epoch, 0, len(stream)) for epoch in range(_EPOCHS)]
     for law in (_check_pure, _check_states, _check_declared, _check_spans):
         law(stream, whole)

@@ -72,6 +72,10 @@ class Records(Fair):
         return ids + 1
 
 
+class Unsized(Fair):
+    num_records = property(lambda self: 0, lambda self, number: None)
+
+
 class Narrow(Fair):
     def records(self, ids: Any) -> Any:
         return ids.astype(np.int32)
@@ -89,6 +93,7 @@ class Narrow(Fair):
         (Blocks, "in_blocks is True, and spans says the opposite"),
         (Spans, "more records than there are"),
         (Records, r"records gave \[12\], num_records=12"),
+        (Unsized, "num_records is 0"),
         (Narrow, r"records must give int64\[4\], got int32"),
     ],
 )
