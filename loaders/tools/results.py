@@ -118,27 +118,23 @@ class Collect:
         Raises:
             LoaderError: records without a result, with several, or with one that is not in `only`.
         """
-        order = np.argsort(self._only)
-        ordered = np.append(self._only[order], -1)  # in proportion to `only`, whatever `n` is
-        at = np.searchsorted(ordered[:-1], added)
-        known = ordered[at] == added
-        places: Int64s = order[at[known]]
-        times = np.bincount(places, minlength=len(order))
+        ids, times = np.unique(added, return_counts=True)
         found = []
-        for what, ids in (
-            ("no result", self._only[times == 0]),
-            ("too many results", np.append(self._only[times > 1], added[~known])),
+        for what, wrong in (
+            ("no result", np.setdiff1d(self._only, ids)),
+            ("too many results", np.union1d(ids[times > 1], np.setdiff1d(ids, self._only))),
         ):
-            ids = np.unique(ids)
-            if len(ids):
-                some = ", ".join(map(str, ids[:5])) + ", …" * (len(ids) > 5)
-                found.append(f"{len(ids):,} have {what} ({some})")
+            if len(wrong):
+                some = ", ".join(map(str, wrong[:5])) + ", …" * (len(wrong) > 5)
+                found.append(f"{len(wrong):,} have {what} ({some})")
         if found:
             raise LoaderError(
                 f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
                 advice="on each rank add every batch of one whole pass of an "
                 "ExactOnceBatchSampler, and give merged the function that gathers all parts",
             )
+        order = np.argsort(self._only)
+        places: Int64s = order[np.searchsorted(self._only, added, sorter=order)]
         return places
 
     def save(self, path: str | os.PathLike[str], /) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
@@ -62,16 +62,14 @@ def mend(
 def poor_pair(owner: Int64, records: Int64, sizes: Int64, k: int, /) -> tuple[int, int] | None:
     """Return two classes that have fewer than 2 k records together, if there are any.
 
-    `owner` and `records` are the class and the record of each label.
+    `owner` and `records` are the class and the record of each label, by class.
     """
     small = sizes[owner] < 2 * k
-    records, owner = records[small], owner[small]
-    order = np.lexsort((owner, records))
-    records, owner = records[order], owner[order]
-    cuts = np.flatnonzero(np.diff(records)) + 1
+    classes_of = defaultdict(list)
+    for record, number in zip(records[small].tolist(), owner[small].tolist(), strict=True):
+        classes_of[record].append(number)
     shared: Counter[tuple[int, int]] = Counter()
-    for classes in np.split(owner, cuts):
-        if len(classes) > 1:
-            shared.update(combinations(classes.tolist(), 2))
+    for classes in classes_of.values():
+        shared.update(combinations(classes, 2))
     poor = (pair for pair, both in shared.items() if sizes[list(pair)].sum() - both < 2 * k)
     return next(poor, None)
