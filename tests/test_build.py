@@ -98,7 +98,7 @@ def test_a_link_to_a_folder_of_images_is_followed_where_the_user_named_it(tmp_pa
     home.mkdir()
     link, path = home / "photos", home / "x.index"
     link.symlink_to(scratch / "photos")
-    with pytest.warns(ShardWarning, match=f"leads to {scratch}/photos: open .* root='{scratch}'"):
+    with pytest.warns(ShardWarning, match=f"leads to {scratch}/photos: .* root='{scratch}'"):
         index = build_index(link, path)
     again = build_index(link, path, root=scratch)
     for each in (index, again, open_index(path, root=scratch)):
@@ -110,6 +110,26 @@ def test_a_link_to_a_folder_of_images_is_followed_where_the_user_named_it(tmp_pa
     with pytest.raises(ValueError, match=f"below the root {home}, not at {scratch}/photos"):
         build_index(link, path, root=home)
     assert verify(link).ok
+    build_index(link, scratch / "x.index")
+    assert verify(scratch / "x.index").ok  # beside the photos, no root is needed
+
+
+def test_links_to_shards_are_followed_where_the_index_lies_beside_the_shards(
+    tmp_path: Path,
+) -> None:
+    scratch, home = tmp_path / "scratch", tmp_path / "home"
+    scratch.mkdir()
+    home.mkdir()
+    tars(scratch, shards=2)
+    (home / "data").symlink_to(scratch)
+    shards = f"{home}/data/*.tar"
+    with pytest.raises(UnsafeContentError, match=f"leaves its root(?s:.*)found: {scratch}/"):
+        build_index(shards, home / "x.index")
+    build_index(shards, scratch / "x.index")
+    assert verify(scratch / "x.index").ok
+    index = build_index(shards, home / "x.index", root=scratch)
+    assert index.shard_paths[0] == sorted(scratch.glob("*.tar"))[0].name
+    assert verify(home / "x.index", root=scratch).ok
 
 
 def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:

@@ -180,7 +180,10 @@ def _loose_root(
         if root is None and _within(where, full):  # a link that the user named
             inside = os.path.dirname(real)
             if beside is not None:
-                advice = f"open the index with root={inside!r} (--root in a terminal)"
+                advice = (
+                    f"write the index there (--out {inside}/NAME.index), or open it with "
+                    f"root={inside!r} (--root in a terminal)"
+                )
                 warnings.warn(f"{full} leads to {real}: {advice}", ShardWarning, stacklevel=4)
         where, full = inside, real
     prefix = relative_to(where, full)
@@ -228,13 +231,15 @@ def no_images(folder: PathLike, extensions: Sequence[str] = IMAGES, /) -> FileNo
 def _relative(root: Root, shard: str) -> str:
     """Return the path of a shard relative to `root`; raise ValueError for a path outside `root`.
 
-    If there is no such file, raise FileNotFoundError, which says more.
+    A link outside `root` is followed. If there is no such file, raise FileNotFoundError, which says
+    more.
     """
     path = Location.of(shard) if is_url(shard) else os.path.abspath(shard)
     with suppress(ValueError):
         return relative_to(root, path)
     if isinstance(path, str):
         os.stat(path)
+        root, path = os.path.realpath(str(root)), os.path.realpath(path)
     return relative_to(root, path)
 
 
