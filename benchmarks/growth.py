@@ -28,7 +28,7 @@ import numpy as np
 from ways import Ways, main, timed
 
 from twinfeed.loaders import Reader, build_index, open_index, verify
-from twinfeed.loaders.building.store import new_store
+from twinfeed.loaders.building.store import index_writer
 from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
@@ -378,7 +378,7 @@ def many_names(number: int) -> Found:
     facts |= {"fields": [{"name": "x", "kind": "bytes", "missing": 0}], "class_order": None}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with new_store(folder / "a.index") as store:
+        with index_writer(folder / "a.index") as store:
             store.add(arrays)
             store.finish(facts, vars(IndexOptions(container="tar")))
         for n in np.linspace(0, number - 1, 16).astype(int):

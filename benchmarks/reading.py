@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.building.build import build_index
-from twinfeed.loaders.building.store import new_store
+from twinfeed.loaders.building.store import index_writer
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import StringColumn, row_type
@@ -167,7 +167,7 @@ def opening(folder: Path, records: int, shards: int) -> None:
         "digests": {},
         "class_order": None,
     }
-    with new_store(folder / "big.index") as store:
+    with index_writer(folder / "big.index") as store:
         store.add(arrays)
         store.finish(facts, vars(IndexOptions(container="tar")))
     times = []

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.batch_shape import PerStep, Schedule, text_until
+from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
@@ -107,8 +107,8 @@ class PKBatchSampler(BatchStream):
         self._small = validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
         seed = validate.seed(seed)
-        schedule = self._schedule = Schedule(p, k, seed)
-        self.repeats, self._even, self._coverage = small == "repeat", schedule.fixed, coverage
+        shape = self._shape = BatchShape(p, k, seed)
+        self.repeats, self._even, self._coverage = small == "repeat", shape.fixed, coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order, names = self._ordered(labels, records)
         self._classes = classes = order._first(self._kept(order))
@@ -116,8 +116,8 @@ class PKBatchSampler(BatchStream):
         self.parameters = {
             "labels": order.digest,
             "super_labels": None if supers is None else supers.digest,
-            "p": schedule.p_text,
-            "k": schedule.k_text,
+            "p": shape.p_text,
+            "k": shape.k_text,
             "small": small,
             "min_class_size": self._min_size,
             "coverage": coverage,
@@ -129,13 +129,13 @@ class PKBatchSampler(BatchStream):
             self._check_lists(names)
         if coverage is None:
             stored = order_within == "stored"
-            self._draws = FairDraw(self._classes, supers, schedule, seed, stored, names)
+            self._draws = FairDraw(self._classes, supers, shape, seed, stored, names)
             steps = self._batches_per_epoch(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
-            self._draws = CoverageDraw(self._classes, schedule, once=coverage == "once", seed=seed)
+            self._draws = CoverageDraw(self._classes, shape, once=coverage == "once", seed=seed)
             steps = self._draws.steps
-        largest = schedule.largest_batch
+        largest = shape.largest_batch
         super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
     @classmethod
@@ -204,7 +204,7 @@ class PKBatchSampler(BatchStream):
                 raise ValueError(f"{option} needs one label a record, got lists")
         if self._small == "repeat":
             raise ValueError("small='repeat' needs one label a record: take 'drop' with lists")
-        k = self._schedule.largest_k
+        k = self._shape.largest_k
         pair = poor_pair(*self._classes._by_class(), np.asarray(self._classes.sizes), k)
         if pair is not None:
             first, second = names[list(pair)]
@@ -215,7 +215,7 @@ class PKBatchSampler(BatchStream):
 
     def _kept(self, order: ClassOrder) -> int:
         """Apply the rules for small classes: return how many of the classes are kept."""
-        k = self._schedule.largest_k
+        k = self._shape.largest_k
         kept, large = order._count(self._min_size), order._count(k)
         if self._small == "drop":
             return min(kept, large)
@@ -230,7 +230,7 @@ class PKBatchSampler(BatchStream):
         return kept
 
     def _check_enough(self, fewest: int) -> None:
-        p = self._schedule.largest_p
+        p = self._shape.largest_p
         if fewest < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
             raise ValueError(
@@ -241,7 +241,7 @@ class PKBatchSampler(BatchStream):
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
-            "p and k must be plain integers": self._schedule.fixed,
+            "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
@@ -254,23 +254,23 @@ class PKBatchSampler(BatchStream):
 
     def _batches_per_epoch(self, given: SupportsIndex | None) -> int:
         """Return the number given, or as many batches as the records fill."""
-        schedule = self._schedule
+        shape = self._shape
         if given is not None:
             return validate.integer("batches_per_epoch", given, minimum=1)
-        if not schedule.fixed:
+        if not shape.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
-        return max(1, int(self._classes.sizes.sum()) // schedule.largest_batch)
+        return max(1, int(self._classes.sizes.sum()) // shape.largest_batch)
 
     def __repr__(self) -> str:
-        schedule = self._schedule
-        most = "" if schedule.fixed else "at most "
+        shape = self._shape
+        most = "" if shape.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
         some = "" if self.part is None else f"{len(self.part):,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
             f"{counted(self.num_classes, 'class')}, {counted(len(self), 'batch')} of "
-            f"p={schedule.p_text} x k={schedule.k_text}, "
+            f"p={shape.p_text} x k={shape.k_text}, "
             f"{most}{counted(self._largest, 'id')}{coverage})"
         )
 
@@ -304,11 +304,11 @@ class PKBatchSampler(BatchStream):
         return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
 
     def divisible(self, by: int, /) -> bool:
-        stretches, low = self._schedule.stretches, self._schedule.lowest_k
+        stretches, low = self._shape.stretches, self._shape.lowest_k
         return all(s.p * k % by == 0 for s in stretches for k in range(low or s.k, s.k + 1))
 
     def _check_world(self, world_size: int) -> None:
-        for p in sorted({stretch.p for stretch in self._schedule.stretches}):
+        for p in sorted({stretch.p for stretch in self._shape.stretches}):
             if p % world_size:
                 raise ValueError(
                     f"world_size must divide p, so that a rank gets whole classes: "
@@ -316,7 +316,7 @@ class PKBatchSampler(BatchStream):
                 )
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        return self._schedule.sizes(epoch * self._steps + np.arange(start, stop))
+        return self._shape.sizes(epoch * self._steps + np.arange(start, stop))
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         steps = epoch * self._steps + start + np.arange(len(lows))

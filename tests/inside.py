@@ -21,10 +21,10 @@ from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
 from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
-from twinfeed.loaders.building.plan import Plan
+from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import find_source
-from twinfeed.loaders.building.store import new_store
+from twinfeed.loaders.building.store import index_writer
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
-from inside import Plan, Reading, ReadingOptions, Survey, build, find_source, load_part, write_index
+from inside import (
+    BuildPlan,
+    Reading,
+    ReadingOptions,
+    Survey,
+    build,
+    find_source,
+    load_part,
+    write_index,
+)
 
 from twinfeed.loaders import Index, open_index
 
@@ -17,7 +26,7 @@ def made_parts(
     """The files of the parts of shards, in a folder beside the shards."""
     folder.mkdir(exist_ok=True)
     source = find_source(shards, folder, container=None, root=None)
-    plan = Plan.of(source, label, None, Reading(**options))
+    plan = BuildPlan.of(source, label, None, Reading(**options))
     return [part.file for part in build._parts(plan, source.jobs, folder, None, False)]
 
 

@@ -27,7 +27,7 @@ from inside import (
     MANIFEST,
     REBUILD,
     VERSION,
-    Plan,
+    BuildPlan,
     ShardPart,
     arrays,
     build,
@@ -755,9 +755,11 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
     part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile
     read = []
-    scan = Plan.scan
+    scan = BuildPlan.scan
     monkeypatch.setattr(
-        Plan, "scan", lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1]
+        BuildPlan,
+        "scan",
+        lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1],
     )
     index = build_index(shards, tmp_path / "x.index")
     assert len(read) == 3

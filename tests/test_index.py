@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import LIMITS, MANIFEST, SHARD, StringColumn, new_store, paths, row_type
+from inside import LIMITS, MANIFEST, SHARD, StringColumn, index_writer, paths, row_type
 from inside import arrays as _arrays
 from making_shards import flip, tars, tfrecords, tree, write_tar, write_tfrecord
 
@@ -55,7 +55,7 @@ def big_index(folder: Path, records: int, shards: int, classes: int = 0) -> Path
         "digests": {},
         "class_order": None,
     }
-    with new_store(folder / "big.index") as store:
+    with index_writer(folder / "big.index") as store:
         store.add(arrays)
         store.finish(facts, {"missing": "error", "root": os.fspath(folder)})
     for name in names:

@@ -1,4 +1,4 @@
-"""What gives the bytes of rows, whatever holds them."""
+"""What requests ranges and gives the bytes of rows, whatever holds them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.support.checksum import crc32c
 
 
-class Fetcher(ABC):
-    """Give the bytes of rows, which may be requested before they are needed."""
+class Requester:
+    """Hear from a planner what coming batches need."""
 
-    def __init__(self, index: Index, checksums: bool) -> None:
+    def __init__(self, index: Index) -> None:
         self.index = index
-        self.checksums = checksums
         self.gap = gap_of(index)
-
-    @abstractmethod
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row. `neighbours` says that some rows may lie side by side."""
 
     def ahead(self, extents: Extents, /) -> None:
         """Begin to fetch these `EXTENT`s in this order, without waiting."""
@@ -51,6 +46,18 @@ class Fetcher(ABC):
     ) -> None:
         """Note which batch is read now, without waiting. `planned`: a planner requested it."""
         return
+
+
+class Fetcher(Requester, ABC):
+    """Give the bytes of rows, which may be requested before they are needed."""
+
+    def __init__(self, index: Index, checksums: bool) -> None:
+        super().__init__(index)
+        self.checksums = checksums
+
+    @abstractmethod
+    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row. `neighbours` says that some rows may lie side by side."""
 
     def close(self) -> None:
         """Close open files, if there are any."""

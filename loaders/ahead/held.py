@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
@@ -53,11 +53,6 @@ class HeldRange:
         """Whether a piece could not be read."""
         return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
 
-    def data(self) -> memoryview:
-        """Wait for the pieces, and return the bytes."""
-        come = [piece.result() for piece in self.pieces]
-        return come[0] if come else memoryview(b"")
-
     def cancel(self) -> None:
         """Cancel the requests that have not begun."""
         for piece in self.pieces:
@@ -81,6 +76,15 @@ def _read_into(
         buffer[start - first : stop - first], np.frombuffer(read(file, start, stop, step), np.uint8)
     )
     return buffer.data
+
+
+def data_of(ranges: Iterable[HeldRange]) -> dict[HeldRange, memoryview]:
+    """Wait for ranges, and return the bytes of each."""
+    data: dict[HeldRange, memoryview] = {}
+    for one in ranges:
+        come = [piece.result() for piece in one.pieces]  # each is the buffer of the whole range
+        data[one] = come[0] if come else memoryview(b"")
+    return data
 
 
 class Held:
@@ -172,7 +176,7 @@ class Held:
         for one in ranges:
             if one.failed:  # before anybody needed it
                 one.begin(self._read, soon=True)
-        wire().prefer(piece for one in ranges for piece in one.pieces)
+        wire().prefer([piece for one in ranges for piece in one.pieces])
 
     def drop(self, one: HeldRange) -> None:
         """Drop a range."""

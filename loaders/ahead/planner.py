@@ -8,7 +8,7 @@ from threading import Lock
 
 import numpy as np
 
-from twinfeed.loaders.ahead.fetcher import Fetcher
+from twinfeed.loaders.ahead.fetcher import Requester
 from twinfeed.loaders.ahead.ranges import ALONE, Extents, extents_of, outside
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.ahead.spans import Spans
@@ -45,7 +45,7 @@ class Planner:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        fetcher: Requester,
         fields: Sequence[str],
         schedule: Schedule,
         epoch: int,
@@ -158,7 +158,12 @@ class Planner:
 
 
 def extents_ahead(
-    fetcher: Fetcher, fields: Sequence[str], records: Int64s, spans: Int64s | int, steps: Int64s, /
+    fetcher: Requester,
+    fields: Sequence[str],
+    records: Int64s,
+    spans: Int64s | int,
+    steps: Int64s,
+    /,
 ) -> Extents:
     """Return the `EXTENT`s in which records lie.
 
@@ -189,7 +194,7 @@ class Plans:
 
     def begin(
         self,
-        fetcher: Fetcher | None,
+        fetcher: Requester | None,
         fields: Sequence[str],
         sampler: BatchStream,
         epoch: int,

@@ -12,7 +12,7 @@ import numpy as np
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 
-_STEPS, _IDS = 32, 1 << 15
+STEPS, _IDS = 32, 1 << 15
 """Steps that are drawn together, and most ids: this costs hardly more than one step."""
 
 _KEPT = (1 << 20) + (1 << 17)
@@ -45,7 +45,7 @@ class Schedule:
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
-        self._together = max(1, min(_STEPS, _IDS // max(1, sampler.batch_size)))
+        self._together = max(1, min(STEPS, _IDS // max(1, sampler.batch_size)))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}
         self._ids = 0
         self._whole: Schedule | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.store import Store
+from twinfeed.loaders.building.store import IndexWriter
 from twinfeed.loaders.index.class_arrays import READ
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -107,7 +107,7 @@ def _is_integer(name: str) -> bool:
         return False
 
 
-def write_class_order(store: Store, labels: Int64s, /) -> str:
+def write_class_order(store: IndexWriter, labels: Int64s, /) -> str:
     """Write the arrays of the `ClassOrder` of labels to `store`, and return the digest of labels.
 
     The memory does not grow with the number of labels.

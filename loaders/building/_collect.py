@@ -20,7 +20,7 @@ from twinfeed.loaders.building.labels import (
     refuse_mixed,
     spelled,
 )
-from twinfeed.loaders.building.plan import Plan, add_header
+from twinfeed.loaders.building.plan import BuildPlan, add_header
 from twinfeed.loaders.building.sources import Job, Local, local
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.example import decode_list
@@ -54,7 +54,7 @@ _LABEL = f"put a file into a folder for its class, have a function return a labe
 """What to do about records that lack a field, or a label of another kind."""
 
 
-def build_part(plan: Plan, job: Job, file: str) -> None:
+def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     """Scan one whole shard, check every checksum, and write the part to `file`."""
     if job.entries:
         _build(plan, job, Local(str(plan.root)), Path(file))
@@ -70,7 +70,7 @@ def build_part(plan: Plan, job: Job, file: str) -> None:
             raise
 
 
-def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
+def _build(plan: BuildPlan, job: Job, here: Local, file: Path) -> None:
     """Write the part. Write it again if a feature turns out to be a list."""
     size = 0 if job.entries else os.stat(here.path).st_size
     while True:
@@ -85,7 +85,7 @@ def _build(plan: Plan, job: Job, here: Local, file: Path) -> None:
         plan = plan.with_lists(collector.mixed)
 
 
-def _scan(plan: Plan, job: Job, path: str, collector: _Collector) -> None:
+def _scan(plan: BuildPlan, job: Job, path: str, collector: _Collector) -> None:
     """Give the collector every record of a shard that is not left out."""
     part = collector.part
     bad: set[int | None] = set()
@@ -163,7 +163,7 @@ class _Column:
 class _Collector:
     """Sort the records of a shard into columns."""
 
-    def __init__(self, plan: Plan, part: ShardPart, path: str, out: PartFile) -> None:
+    def __init__(self, plan: BuildPlan, part: ShardPart, path: str, out: PartFile) -> None:
         self.options, self.source, self.known = plan.options, plan.label, plan.keys
         self.part, self.path, self.out = part, path, out
         self.whole_files = plan.options.container == "files"

@@ -23,7 +23,7 @@ from twinfeed.loaders.building._classes import (
 from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.labels import FromTable
-from twinfeed.loaders.building.store import ArrayFile, Store, new_store
+from twinfeed.loaders.building.store import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import StringColumn, missing_rows, row_type, unsigned
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import room_for
@@ -32,7 +32,7 @@ from twinfeed.loaders.support.atomic import room_for
 def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None) -> None:
     """Write the index of the surveyed parts, in their order, to the folder `path`."""
     survey.check()
-    with new_store(path) as store:
+    with index_writer(path) as store:
         merge = _Merge(store, survey, classes)
         store.add(survey.arrays())
         with room_for(path, sum(file.size for file in store.open.values())):
@@ -75,7 +75,7 @@ class _Out:
 class _Strings:
     """Write a column of strings."""
 
-    def __init__(self, store: Store, name: str, strings: int, size: int) -> None:
+    def __init__(self, store: IndexWriter, name: str, strings: int, size: int) -> None:
         self.name, self.size = name, 0
         self.text = store.new(f"{name}-text", "u1", (size,))
         self.ends = store.new(f"{name}-ends", unsigned(size), (strings,))
@@ -91,7 +91,7 @@ class _Strings:
 class _Merge:
     """Write the arrays of an index, part after part."""
 
-    def __init__(self, store: Store, survey: Survey, classes: Sequence[str] | None) -> None:
+    def __init__(self, store: IndexWriter, survey: Survey, classes: Sequence[str] | None) -> None:
         self.store, self.survey, self.classes = store, survey, classes
         self.fields: dict[str, _Out] = {}
         self.columns: dict[str, _Out] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.building.sources import Job, PathLike, Source
+from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index.paths import relative_to, to_write
 from twinfeed.loaders.remote.location import Root, is_url, place_of
@@ -87,7 +87,7 @@ def _parsed(line: str) -> BadRecord:
     return entry
 
 
-def without(source: Source, exclude: Exclude, /) -> list[Job]:
+def without(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     """Return the jobs, each with the records that it leaves out."""
     given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     left_out = [_entry(one, source.root) for one in given]

@@ -17,7 +17,7 @@ from twinfeed.loaders.building._parts import ShardPart, load_part
 from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.bad_records import Exclude, without
 from twinfeed.loaders.building.labels import FromTable, LabelSource
-from twinfeed.loaders.building.plan import Fields, Plan
+from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
 from twinfeed.loaders.building.store import DAY, is_part, make_folder, own_folder
 from twinfeed.loaders.index.opened import Index
@@ -107,7 +107,7 @@ def build_index(
     source = find_source(
         shards, here, container=reading.container, root=root, complete=reading.complete
     )
-    plan, jobs = Plan.of(source, label, fields, reading), without(source, exclude)
+    plan, jobs = BuildPlan.of(source, label, fields, reading), without(source, exclude)
     table = label if isinstance(label, FromTable) else None
     with nullcontext(Path()) if here else temporary() as folder:
         here = here or folder / "x.index"
@@ -151,7 +151,7 @@ def _is_small(file: Path) -> bool:
 
 
 def _parts(
-    plan: Plan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
+    plan: BuildPlan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
 ) -> Iterator[ShardPart]:
     """Yield the part of every job. Parts that are missing are built first.
 
@@ -184,7 +184,7 @@ def _parts(
         yield part
 
 
-def _run(executor: Executor, todo: Sequence[tuple[Plan, Job, str]]) -> Iterator[None]:
+def _run(executor: Executor, todo: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
     """Run the jobs on `executor`. The first error cancels the jobs that wait."""
     futures = [executor.submit(build_part, *one) for one in todo]
     try:

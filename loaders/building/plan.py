@@ -13,7 +13,7 @@ from twinfeed.loaders.building.labels import (
     LabelSource,
     RecordLabel,
 )
-from twinfeed.loaders.building.sources import Job, Source
+from twinfeed.loaders.building.sources import Job, ShardSource
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.records import OnBad, Record
 from twinfeed.loaders.index.manifest import VERSION
@@ -25,7 +25,7 @@ Fields = Mapping[str, str] | Iterable[str]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What an index will have; a worker needs to know this and its job.
 
     Records whose key is not in `keys` are left out.
@@ -38,8 +38,8 @@ class Plan:
 
     @classmethod
     def of(
-        cls, source: Source, label: LabelSource | None, fields: Fields | None, reading: Reading
-    ) -> Plan:
+        cls, source: ShardSource, label: LabelSource | None, fields: Fields | None, reading: Reading
+    ) -> BuildPlan:
         """Return the plan for the shards of `source`; the labels of a table are joined later."""
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()
@@ -58,7 +58,7 @@ class Plan:
         }
         return cls(source.root, IndexOptions(**facts), label, keys)
 
-    def with_lists(self, fields: Iterable[str]) -> Plan:
+    def with_lists(self, fields: Iterable[str]) -> BuildPlan:
         """Return the plan that reads these fields as lists too."""
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 

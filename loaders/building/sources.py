@@ -50,7 +50,7 @@ class Job(NamedTuple):
         return number in self.exclude or (self.rest is not None and number >= self.rest)
 
 
-class Source(NamedTuple):
+class ShardSource(NamedTuple):
     """All the jobs of an index, their container, and the root of their paths."""
 
     container: Container
@@ -66,7 +66,7 @@ def find_source(
     container: Container | None,
     root: PathLike | None,
     complete: bool = True,
-) -> Source:
+) -> ShardSource:
     """Return the jobs that `shards` names.
 
     A folder or a list of entries is loose files. All else is shards. The default of `root` is the
@@ -77,7 +77,7 @@ def find_source(
     entries = _entries(shards)
     if entries is not None:
         where, entries = _loose_root(shards, entries, beside, root)
-        return Source("files", where, _stretches(entries))
+        return ShardSource("files", where, _stretches(entries))
     given = None if root is None else place_of(root)
     names = _expand(shards, complete)
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
@@ -91,7 +91,9 @@ def find_source(
     else:
         where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
     relative = [_relative(where, name) for name in names]
-    return Source(container or _guess(where, relative[0]), where, [Job(name) for name in relative])
+    return ShardSource(
+        container or _guess(where, relative[0]), where, [Job(name) for name in relative]
+    )
 
 
 class Local(NamedTuple):

@@ -98,7 +98,7 @@ class ArrayFile:
         return told | {"sha256": self.digest.hexdigest()}
 
 
-class Store:
+class IndexWriter:
     """Write the arrays of an index to a folder that no reader sees yet, and then switch to them."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
@@ -173,11 +173,11 @@ def _given_up(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_store(path: Path) -> Iterator[Store]:
-    """Give a store for the index at `path` to one process at a time; remove what is unfinished."""
+def index_writer(path: Path) -> Iterator[IndexWriter]:
+    """Give a writer of the index at `path` to one process at a time; remove what is unfinished."""
     own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
-        store = Store(path, beside(path / "columns"))
+        store = IndexWriter(path, beside(path / "columns"))
         store.folder.mkdir()
         mark(store.folder)
         try:

@@ -8,11 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import Schedule, growing
+from twinfeed.loaders.ahead.schedule import STEPS, Schedule, growing
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
-
-_TOGETHER = 32  # steps that are drawn together
 
 
 class Request(NamedTuple):
@@ -100,7 +98,7 @@ def requests(
     """
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
-    for first, stop in growing(start, len(sampler), _TOGETHER):
+    for first, stop in growing(start, len(sampler), STEPS):
         batches = schedule.batches(epoch, first, stop)
         together = np.concatenate(batches)
         records, views = sampler.records(together), sampler.views(together)

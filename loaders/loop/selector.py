@@ -13,7 +13,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
 
-Source = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
+SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
 
 _IDS = 1 << 15  # ids that are drawn in one call
@@ -22,7 +22,7 @@ _IDS = 1 << 15  # ids that are drawn in one call
 class Choices:
     """Turn the batches of a sampler into numbers of sources."""
 
-    def __init__(self, sampler: BatchStream, sources: int, source: Source | None) -> None:
+    def __init__(self, sampler: BatchStream, sources: int, source: SourceOf | None) -> None:
         self.sampler, self.sources = sampler, sources
         self._schedule = Schedule(sampler)
         self._source = _function(sampler, sources, source)
@@ -107,7 +107,7 @@ class Selector(Loader[Int64s]):
         sources: SupportsIndex,
         /,
         *,
-        source: Source | None = None,
+        source: SourceOf | None = None,
     ) -> None:
         number = validate.integer("sources", sources, minimum=1)
         self.choices = Choices(sampler, number, source)
@@ -127,7 +127,7 @@ class Selector(Loader[Int64s]):
 
 
 def _function(
-    sampler: BatchStream, sources: int, source: Source | None
+    sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
     """Return the function of ids that says which source each is of; `source` may be given."""
     if sampler.by_record:

@@ -11,12 +11,14 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers import validate
 
-Missing = Literal["error", "late"] | Mapping[str, Any]
+MissingValues = Literal["error", "late"] | Mapping[str, Any]
 
 _NUMBERS = {"float_list": np.float32, "int64_list": np.int64}
 
 
-def check_missing(index: Source, fields: Sequence[str], missing: Missing, /) -> dict[str, Any]:
+def check_missing(
+    index: Source, fields: Sequence[str], missing: MissingValues, /
+) -> dict[str, Any]:
     """Return the values that `missing` gives fields, as `Reader` returns values.
 
     Raises:

@@ -22,7 +22,7 @@ from twinfeed.loaders.feed.definition import (
 )
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making._absent import Missing, check_missing
+from twinfeed.loaders.making._absent import MissingValues, check_missing
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import Source, check_source
@@ -115,7 +115,7 @@ class Feed(Definition):
         side: Mapping[str, npt.NDArray[Any]] | None = None,
         spec: Mapping[str, FieldSpec] | None = None,
         batch_spec: Mapping[str, FieldSpec] | None = None,
-        missing: Missing = "error",
+        missing: MissingValues = "error",
     ) -> None:
         _check_fit(index, sampler)
         given = {"decode": decode, "transform": transform, "batch_transform": batch_transform}

@@ -49,7 +49,7 @@ from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.validate import counted
 
-Source = InAnyOrder | Iterable[Sample] | CompressedShards
+Records = InAnyOrder | Iterable[Sample] | CompressedShards
 
 _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
 _SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
@@ -57,7 +57,7 @@ _SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks ove
 
 @counterparts()
 def pack(
-    source: Source | Shards,
+    source: Records | Shards,
     out: str | os.PathLike[str],
     /,
     *,
@@ -153,7 +153,7 @@ def pack(
             return {each.name: open_index(folder / f"{each.name}.index") for each in splits}
 
 
-def _opened(source: Any) -> Source:
+def _opened(source: Any) -> Records:
     """Return a source of samples. What is named by a path is opened."""
     if isinstance(source, (list, tuple)) and source:
         if all(isinstance(one, (str, os.PathLike)) for one in source):

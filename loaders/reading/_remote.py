@@ -10,7 +10,7 @@ import numpy as np
 
 from twinfeed.loaders.ahead.chunks import Chunks, chunk_bytes
 from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes
-from twinfeed.loaders.ahead.held import Held, HeldRange
+from twinfeed.loaders.ahead.held import Held, HeldRange, data_of
 from twinfeed.loaders.ahead.ranges import (
     MOST_AT_ONCE,
     Extents,
@@ -128,7 +128,7 @@ class RemoteShards(Fetcher):
 
     def _cut(self, rows: Rows, ranges: list[HeldRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
-        data = {one: one.data() for one in dict.fromkeys(ranges)}
+        data = data_of(dict.fromkeys(ranges))
         out = [
             bytes(data[one][offset - one.start : offset - one.start + length])
             for one, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.remote import network
 
 
-class _Job(NamedTuple):
+class _Submitted(NamedTuple):
     call: Callable[[], Any]
     size: int
     future: Future[Any]
@@ -27,14 +27,14 @@ class Wire:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._soon: OrderedDict[int, _Job] = OrderedDict()
-        self._later: OrderedDict[int, _Job] = OrderedDict()
+        self._soon: OrderedDict[int, _Submitted] = OrderedDict()
+        self._later: OrderedDict[int, _Submitted] = OrderedDict()
         self._threads = 0
         self._bytes = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, soon: bool = True) -> Future[Any]:
         """Run `call`, which fetches `size` bytes, on a thread."""
-        job = _Job(call, size, Future())
+        job = _Submitted(call, size, Future())
         with self._lock:
             (self._soon if soon else self._later)[id(job.future)] = job
         self._grow()
@@ -64,7 +64,7 @@ class Wire:
                 self._threads += 1
             threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _Submitted | None:
         """Take the next job, if there is room for its bytes in flight; the lock is held."""
         if not threading.main_thread().is_alive():
             for job in (*self._soon.values(), *self._later.values()):
@@ -83,7 +83,7 @@ class Wire:
             queue = self._soon or self._later
         return None
 
-    def _work(self, job: _Job | None) -> None:
+    def _work(self, job: _Submitted | None) -> None:
         """Run jobs until no job may begin."""
         while job is not None:
             try:

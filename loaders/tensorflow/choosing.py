@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.loop.selector import Choices, Selector, Source
+from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
@@ -29,7 +29,7 @@ def choose(
     datasets: Sequence[tf.data.Dataset],
     /,
     *,
-    source: Source | None = None,
+    source: SourceOf | None = None,
     replay: bool = False,
     device: str | None = None,
     prefetch: int = 2,
@@ -89,7 +89,7 @@ class _Chosen(DatasetLoader[Any]):
         sampler: BatchStream,
         datasets: list[tf.data.Dataset],
         *,
-        source: Source | None,
+        source: SourceOf | None,
         replay: bool,
         device: str | None,
         prefetch: int,

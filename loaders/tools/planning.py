@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.ahead.chunks import chunk_bytes
-from twinfeed.loaders.ahead.fetcher import Fetcher
+from twinfeed.loaders.ahead.fetcher import Requester
 from twinfeed.loaders.ahead.planner import LIMIT, Planner
-from twinfeed.loaders.ahead.ranges import EXTENT, Extents, Rows, gap_of
+from twinfeed.loaders.ahead.ranges import EXTENT, Extents, gap_of
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.ahead.spans import Spans, most_open
 from twinfeed.loaders.ahead.uses import Kept, every
@@ -244,7 +244,7 @@ def _asked(
 ) -> tuple[Extents, int, int]:
     """Return the ranges that an epoch requests, how many there are, and their bytes."""
     index, total = index_of(feed, "plan"), len(feed.sampler)
-    asking = _Asking(index, checksums=False)
+    asking = _Asking(index)
     if not fields:
         return np.zeros(0, EXTENT), 0, 0
     planner = Planner(asking, fields, schedule, epoch, 0, limit=limit or LIMIT)
@@ -263,16 +263,12 @@ def _asked(
     return rest, round(requests), round(read)
 
 
-class _Asking(Fetcher):
-    """A fetcher that keeps the ranges that a planner requests."""
+class _Asking(Requester):
+    """Keep the ranges that a planner requests."""
 
-    def __init__(self, index: Index, checksums: bool) -> None:
-        super().__init__(index, checksums)
+    def __init__(self, index: Index) -> None:
+        super().__init__(index)
         self.asked: list[Extents] = []
-
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Read nothing."""
-        raise NotImplementedError
 
     def ahead(self, extents: Extents, /) -> None:
         """Keep the ranges."""

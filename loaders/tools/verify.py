@@ -17,7 +17,7 @@ import numpy as np
 
 from twinfeed.loaders import errors
 from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_bad_records
-from twinfeed.loaders.building.plan import Plan, add_header
+from twinfeed.loaders.building.plan import BuildPlan, add_header
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats.sniff import MANIFEST
@@ -128,7 +128,7 @@ def verify(
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
         full = root is None and found.container != "files"
-        plan = Plan.of(found, None, None, reading)
+        plan = BuildPlan.of(found, None, None, reading)
         check, shards = partial(_plain_shards, plan, full), found.jobs
     checked = _results(check, shards, executor)
     results = list(bar(checked, "verifying", "shard", progress, len(shards)))
@@ -187,7 +187,7 @@ class _Scan:
     A shard that cannot be read, or that does not have the given `size`, is `lost`.
     """
 
-    def __init__(self, plan: Plan, job: Job, *, size: int | None = None) -> None:
+    def __init__(self, plan: BuildPlan, job: Job, *, size: int | None = None) -> None:
         self.job = job
         self.sha256 = ""
         self.lost = False
@@ -245,7 +245,7 @@ class _Scan:
         return found
 
 
-def _plain_shards(plan: Plan, full: bool, jobs: Sequence[Job]) -> Iterator[_Checked]:
+def _plain_shards(plan: BuildPlan, full: bool, jobs: Sequence[Job]) -> Iterator[_Checked]:
     """Verify shards by themselves, named by their full paths if so wanted."""
     for job in jobs:
         scan = _Scan(plan, job)
@@ -270,7 +270,7 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
         return [_entry(name, n, error) for n, error in _unreadable(reader, start, stop)]
-    plan = Plan(index.shards_at, index.options)
+    plan = BuildPlan(index.shards_at, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
         return scan.bad

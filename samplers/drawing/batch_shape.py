@@ -24,7 +24,7 @@ class Phase(NamedTuple):
     p_start: int
 
 
-class Schedule:
+class BatchShape:
     """What p and k are at each global step."""
 
     def __init__(

@@ -7,7 +7,7 @@ from bisect import bisect_left
 import numpy as np
 
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.batch_shape import Schedule
+from twinfeed.samplers.drawing.batch_shape import BatchShape
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key, words
 from twinfeed.samplers.drawing.fair import FairGroups
 from twinfeed.samplers.drawing.memo import Recent
@@ -23,9 +23,9 @@ class CoverageDraw:
     largest B that whole chunks can fill, `all` the smallest B that holds every record.
     """
 
-    def __init__(self, classes: ClassOrder, schedule: Schedule, *, once: bool, seed: int) -> None:
+    def __init__(self, classes: ClassOrder, shape: BatchShape, *, once: bool, seed: int) -> None:
         self._classes = classes
-        p, k = self._p, self._k = schedule.largest_p, schedule.largest_k
+        p, k = self._p, self._k = shape.largest_p, shape.largest_k
         self._key = root_key(seed, f"pk coverage {'once' if once else 'all'}")
         plan = _once if once else _all
         self.steps, self._chunks, self._adjustable = plan(classes.sizes, p, k)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.batch_shape import Phase, Schedule
+from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.fair import FairGroups, Pattern
 from twinfeed.samplers.drawing.memo import Recent
@@ -34,24 +34,24 @@ class FairDraw:
         self,
         classes: ClassOrder,
         supers: ClassOrder | None,
-        schedule: Schedule,
+        shape: BatchShape,
         seed: int,
         stored: bool,
         names: NDArray[Any] | None = None,
     ) -> None:
         # names: the label of each class, if records are of several classes
-        self._classes, self._supers, self._schedule = classes, supers, schedule
+        self._classes, self._supers, self._shape = classes, supers, shape
         self._stored, self._names = stored, names
         self._keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
         self._recent: Recent[_Walks] = Recent(2)
-        self._walks(schedule.stretches[0])  # made here, so that the first batch comes at once
+        self._walks(shape.stretches[0])  # made here, so that the first batch comes at once
 
     def _walks(self, stretch: Phase) -> _Walks:
         return self._recent.get(stretch, lambda: _Walks(stretch, self))
 
     def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
         """Return one rank's slices of the batches of consecutive global steps, end to end."""
-        runs = self._schedule.runs(steps)
+        runs = self._shape.runs(steps)
         return np.concatenate([self._run(s, run, rank, world_size) for s, run in runs])
 
     def _run(self, stretch: Phase, steps: Int64, rank: int, world_size: int) -> Int64:
@@ -66,9 +66,9 @@ class FairDraw:
         else:  # which records a rank gets depends on all classes of the batch
             number, draw = walks.classes(*turns, 0, stretch.p)
             ids = self._apart(walks, number, draw, k)[:, own].reshape(-1, k)
-        if not self._schedule.lowest_k:
+        if not self._shape.lowest_k:
             return ids.reshape(-1)
-        ks = np.repeat(self._schedule.ks(stretch, steps), share)
+        ks = np.repeat(self._shape.ks(stretch, steps), share)
         return ids[np.arange(k) < ks[:, None]]
 
     def _records(self, walks: _Walks, number: Int64, draw: Int64, k: int) -> Int64:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twinfeed.loaders.ahead.held import Held, HeldRange
+from twinfeed.loaders.ahead.held import Held, HeldRange, data_of
 from twinfeed.loaders.ahead.ranges import ALONE, EXTENT
 from twinfeed.loaders.remote import network
 
@@ -35,7 +35,7 @@ def needed(held: Held, number: int) -> HeldRange:
     one = found(held, number)
     assert one is not None
     held.need([one])
-    assert one.data().tolist() == list(range(number * SIZE, (number + 1) * SIZE))
+    assert data_of([one])[one].tolist() == list(range(number * SIZE, (number + 1) * SIZE))
     return one
 
 
@@ -66,7 +66,7 @@ def test_a_range_is_read_by_who_has_it_after_it_was_passed(held: Held) -> None:
     tell(held, 0)
     one = needed(held, 0)
     held.passed(1)
-    assert one.data().tolist() == list(range(SIZE))
+    assert data_of([one])[one].tolist() == list(range(SIZE))
 
 
 def test_a_new_plan_keeps_what_it_goes_on_with(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +100,5 @@ def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch
     assert one is not None
     assert len(wait(one.pieces).done) == 3
     assert one.failed
-    first = needed(held, 1).data()
-    assert first.obj is one.data().obj
+    first = data_of([needed(held, 1)]).popitem()[1]
+    assert first.obj is data_of([one])[one].obj
