@@ -1,8 +1,9 @@
 """Runs of `fit`, killed and resumed, each printed as JSON; KERAS_BACKEND is set before.
 
-`python keras_across.py FRAMEWORK FOLDER NAME STEPS NAME STEPS …` dies in each run after its number
-of steps, and never of 0. A run that is named "whole" evaluates too, and tries batches that are
-refused. Each run is a process of its own, forked from one that has imported all and done nothing.
+`python keras_across.py FOLDER FRAMEWORK NAME STEPS …` trains from the loader of
+the framework in each run. A run dies after its number of steps, and never of 0. A run of PyTorch or
+TensorFlow that is named "whole" evaluates too, and tries batches that are refused. Each run is a
+process of its own, forked from one that has imported all and done nothing.
 """
 
 from __future__ import annotations
@@ -18,35 +19,28 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from own_backend import BOXES, Box
 
-from twinfeed.loaders import Feed, open_index
+from twinfeed.loaders import BACKENDS, Feed, open_index
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
 
 EPOCHS, RECORDS = 2, 20
+LOADERS = BACKENDS | {"boxes": BOXES}
 
 
 def loader(framework: str, folder: Path, sampler: BatchStream | None = None) -> Any:
     sampler = sampler or BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4)
-    feed = Feed(open_index(folder / "data.index"), sampler)
-    if framework == "torch":
-        from twinfeed.loaders.torch import TorchLoader
-
-        return TorchLoader(feed, device="cpu")
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
-
-    return TensorFlowLoader(feed)
+    backend = LOADERS[framework]
+    make = getattr(import_module(backend.module), backend.loader)
+    return make(Feed(open_index(folder / "data.index"), sampler), **backend.options)
 
 
 def pairs(batch: dict[str, Any]) -> tuple[Any, Any]:
-    """Give the id as input and target, in tensors of the loader's framework."""
-    if hasattr(batch["id"], "float"):
-        ids = batch["id"].float()
-    else:
-        import tensorflow as tf
-
-        ids = tf.cast(batch["id"], tf.float32)
-    return ids[:, None] / RECORDS, ids[:, None] / RECORDS
+    """Give a column as input and target, in arrays of the loader's framework."""
+    part = batch["part"]
+    part = (part.held if isinstance(part, Box) else part)[:, None]
+    return part, part
 
 
 def model() -> keras.Model:
@@ -90,7 +84,7 @@ def refuses(framework: str, folder: Path) -> None:
         wrong.append((ValueError, words, lambda batches: batches.shuffle(2)))
     for number, (error, words, change) in enumerate(wrong):
         one = loader(framework, folder)
-        resume = ResumeCallback(one, folder / f"refused-{number}")
+        resume = ResumeCallback(one, folder / f"{framework}-refused-{number}")
         with pytest.raises(error, match=words):
             resume.fit(model(), change(arranged(one)), verbose=0)
 
@@ -109,10 +103,11 @@ def train(framework: str, folder: Path, name: str, steps: int) -> None:
 
     keras.utils.set_random_seed(1)
     network = model()
-    resume = ResumeCallback(loader(framework, folder), folder / name, every=2)
+    saves = folder / f"{framework}-{name}"
+    resume = ResumeCallback(loader(framework, folder), saves, every=2)
     history = resume.fit(network, pairs, epochs=EPOCHS, verbose=0, callbacks=[Kill()])
     print(json.dumps([history.history, [each.tolist() for each in network.get_weights()]]))
-    if name == "whole":
+    if name == "whole" and framework in ("torch", "tensorflow"):
         evaluates(framework, folder)
         refuses(framework, folder)
 
@@ -126,19 +121,20 @@ def compile_little(folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def main(framework: str, folder: Path, *runs: str) -> None:
+def main(folder: Path, *runs: str) -> None:
     """Train in forks, one after the other; print how each ended."""
     if keras.backend.backend() == "jax":
         compile_little(folder / "compiled")
     import_module("tensorflow")  # as Keras does for a seed, on any backend
-    import_module(f"twinfeed.loaders.{framework}")
-    for name, steps in zip(runs[::2], runs[1::2], strict=True):
+    for framework in set(runs[::3]):
+        import_module(LOADERS[framework].module)
+    for framework, name, steps in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
         child = os.fork()
         if not child:
             train(framework, folder, name, int(steps))
             return
-        print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(framework, name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -13,18 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MODULES = (
-    "twinfeed.samplers",
-    "twinfeed.loaders",
-    "twinfeed.loaders.formats",
-    "twinfeed.loaders.grain",
-    "twinfeed.loaders.jax",
-    "twinfeed.loaders.keras",
-    "twinfeed.loaders.pictures",
-    "twinfeed.loaders.tensorflow",
-    "twinfeed.loaders.torch",
-    "twinfeed.testing",
-)
+from lint_files import PUBLIC
+
+MODULES = sorted(PUBLIC - {"twinfeed"})
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 

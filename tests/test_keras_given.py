@@ -64,16 +64,30 @@ def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
     assert len(fit(tmp_path, shuffle=False, steps_per_epoch=None).epoch) == 1
 
 
-def test_a_loader_that_keras_cannot_take_is_refused(tmp_path: Path) -> None:
-    one = NumpyLoader(made().feed)
-    with pytest.raises(TypeError, match="TensorFlowLoader or a TorchLoader, got a NumpyLoader"):
-        ResumeCallback(one, tmp_path).fit(model(), pairs)
+@pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
+def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
+    """With weights of classes, and a model that is built in its first step."""
 
+    def arrays(batch: dict[str, Any]) -> tuple[Any, ...]:
+        return batch["x"], np.asarray(batch["label"])
 
-def test_keras_on_tensorflow_is_refused_a_torch_loader(tmp_path: Path) -> None:
-    torch = TorchLoader(made().feed, device="cpu")
-    with pytest.raises(TypeError, match="take a TensorFlowLoader, or set KERAS_BACKEND=torch"):
-        ResumeCallback(torch, tmp_path).fit(model(), pairs, verbose=0)
+    def trained(loader: Any, arrange: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        network = keras.Sequential([keras.layers.Dense(CLASSES)])
+        network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        resume = ResumeCallback(loader, tmp_path / type(loader).__name__)
+        weights = {number: 1.0 + number for number in range(CLASSES)}
+        resume.fit(network, arrange, epochs=2, verbose=0, class_weight=weights)
+        assert (loader.epoch, loader.step) == (2, 0)
+        return [each.tolist() for each in network.get_weights()]
+
+    other = trained(make(made().feed), arrays)
+    assert other == trained(made(), pairs)
+    others = ((batch["x"], batch["label"]) for batch in NumpyLoader(made().feed))
+    with pytest.raises(ValueError, match="must come from the loader, got others"):
+        ResumeCallback(make(made().feed), tmp_path / "other").fit(model(), others, verbose=0)
+    with pytest.raises(ValueError, match="outputs: give the last layer"):
+        ResumeCallback(make(made().feed), tmp_path / "few").fit(model(units=2), arrays, verbose=0)
 
 
 def test_a_feed_or_a_dataset_in_the_place_of_the_loader_is_refused(tmp_path: Path) -> None:

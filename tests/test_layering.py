@@ -41,6 +41,7 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize(("backend", "other"), [("torch", "tensorflow"), ("tensorflow", "torch")])
-def test_a_backend_does_without_the_other(backend: str, other: str) -> None:
-    assert other not in loaded_by(f"twinfeed.loaders.{backend}")
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax", "grain"])
+def test_a_backend_does_without_the_others(backend: str) -> None:
+    loaded = loaded_by(f"twinfeed.loaders.{backend}") & FRAMEWORKS
+    assert loaded == loaded_by(backend) & FRAMEWORKS

@@ -36,15 +36,6 @@ def check_loader(loader: Any) -> None:
         )
 
 
-def check_backend(loader: Loader[Any]) -> None:
-    """Refuse a TorchLoader to Keras on TensorFlow, which draws ahead in a thread of its own."""
-    if keras.config.backend() == "tensorflow" and hasattr(loader, "dataloader"):
-        raise TypeError(
-            f"Keras on TensorFlow draws ahead from a {type(loader).__name__}, in its own thread: "
-            f"take a TensorFlowLoader, or set KERAS_BACKEND=torch before keras is imported"
-        )
-
-
 def check_arrange(arrange: Any) -> None:
     """Raise TypeError for anything but a function of a batch or a dataset."""
     dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")

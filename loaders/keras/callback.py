@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras import _given, _known, _model
+from twinfeed.loaders.keras._batches import Batches
 from twinfeed.loaders.keras._order import OrderedCallbacks
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.loader import Loader
@@ -150,16 +151,14 @@ class ResumeCallback(keras.callbacks.Callback):
             ValueError: the model or the optimizer differs from the save, or the loader or its
                 sampler has the option.
             TypeError: an `arrange` that is neither a function nor a dataset, a loader or its whole
-                batches as `validation_data`, images that nothing decodes, and a TorchLoader where
-                Keras runs on TensorFlow.
+                batches as `validation_data`, and images that nothing decodes.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
-        _given.check_backend(self.loader)
         _given.check_options(options)
         _given.check_arrange(arrange)
         _given.check_classes(self.loader, options.get("validation_data"))
         callbacks = _given.checked_callbacks(callbacks, self)
-        data = self.loader._for_keras(arrange, model)
+        data = self._data(arrange, model, options.get("class_weight"))
         _given.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
             self.loader.check_position(data)
@@ -386,10 +385,17 @@ class ResumeCallback(keras.callbacks.Callback):
         # saved. Under a strategy, Keras builds the metrics before.
         short = len(model.metrics_variables) < len(save.state["metrics"])
         if not model.built or (short and not _distributed(model)):
-            data = self.loader._for_keras(arrange, None)
+            data = self._data(arrange, None)
             with self._looking():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
+
+    def _data(self, arrange: Any, model: Any, weights: Any = None) -> Any:
+        """Return what `fit` trains on."""
+        made = self.loader.for_keras(keras.config.backend(), arrange, model)
+        if made is None and callable(arrange):
+            return Batches(self.loader, arrange, weights)
+        return arrange if made is None else made
 
     def _say_where(self, epochs: int | None) -> None:
         """Say where a run goes on, or that all of its epochs were trained."""

@@ -272,12 +272,28 @@ class Loader(Closing, Generic[B]):
         self._cursor.load_state_dict(state)
         self._epochs.clear()
 
-    def _for_keras(self, arrange: Any, model: Any) -> Any:
-        """Return what `model.fit` trains on: uncounted passes of batches arranged, or a dataset."""
-        raise TypeError(
-            f"fit of Keras takes the batches of a TensorFlowLoader or a TorchLoader, got a "
-            f"{type(self).__name__}"
-        )
+    def uncounted_pass(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
+        """Yield `arrange(batch)` of the batches of a pass, of which only the last is counted."""
+        self._end()
+        begun = self.uncounted.begin()
+        self.meter.begin(begun.step)
+        running, left = self._begin(begun.epoch, begun.step), len(self) - begun.step
+        places = count(1)
+
+        def received() -> bool:
+            last = next(places) == left
+            if last:
+                self.uncounted.delivered(begun)
+            return last
+
+        for batch in self._deliver(running, received, batches=left):
+            with fields_named(batch):
+                arranged = arrange(batch)
+            yield arranged
+
+    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
+        """Return what `fit` trains on, where Keras's backend has a dataset for it; else None."""
+        return None
 
     def check_state(self, state: Mapping[str, Any], /) -> None:
         """Raise StateMismatchError for a state of another stream, which could not be loaded."""

@@ -87,7 +87,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Take the state from `tf.train.Checkpoint`."""
         self.load_state_dict(json.loads(state))
 
-    def _for_keras(self, arrange: Any, model: Any) -> Any:
+    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
         if callable(arrange):
             with fields_named(self.dataset.element_spec):
                 arrange = self._sent(self.dataset.map(arrange))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from functools import cached_property
-from itertools import count
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
 
@@ -16,7 +15,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import MakingLoader
-from twinfeed.loaders.loop.loader import B, fields_named
+from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import PREFETCH
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
@@ -223,27 +222,13 @@ class TorchLoader(MakingLoader[B]):
         """
         return _Uncounted(self, arrange or as_served)
 
-    def _for_keras(self, arrange: Any, model: Any) -> Any:
-        return self.dataloader(arrange) if callable(arrange) else arrange
+    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
+        # Keras's adapter on TensorFlow looks at batches that would then be lacking.
+        taken = callable(arrange) and backend != "tensorflow"
+        return self.dataloader(arrange) if taken else None
 
     def feed_of(self, batches: Any) -> Feed | None:
         return batches._loader.feed if isinstance(batches, _Uncounted) else None
-
-    def _uncounted_pass(self) -> Iterator[Batch]:
-        """Yield the batches of a pass, of which only the last is counted."""
-        self._end()
-        begun = self.uncounted.begin()
-        start = begun.step
-        self.meter.begin(start)
-        running, left = self._begin(begun.epoch, start), count(len(self) - start - 1, -1)
-
-        def received() -> bool:
-            last = next(left) == 0
-            if last:
-                self.uncounted.delivered(begun)
-            return last
-
-        yield from self._deliver(running, received, batches=len(self) - start)
 
     def close(self) -> None:
         """Stop the running pass and the workers, and close the files; a later pass starts anew."""
@@ -259,11 +244,7 @@ class _Uncounted(DataLoader[Any]):
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return map(self._arranged, self._loader._uncounted_pass())
-
-    def _arranged(self, batch: Any) -> Any:
-        with fields_named(batch):
-            return self._arrange(batch)
+        return self._loader.uncounted_pass(self._arrange)
 
     def set_epoch(self, epoch: int) -> None:
         self._loader.set_epoch(epoch)

@@ -1,0 +1,52 @@
+"""The batches of a loader that has no dataset of its own for Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import keras
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from twinfeed.loaders.loop.loader import Loader
+
+
+class Batches(PyDatasetAdapter):
+    """Let Keras iterate over the passes of a loader, which nobody counts.
+
+    Keras asks a `PyDataset` for batches by number, and so for a whole epoch. A pass may be the rest
+    of one. `fit` takes an adapter as it is.
+    """
+
+    def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
+        super().__init__(_Looks(loader, arrange), weights)
+        self._loader, self._arrange = loader, arrange
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._standardize_batch, self._loader.uncounted_pass(self._arrange))
+
+    _get_iterator = __iter__
+
+    def on_epoch_begin(self) -> None:
+        """Do nothing: after the rest of an epoch Keras begins the next without ending this one."""
+
+
+class _Looks(keras.utils.PyDataset):
+    """Batches by number, which TensorFlow looks at to know their shapes."""
+
+    def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._loader, self._arrange = loader, arrange
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._loader)
+
+    def __getitem__(self, number: int) -> Any:
+        passes = self._loader.uncounted
+        before, passes.looking = passes.looking, True
+        try:
+            return next(islice(self._loader.uncounted_pass(self._arrange), number, None))
+        finally:
+            passes.looking = before
