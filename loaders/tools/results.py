@@ -118,6 +118,10 @@ class Collect:
         Raises:
             LoaderError: records without a result, with several, or with one that is not in `only`.
         """
+        order = np.argsort(self._only)
+        if np.array_equal(np.sort(added), self._only[order]):
+            places: Int64s = order[np.searchsorted(self._only, added, sorter=order)]
+            return places
         ids, times = np.unique(added, return_counts=True)
         found = []
         for what, wrong in (
@@ -127,15 +131,11 @@ class Collect:
             if len(wrong):
                 some = ", ".join(map(str, wrong[:5])) + ", …" * (len(wrong) > 5)
                 found.append(f"{len(wrong):,} have {what} ({some})")
-        if found:
-            raise LoaderError(
-                f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
-                advice="on each rank add every batch of one whole pass of an "
-                "ExactOnceBatchSampler, and give merged the function that gathers all parts",
-            )
-        order = np.argsort(self._only)
-        places: Int64s = order[np.searchsorted(self._only, added, sorter=order)]
-        return places
+        raise LoaderError(
+            f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
+            advice="on each rank add every batch of one whole pass of an "
+            "ExactOnceBatchSampler, and give merged the function that gathers all parts",
+        )
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
