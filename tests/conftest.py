@@ -1,4 +1,4 @@
-"""What holds for all tests, and which of them need no framework."""
+"""Fixtures and hooks of all tests, and which tests need no framework."""
 
 import ast
 import gc
@@ -126,9 +126,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @cache
 def needs_framework(path: Path) -> bool:
-    """Tell whether a file is a backend's by its name, or imports a framework, itself or by a helper
-    beside it.
-    """
+    """Return whether a file is a backend's by its name, or it or a helper imports a framework."""
     if path.name.startswith(("test_torch", "test_tensorflow")):
         return True
     for name in imports(ast.parse(path.read_text()).body):

@@ -164,7 +164,7 @@ def state(_: Corpus, draw: random.Random) -> None:
     held = json.loads(json.dumps(sampler.state_dict()))
     for _ in range(draw.choice((1, 1, 2))):
         change(held, draw)
-    with contextlib.suppress(TypeError, ValueError):  # documented: StateMismatchError is one
+    with contextlib.suppress(TypeError, ValueError):  # a StateMismatchError is both
         sampler.load_state_dict(held)
         next(iter(sampler), None)
         sampler.state_dict()

@@ -130,7 +130,7 @@ def part(corpus: Corpus, draw: random.Random) -> None:
 
 
 def damage_zip(file: Path, draw: random.Random) -> None:
-    """Mutate a zip, or one of its members with the right CRC."""
+    """Mutate a zip, or a member of it with the right CRC."""
     if draw.random() < 0.5:
         file.write_bytes(mutated(file.read_bytes(), draw))
         return

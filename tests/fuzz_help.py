@@ -20,7 +20,7 @@ NUMBERS = (0, 1, -1, 127, 128, 255, 256, 511, 512, 1 << 31, (1 << 32) - 1, 1 << 
 
 
 class Corpus:
-    """What is mutated, made in a folder of its own that is the current one."""
+    """The files to mutate, in a folder of their own, which becomes the current folder."""
 
     def __init__(self) -> None:
         samples = [

@@ -90,7 +90,7 @@ def class_order(corpus: Corpus, draw: random.Random) -> None:
 
 
 def location(corpus: Corpus, draw: random.Random) -> None:
-    """Read from a location that is made of pieces, or a mutated one."""
+    """Read from a location that is made of pieces, or is mutated."""
     corpus.restore()
     pieces = [piece.encode().decode("unicode_escape") for piece in PIECES.split()]
     key = "".join(draw.choice(pieces) for _ in range(draw.randrange(5)))

@@ -8,7 +8,7 @@ import keras
 
 
 class Interrupt(keras.callbacks.Callback):
-    """End `fit` in one of its batches, as Ctrl-C does, or a job that is killed."""
+    """End `fit` within a batch, as Ctrl-C or a killed job does."""
 
     def __init__(self, after: int) -> None:
         super().__init__()

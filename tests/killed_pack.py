@@ -1,8 +1,8 @@
 """Packers and builds that die before the first change of a folder, before the second, and so on.
 
 Run as a script: it is given a folder, where to copy the folder for each process, "pack" or "build",
-and a number of shards, or the pattern of the shards. The processes are forked from one that has no
-threads.
+and a number of shards, or the pattern of the shards. The processes are forked from a process
+without threads.
 """
 
 from __future__ import annotations

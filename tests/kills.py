@@ -180,7 +180,7 @@ def be(room: Any, state: int, begun: Any) -> None:
 
 
 def killed(room: Any, state: int, delay: float) -> bool:
-    """Work in a child that is killed after so many seconds; tell whether it had not ended."""
+    """Work in a child that is killed after so many seconds; return whether it was still running."""
     begun, told = CONTEXT.Pipe(duplex=False)
     child = CONTEXT.Process(target=be, args=(room, state, told))
     child.start()

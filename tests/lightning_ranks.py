@@ -27,7 +27,7 @@ def training_sampler(index: Index) -> PKBatchSampler:
 
 
 class Digits(lightning.LightningModule):
-    """A linear classifier that notes which records it meets."""
+    """A linear classifier that notes the records that it gets."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Digits(lightning.LightningModule):
 
 
 def fit(folder: Path, devices: int, *, steps: int, checkpoint: Path | None) -> Digits:
-    """Train up to a global step, from a checkpoint where one is given."""
+    """Train up to a global step, from a checkpoint if there is a checkpoint."""
     module = Digits(folder)
     saver = ModelCheckpoint(folder, "state", every_n_train_steps=SAVED, save_top_k=1)
     trainer = lightning.Trainer(

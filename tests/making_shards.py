@@ -29,7 +29,7 @@ def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) ->
 
 
 def numbered(start: int, stop: int, *, size: int = 20) -> list[dict[str, Any]]:
-    """Samples whose image tells their number, of 7 classes."""
+    """Samples of 7 classes; the image has the number of the sample."""
     return [
         {"image": f"{n:06d}".encode() * (size // 6 + n % 3), "label": n % 7, "key": f"k{n}"}
         for n in range(start, stop)

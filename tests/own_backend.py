@@ -6,7 +6,7 @@ from twinfeed.loaders import Backend, NumpyLoader
 
 
 class Box(NamedTuple):
-    """What holds the array of a batch."""
+    """The batch type of a backend: it has the array of a batch."""
 
     held: Any
 

@@ -1,4 +1,4 @@
-"""Records of one's own, which no index holds; importable by the workers that serve them."""
+"""Sources without an index, in a module that worker processes can import."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

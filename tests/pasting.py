@@ -53,7 +53,7 @@ def alike(shown: str, printed: str) -> bool:
 
 
 def near(shown: str, printed: str) -> bool:
-    """Tell whether two numbers are equal, or near enough where they are no whole ones."""
+    """Return whether two numbers are equal, or for fractions near enough."""
     if "e-" in printed:  # a difference of floating-point sums
         return float(shown) < 100 * float(printed)
     if "." in printed:

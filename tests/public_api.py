@@ -77,7 +77,7 @@ def described(path: str, value: Any) -> Iterator[str]:
 
 
 def ours(cls: type, name: str) -> bool:
-    """Tell whether a class has a member from this library, and not from a framework's class."""
+    """Return whether a class has a member from this library, and not from a framework's class."""
     owner = next(base for base in cls.__mro__ if name in vars(base))
     return owner.__module__.startswith("twinfeed")
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 class RangeServer(http.server.ThreadingHTTPServer):
     """Serve the files of a folder by ranges.
 
-    `fail(path, start)` says what happens to a request for a range: None, or a status, or one of
-    "reset", "short", "hang", "whole", "endless". `tags` has tags that are not made of the files.
-    `headers` replaces headers of answers to GET; None leaves a header out. `moved` says by
-    path where a request is sent on to.
+    `fail(path, start)` says what happens to a request for a range: None, a status, "reset",
+    "short", "hang", "whole" or "endless". `tags` has tags that are not made of the files. `headers`
+    replaces headers of answers to GET; None leaves a header out. `moved` says by path where a
+    request is sent on to.
     """
 
     daemon_threads = True
@@ -81,7 +81,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: RangeServer
 
     def do_HEAD(self) -> None:
-        """Tell the size and the tag of a file."""
+        """Send the size and the tag of a file."""
         self._note("HEAD")
         time.sleep(self.server.delay)
         self._head(200, self._file())

@@ -33,7 +33,7 @@ class Tuples(Dicts):
 
 
 class Together:
-    """A dataset that gives many items at once, and no single one."""
+    """A dataset that gives many items at once, and no single item."""
 
     __len__ = Dicts.__len__
 

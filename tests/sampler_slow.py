@@ -25,7 +25,7 @@ def permutation(n: int, key: int) -> list[int]:
 
 
 def row(n: int, key: int) -> list[int]:
-    """Return a permutation of up to 2^15 items, as one of many."""
+    """Return a permutation of up to 2^15 items, by the algorithm for many permutations at once."""
     return permutation(n, key) if n <= 64 else [narrow_feistel(n, key, i) for i in range(n)]
 
 
@@ -97,7 +97,7 @@ def decodes(stream: Sequence[int], capacity: int) -> list[int]:
 
 
 def distinct_in_a_row(items: Sequence[int], width: int) -> np.ndarray:
-    """Return how many distinct items each `width` consecutive ones hold."""
+    """Return the number of distinct items among each `width` consecutive items."""
     rows = np.lib.stride_tricks.sliding_window_view(items, width)
     return 1 + (np.diff(np.sort(rows, axis=1), axis=1) > 0).sum(axis=1)
 

@@ -94,7 +94,7 @@ def start_workers(number: int, out: Path) -> int:
 
 
 def main() -> int:
-    """Run as one process, as one worker, or as the one who starts the workers."""
+    """Run as a single process, as a worker, or as the process that starts the workers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("distribute-data"))
     parser.add_argument("--workers", type=int, default=0)

@@ -47,7 +47,7 @@ def stored(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
-    """The batches by their definition: held rows, the function, zeros for padding."""
+    """The batches by their definition: rows without padding, the function, zeros as padding."""
     assert feed.batch_transform is not None
     plain = Feed(feed.index, feed.sampler, decode=feed.decode, collate=feed.collate)
     for step in range(len(plain)):

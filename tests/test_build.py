@@ -569,7 +569,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
         with Reader(index) as reader:
             reader.read(range(len(index)))
         assert verify(index).ok
-    if first > 0:  # another break, before that one
+    if first > 0:  # another break, before that break
         flip(shards[1], 2)
         assert [(bad.record, bad.rest) for bad in verify(index).bad] == [(0, True)]
 
@@ -665,7 +665,7 @@ def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:fields that some")
 def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path) -> None:
-    """And another one, of that name alone, where a record, its place or a value differs."""
+    """And another class, of that name alone, where a record, its place or a value differs."""
 
     def digests(container: str, samples: list[dict[str, Any]]) -> dict[str, str]:
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}"

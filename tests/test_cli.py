@@ -1,4 +1,4 @@
-"""The command line, as a person or a script meets it."""
+"""The command line, as a person or a script uses it."""
 
 from __future__ import annotations
 
@@ -776,7 +776,7 @@ util.spawnv_passfds = tell
 
 
 def started(running: subprocess.Popen[bytes]) -> int:
-    """Wait until a command that tells has started a worker, and return that one's number."""
+    """Wait until a command has started a worker, and return the worker's process id."""
     told = running.stdout.readline()
     assert told, f"the command has ended: {running.communicate()[1].decode()}"
     return int(told)
@@ -813,7 +813,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\n"
 def test_no_command_sends_what_a_terminal_would_obey(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of shards, fields and classes, keys, texts, and the errors that tell of them."""
+    """Names of shards, fields and classes, keys, texts, and the errors that have them."""
     monkeypatch.chdir(tmp_path)
     name, field = f"a{HOSTILE}.tfrecord", f"f{HOSTILE}"
     write_tfrecord(Path(name), [{field: HOSTILE.encode(), "cls": f"c{HOSTILE}x", "key": HOSTILE}])

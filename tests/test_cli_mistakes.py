@@ -95,7 +95,7 @@ REFUSED: list[tuple[str, int, str]] = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of three records, one that lacks a shard, one shard of a set, and an image."""
+    """An index of three records, an index that lacks a shard, a shard of a set, and an image."""
     folder = tmp_path_factory.mktemp("world")
     pack([{"x": b"1", "label": n} for n in range(3)], folder)
     for name in ("tars", "set", "empty"):

@@ -40,7 +40,7 @@ def test_while_modules_load(tmp_path: Path, name: str) -> None:
 
 
 def test_while_semaphores_are_there() -> None:
-    """multiprocessing would tell of those that are left, in lines of its own."""
+    """multiprocessing would print lines of its own about semaphores that are left."""
     held = "import multiprocessing\nheld = multiprocessing.get_context('spawn').Queue()\n"
     code = HEARS + held + AT_IMPORT.format(name="numpy") + START
     run = subprocess.run(

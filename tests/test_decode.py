@@ -666,9 +666,7 @@ def test_a_gap_decodes_a_part_of_the_pixels(
 def test_a_gap_leaves_enough_pixels(
     height: int, width: int, size: tuple[int, int], fit: Any, gap: float
 ) -> None:
-    """No part is smaller than `gap` times what the whole image is resized to, nor is there a need
-    for a larger one.
-    """
+    """No part is smaller than `gap` times its resized size, and no larger part would do."""
     decode = DecodeImage(size=size, fit=fit, reducing_gap=gap)
     high, wide = size[0] / height, size[1] / width
     if fit != "stretch":

@@ -115,7 +115,7 @@ def fewest_misses(accesses: Sequence[int], room: int) -> int:
 def test_hits_are_as_many_as_can_be(
     tmp_path: Path, server: RangeServer, room: int, kind: str
 ) -> None:
-    """Equal to the optimum by brute force, over four epochs: the next one is known too."""
+    """Equal to the optimum by brute force, over four epochs: the next epoch is known too."""
     path = chunk_records(tmp_path, shards=2, each=4)
     order: Any = {
         "random": RandomSampler(8, seed=3),
@@ -303,7 +303,7 @@ def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer
 
 
 def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: RangeServer) -> None:
-    """The bytes of the old object, of the same size, are not served for the new one."""
+    """The bytes of the old object, of the same size, are not served for the new object."""
     chunk_records(tmp_path, shards=1, each=2)
     shard = tmp_path / "shards" / "d-0.tfrecord"
     for turn, letter in enumerate((b"a", b"b")):
@@ -473,7 +473,7 @@ def test_kills_at_any_moment_leave_a_usable_cache_within_its_bound(tmp_path: Pat
 
 
 def _bytes(folder: Path) -> int:
-    """Count the bytes of all files, half-written ones too, while other processes change them."""
+    """Count the bytes of all files, half-written files too, while other processes change them."""
     total = 0
     for file in [*folder.glob("??/.*"), *folder.glob("??/*.chunk")]:
         with suppress(FileNotFoundError):

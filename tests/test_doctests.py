@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, every public name has one, and sections say what is true."""
+"""Examples in docstrings run, public names have examples, and sections are true."""
 
 import builtins
 import doctest

@@ -68,7 +68,7 @@ def test_a_module_names_its_extra(bare: Path, name: str) -> None:
 
 
 def test_decoders_of_images_name_their_extra_and_no_record(bare: Path) -> None:
-    """DecodeExtensions needs the extra only where a record holds an image."""
+    """DecodeExtensions needs the extra only for records with an image."""
     wanted = f"ModuleNotFoundError: DecodeImage needs PIL: {ON.format('images')}"
     assert run(bare, "import twinfeed.loaders as tl; tl.DecodeImage()") == wanted
     code = """

@@ -76,14 +76,14 @@ def records(path: Path, **options: Any) -> list[bytes]:
 
 
 def tfrecord_error(path: Path, **options: Any) -> DataCorruptionError:
-    """Return the error of a raw scan, after checking that it tells everything."""
+    """Return the error of a raw scan, after checking its path, offset and advice."""
     with no_hang(), pytest.raises(DataCorruptionError) as caught:
         records(path, **options)
     return told(caught.value, path)
 
 
 def tar_error(path: Path, **options: Any) -> DataCorruptionError:
-    """Return the error of a tar scan, after checking that it tells everything."""
+    """Return the error of a tar scan, after checking its path, offset and advice."""
     with no_hang(), pytest.raises(DataCorruptionError) as caught:
         list(tar.scan(path, **options))
     return told(caught.value, path)
@@ -265,7 +265,6 @@ def test_b12_b13_truncated_at_every_byte(tmp_path: Path) -> None:
 ONE = member(b"1.txt", b"one")
 LONG = member(b"././@LongLink", b"a.txt\0", b"L")
 LINE = "malformed PAX record"
-HEADER = "extended header"
 
 
 def damaged_tars() -> Iterator[tuple[str, bytes, int, str]]:

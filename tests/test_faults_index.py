@@ -74,7 +74,7 @@ def rewrite_manifest(index: Index, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def described(file: Path) -> dict[str, Any]:
-    """What the manifest tells of the bytes of an array's file."""
+    """The manifest's entry for the bytes of an array's file."""
     return {"bytes": file.stat().st_size, "sha256": file_digest(file)}
 
 
@@ -169,7 +169,7 @@ def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, conta
         except (TruncatedShardError, DataCorruptionError):
             continue
         except ValueError:
-            assert size < 600  # nothing, or not one whole record
+            assert size < 600  # nothing, or no whole record
             continue
         boundaries += 1
         whole_records = all(field.missing == 0 for field in again.fields.values())
@@ -451,7 +451,7 @@ def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_fault_33_a_row_that_lies_outside_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, column: str, value: int
 ) -> None:
-    """A bit of a large table flipped on the disk: opening checks sizes only, reading must tell."""
+    """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
     monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
     index = build_index(made, tmp_path / "x.index")
@@ -570,7 +570,7 @@ def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("full", ["part", "array", "manifest"])
 def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) -> None:
-    """A limit on the size of files stands for the disk: the old index stays as it was."""
+    """A limit on the size of files acts as a full disk: the old index stays as it was."""
     shards = tfrecords(tmp_path, shards=20, each=1 if full == "manifest" else 200)
     index = build_index(shards, tmp_path / "x.index", label="label")
     before = tree(index.path)
@@ -753,7 +753,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     assert "keeps finished shards" in str(caught.value)
     flip(shards[3], 30)
     (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
-    part.write_bytes(part.read_bytes()[:-20])  # one of them was damaged meanwhile
+    part.write_bytes(part.read_bytes()[:-20])  # it was damaged meanwhile
     read = []
     scan = BuildPlan.scan
     monkeypatch.setattr(

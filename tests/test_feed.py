@@ -1,4 +1,4 @@
-"""The part both backends share: what a batch holds, and what decode and transform are told."""
+"""What all backends share: the fields of a batch, and the arguments of decode and transform."""
 
 import io
 import pickle
@@ -199,14 +199,6 @@ def test_a_failing_callable_names_the_record(
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_fields_that_change_from_record_to_record_are_refused(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
-    with pytest.raises(DecodeError, match=r"record 2 .*\['or'\].*\['be'\]"):
-        batch_of(feed, requested(1, 2))
-
-
 def test_a_sampler_for_other_data_is_refused(index: Index) -> None:
     with pytest.raises(ValueError, match="made for 7 records, the index has 6"):
         Feed(index, ExactOnceBatchSampler(7, batch_size=2))
@@ -308,7 +300,7 @@ def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
 
 
 def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
-    """Two that take turns would drop what the other one needs."""
+    """Two passes that take turns would drop each other's images."""
     decoded = []
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -334,21 +326,32 @@ def test_what_is_no_index_or_no_batch_sampler_is_refused(index: Index) -> None:
         Feed(index, RandomSampler(6, seed=0))  # type: ignore[arg-type]
 
 
-def test_a_decode_that_returns_no_dict_is_told_so(
-    index: Index, sampler: ExactOnceBatchSampler
+def worded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {sample["word"].decode(): 1}
+
+
+TOLD = ["id", "record", "view", "seed", "seed32"]
+REFUSED: list[tuple[dict[str, Any], tuple[int, ...], str]] = [
+    ({"decode": worded}, (1, 2), r"record 2 .*\['or'\].*\['be'\]"),
+    ({"decode": worded}, (2,), r"record 2 .*\['or'\] where \['to'\] are expected"),
+    ({"decode": lambda _: None}, (0,), "must return a dict of fields, got a NoneType"),
+    ({"decode": lambda sample: {"x": sample["label"]}}, (0,), r"\('label'\); .* \['word'\]"),
+    *(
+        ({"transform": lambda s, name=name: s | {name: 9}}, (0,), f"record 0 .* gave '{name}' ano")
+        for name in TOLD
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "records", "told"), REFUSED)
+def test_wrong_results_of_functions_are_refused(
+    index: Index, sampler: ExactOnceBatchSampler, options: Any, records: Any, told: str
 ) -> None:
-    with pytest.raises(DecodeError, match="must return a dict of fields, got a NoneType"):
-        batch_of(Feed(index, sampler, decode=lambda sample: None), requested(0))  # type: ignore[arg-type,return-value]
+    with pytest.raises(DecodeError, match=told):
+        batch_of(Feed(index, sampler, **options), requested(*records))
 
 
-def test_a_field_that_is_not_there_is_told_with_those_that_are(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    with pytest.raises(DecodeError, match=r"KeyError\('label'\); it was given \['word'\]"):
-        batch_of(Feed(index, sampler, decode=lambda sample: {"x": sample["label"]}), requested(0))
-
-
-def test_so_it_is_where_an_image_is_decoded_in_place(
+def test_a_missing_field_is_named_where_an_image_is_decoded_in_place(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     decode = DecodeImage("jpg")
@@ -358,7 +361,7 @@ def test_so_it_is_where_an_image_is_decoded_in_place(
         batch_of(Feed(index, sampler, decode=decode, spec=spec), requested(0, 1))
 
 
-@pytest.mark.parametrize("name", ["id", "record", "view", "seed", "seed32"])
+@pytest.mark.parametrize("name", TOLD)
 def test_a_decoded_field_with_a_name_told_to_the_transform_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, name: str
 ) -> None:
@@ -410,14 +413,6 @@ def test_a_value_that_does_not_fit_names_its_record(
     told = r"record 3 \(.*\): field 'x' holds int64 where uint8 is expected"
     with pytest.raises(DecodeError, match=told):
         batch_of(Feed(index, sampler, decode=decode, collate=how), requested(2, 3))
-
-
-def test_a_batch_of_other_fields_than_the_first_record_is_refused(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    feed = Feed(index, sampler, decode=lambda sample: {sample["word"].decode(): 1})
-    with pytest.raises(DecodeError, match=r"record 2 .*\['or'\] where \['to'\] are expected"):
-        batch_of(feed, requested(2))
 
 
 @pytest.mark.parametrize("what", ["decode", "transform"])
@@ -566,15 +561,6 @@ def test_a_side_table_and_a_field_of_one_name_are_refused(
         feed = Feed(index, sampler, decode=dict, transform=transform, side=side)
         with pytest.raises(ValueError, match=r"'word' has the name of a side table.* in decode"):
             batch_of(feed, requested(0))
-
-
-@pytest.mark.parametrize("name", ["id", "record", "view", "seed", "seed32"])
-def test_a_transform_cannot_replace_what_it_is_told(
-    index: Index, sampler: ExactOnceBatchSampler, name: str
-) -> None:
-    feed = Feed(index, sampler, transform=lambda sample: sample | {name: 1000})
-    with pytest.raises(DecodeError, match=f"record 0 .*transform gave '{name}' another value"):
-        batch_of(feed, requested(0))
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])

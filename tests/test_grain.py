@@ -75,7 +75,7 @@ def test_the_index_is_the_global_step(
 
 
 def states(iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    """The state before each batch, and at the end, as a file holds it."""
+    """The state before each batch, and at the end, as JSON."""
     yield json.loads(json.dumps(iterator.get_state()))
     for _ in iterator:
         yield json.loads(json.dumps(iterator.get_state()))

@@ -197,7 +197,7 @@ def test_an_array_of_another_type_length_or_dimension_is_refused(
 def test_an_archive_or_objects_in_place_of_an_array_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
-    """numpy.load would open an archive, and unpack what a few bytes stand for."""
+    """numpy.load would open an archive, and unpack much from a few bytes."""
     monkeypatch.setattr(arrays, "READ_WHOLE", read_whole)
     index = made(tmp_path)
     rewrite(index, at("arrays", "shardsums", "dtype", value="|O"))

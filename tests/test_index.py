@@ -1,4 +1,4 @@
-"""The index: opening, what it holds, and that it stays small, equal and shared."""
+"""The index: opening, its content, and that it stays small, equal and shared."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def big_index(folder: Path, records: int, shards: int, classes: int = 0) -> Path
 
 
 def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> None:
-    """Ten million rows are mapped, not read: a process holds what it has touched of them."""
+    """Ten million rows are mapped, not read: a process has the pages that it touched."""
     path = big_index(tmp_path, 10_000_000, 1000)
     code = textwrap.dedent("""
         import os, sys

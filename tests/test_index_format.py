@@ -1,4 +1,4 @@
-"""The page that specifies the format tells every byte of its example."""
+"""The page that specifies the format has every byte of its example."""
 
 from __future__ import annotations
 

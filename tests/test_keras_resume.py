@@ -1,4 +1,4 @@
-"""A run of Keras's `fit`, broken off anywhere and started again, ends as one that never was."""
+"""A run of Keras's `fit` that is killed anywhere and resumed ends as a run without a stop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -55,7 +55,7 @@ def model(optimizer: Any = None, *, built: bool = True, **options: Any) -> keras
 
 
 class Told(keras.callbacks.Callback):
-    """A callback of a user's own, that can be asked and told."""
+    """A user's callback with `get_state` and `set_state`."""
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -126,7 +126,7 @@ def variables(network: keras.Model) -> list[np.ndarray]:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What each file holds; of HDF5 the arrays, as equal arrays may lie at other places.
+    """The content of each file; of HDF5 the arrays, as equal arrays may lie at other places.
 
     Of a CSV the different rows: a killed run may have written the row of an epoch that comes again.
     """
@@ -241,7 +241,7 @@ def test_a_run_killed_anywhere_ends_as_one_that_never_was(
 ) -> None:
     """Weights, optimizer, random states, history and files are the same, bit by bit.
 
-    What trains in a graph is killed at all places, and the others at every second one.
+    What trains in a graph is killed at all places, and the others at every second place.
     """
 
     def create() -> keras.Model:

@@ -1,4 +1,4 @@
-"""The saves of Keras's `fit`: never half a save, never a bad one in the place of a good one."""
+"""The saves of Keras's `fit`: never half a save, never a bad save in the place of a good save."""
 
 import json
 import os
@@ -160,9 +160,9 @@ def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path
 
 
 def test_no_position_is_saved_twice(tmp_path: Path) -> None:
-    """`every` divides the epoch, so that its end is due twice; the end of `fit` is one more.
+    """`every` divides the epoch, so that its end is due twice; the end of `fit` saves again.
 
-    The one save of an epoch's end has what the end of the epoch brings.
+    The save of an epoch's end has what the end of the epoch brings.
     """
     for _ in range(2):
         resume = ResumeCallback(made(), tmp_path, every=8)

@@ -1,4 +1,4 @@
-"""A program that runs in a fork (start/forks.py) cannot tell it from an interpreter of its own."""
+"""A program runs in a fork (start/forks.py) as in an interpreter of its own."""
 
 import os
 import subprocess

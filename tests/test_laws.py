@@ -247,7 +247,7 @@ def batches_are_fresh_int64_arrays_in_range(name: str, sampler: BatchStream) -> 
 
 
 def repeats_are_what_a_sampler_declares(name: str, sampler: BatchStream) -> None:
-    """Law 15: a batch holds a record twice where `repeats` says so, and nowhere else."""
+    """Law 15: a batch has a record twice if `repeats` says so, and else never."""
     batches = [ids for epoch in range(8) for ids in sampler.batches(epoch, 0, len(sampler))]
     records = [sampler.records(ids[ids >= 0]) for ids in batches]
     assert sampler.repeats == any(len(np.unique(each)) < len(each) for each in records)
@@ -283,7 +283,7 @@ def positions_are_integers_of_any_kind(name: str, sampler: BatchStream) -> None:
 
 
 def epochs_end_before_anything_overflows(name: str, sampler: BatchStream) -> None:
-    """The last epoch that is served has the batches of its own ranks; the next one is refused."""
+    """The last epoch that is served has the batches of its own ranks; the next epoch is refused."""
     with pytest.raises(IndexError, match="epoch must be in") as caught:
         sampler.state_at(2**64, 0)
     last = int(str(caught.value).split(", ")[1].split(")")[0]) - 1
@@ -299,7 +299,7 @@ def epochs_end_before_anything_overflows(name: str, sampler: BatchStream) -> Non
 
 
 def epochs_differ_unless_nothing_is_drawn(name: str, sampler: BatchStream) -> None:
-    """A shuffle is a new one every epoch; stored orders stay."""
+    """A shuffle is new in every epoch; stored orders stay."""
     fixed = ("sequential", "exact-once")
     stored = name.startswith(fixed) or name == "subset"
     whole = [np.concatenate([[], *sampler.batches(e, 0, len(sampler))]) for e in (0, 1)]
@@ -370,7 +370,7 @@ def test_every_law_holds(name: str) -> None:
 def test_any_epoch_and_step_is_reached_directly(
     name: str, epoch: int, place: float, world_size: int
 ) -> None:
-    """Law 6: any (epoch, step) of any rank: the batch is the one that iterating would give."""
+    """Law 6: any (epoch, step) of any rank: the batch is what iterating would give."""
     sampler = FACTORIES[name]()
     step = int(place * len(sampler))
     sampler.load_state_dict(sampler.state_at(epoch, step))

@@ -43,7 +43,7 @@ from twinfeed.samplers import ClassOrder
 
 
 def peak(work: Callable[[], Any]) -> int:
-    """The most bytes that were held at once, beyond those held before."""
+    """The most bytes in memory at once, beyond the bytes before."""
     tracemalloc.start()
     try:
         work()

@@ -43,7 +43,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def contents(index: Index, *fields: str) -> list[tuple[Any, ...]]:
-    """What each record holds."""
+    """The content of each record."""
     with Reader(index) as reader:
         got = reader.read(range(len(index)), fields or None)
     return list(zip(index.keys(range(len(index))), *got.values(), strict=True))
@@ -463,7 +463,7 @@ def test_records_of_one_key_are_not_merged_in_a_tar_shard(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=text.format(len(keys) - 1)):
             pack(keyed(*keys), tmp_path / "out", container="tar")
     assert len(pack(keyed(*"kk"), tmp_path / "plain")["data"]) == 2
-    # Shards are read each by itself, so that one may have the keys of another.
+    # Shards are read each by itself, so that two shards may have the same keys.
     index = pack(keyed(*"kk"), tmp_path / "out", container="tar", shard_records=1)["data"]
     assert index.keys([0, 1]) == ["k", "k"]
     with pytest.raises(ValueError, match=text.format(1)):

@@ -26,7 +26,7 @@ REFUSED = (FileNotFoundError, IndexFormatError)
 
 
 def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
-    """What each split holds, or None where nothing opens."""
+    """The content of each split, or None if it does not open."""
     found = {}
     for name in SPLIT:
         with suppress(*REFUSED):
@@ -154,7 +154,7 @@ def test_a_folder_where_new_files_wait_is_a_packer_s_or_in_the_way(tmp_path: Pat
 
 
 def test_files_of_others_in_the_folder_of_an_index_stay(tmp_path: Path) -> None:
-    """A new index takes the place of the old one, whose folder held something else by then."""
+    """A new index takes the place of an old index, whose folder had other files by then."""
     index = pack(numbered(0, 4), tmp_path)["data"]
     for mine in (index.path / "notes", index.path / index.manifest["folder"] / "mydata.npy"):
         mine.parent.mkdir(exist_ok=True)

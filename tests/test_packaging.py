@@ -41,7 +41,7 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sources(folder: str) -> set[str]:
-    """What a wheel holds of a folder: modules, stubs, and the mark that types are there."""
+    """The files of a folder that a wheel has: modules, stubs, and the mark of types."""
     place = "twinfeed" if folder == "package" else f"twinfeed/{folder}"
     kept = {path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".pyi")}
     return {f"{place}/{path.relative_to(ROOT / folder)}" for path in kept} | {f"{place}/py.typed"}
@@ -146,7 +146,7 @@ def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
 def test_the_installed_library_is_what_is_imported(
     installed: Installed, source: Path, tmp_path: Path, way: str, where: str
 ) -> None:
-    """Also where the current folder holds a clone named twinfeed; or the import says so."""
+    """Also with a clone named twinfeed in the current folder; or the import says so."""
     folder = {"elsewhere": tmp_path, "in the clone": source, "beside the clone": source.parent}
     script = tmp_path / "look.py"
     script.write_text(LOOK)

@@ -84,7 +84,7 @@ def test_a_shell_block_that_is_not_run_makes_an_environment() -> None:
 
 
 def test_commands_on_data_of_your_own_are_commands() -> None:
-    """What a `console` block shows is not run, but every option is one."""
+    """The commands of a `console` block are not run, but each of their options exists."""
     for page in [*PAGES, *(ROOT / "docs" / "stories").glob("*.md")]:
         for console in re.findall(
             r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL

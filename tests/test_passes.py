@@ -1,4 +1,4 @@
-"""What else may meet a running pass: `close` in another thread, a copy, a pickle."""
+"""What else may happen to a running pass: `close` in another thread, a copy, a pickle."""
 
 import copy
 import pickle
@@ -91,7 +91,7 @@ def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
-    """Each of the two counts for itself, and closing one leaves the other's pass alone."""
+    """Each of the two counts for itself, and closing the one does not end the other's pass."""
     loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
     other = copy.copy(loader)
     assert other.feed is loader.feed
@@ -156,7 +156,7 @@ def test_bfloat16_is_as_good_as_float16(index: Index, name: str, by: str, how: A
 
 
 def texts(sample: dict[str, Any]) -> dict[str, Any]:
-    """A text, and none, one or two tokens."""
+    """A text, and zero to two tokens."""
     word = sample["word"].decode()
     return {"text": f"né {word}", "tokens": [word] * ((int(word) + 1) % 3)}
 

@@ -174,9 +174,7 @@ def test_open_blocks_stay_however_much_they_take(
 def test_ranges_are_needed_in_another_order_than_they_were_told(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them is given up where there is no room to begin them all, nor makes room for one
-    that the same batch needs.
-    """
+    """All ranges come, even if not all can begin at once, and none drops another of its batch."""
     network(monkeypatch, held=1000)
     index = large(tmp_path, shards=1, records=8, size=900)
     with Reader(at(server, index)) as reader, Reader(index) as local:
@@ -218,7 +216,7 @@ def test_what_does_not_pass_is_told_with_range_and_attempts(
 def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an outage a loader goes on; it does not tell old errors one by one."""
+    """After an outage a loader goes on, and does not raise old errors one by one."""
     network(monkeypatch, patience=0)
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
@@ -426,7 +424,7 @@ def test_a_server_without_ranges_is_named(tmp_path: Path, server: RangeServer) -
 def test_an_object_that_changed_is_told_with_both_tags(
     tmp_path: Path, server: RangeServer, when: str
 ) -> None:
-    """Another tag, at the same size: told at the first reading, and at the next one after."""
+    """Another tag, at the same size: an error at the first reading, and at the next."""
     name = large(tmp_path, shards=1, records=8, size=1000).shard_paths[0]
     server.tags[name] = '"old"'
     index = build_index(f"{server.url}/{name}", tmp_path / "x.index")

@@ -36,7 +36,7 @@ def tf_feature(value: list[Any]) -> Any:
 
 
 def tf_values(example: Any) -> dict[str, list[Any]]:
-    """What TensorFlow's own message holds."""
+    """The part of TensorFlow's own message that is compared."""
     out = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")

@@ -92,7 +92,7 @@ def test_what_a_uniform_shuffle_gives_is_what_shuffles_give(n: int, size: int, b
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20, 50, 100, 200])
 def test_a_uniform_shuffle_of_few_records_has_no_flags(n: int) -> None:
-    """Chance alone is no flag: in fewer than one of a hundred shuffles, however few records."""
+    """Chance alone makes no flag: fewer than 1 in 100 shuffles have a flag, however few records."""
     labels = np.minimum(np.arange(n), 4) + np.arange(n) * 5 // n
     flagged = [
         seed

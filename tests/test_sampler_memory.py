@@ -1,4 +1,4 @@
-"""Constant memory: what a process holds does not grow with the data, given mapped arrays."""
+"""Constant memory: with mapped arrays, a process's memory does not grow with the data."""
 
 from __future__ import annotations
 

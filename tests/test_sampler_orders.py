@@ -182,7 +182,7 @@ def test_a_split_by_keys_follows_the_record_wherever_it_is_stored() -> None:
 
 
 def test_a_split_takes_keys_as_an_array_and_of_any_string() -> None:
-    """Numpy's strings have the sides of Python's; a name that is no UTF-8 has one too."""
+    """Numpy's strings have the sides of Python's; a name that is no UTF-8 has a side too."""
     keys = ["a", "b\udcff", "c", "d", "e"]
     expected = [side.tolist() for side in split(keys, fraction=0.5, seed=0)]
     found = split(np.array(keys), fraction=np.float32(0.5), seed=np.uint8(0))
@@ -267,7 +267,7 @@ def test_splits_have_golden_vectors() -> None:
 
 
 def test_one_view_an_epoch_shows_each_in_turn() -> None:
-    """After V epochs a record of V views has shown every one of them."""
+    """After V epochs a record of V views has shown all of its views."""
     counts = [1, 2, 3, 4]
     stream = BatchSampler(
         ViewSampler(RandomSampler(4, seed=0), counts, per_epoch="one", seed=1), batch_size=3
@@ -326,7 +326,7 @@ def test_a_mixture_is_exact_and_every_stream_runs_its_own_epochs(
 
 
 def test_each_rank_of_a_mixture_gets_every_order() -> None:
-    """Four orders in turn, batches of 8 over 8 ranks: no rank has one order for ever."""
+    """Four orders in turn, batches of 8 over 8 ranks: no rank gets one order in all batches."""
     orders = [RandomSampler(1000, seed=seed) for seed in range(4)]
     for weights in ([1, 1, 1, 1], [5, 1, 1, 1], [2048, 1024, 512, 512]):
         mixture = MixtureSampler(orders, weights=weights, num_samples=8000, seed=0)

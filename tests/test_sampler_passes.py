@@ -67,7 +67,7 @@ def begins(stream: BatchStream) -> tuple[int, int]:
 
 
 def test_a_cursor_goes_through_epochs() -> None:
-    """After the last batch it stands at the start of the next epoch; nothing else moves it."""
+    """After the last batch its position is the next epoch; nothing else moves it."""
     cursor = Cursor(training())
     places = []
     for _ in range(11):
@@ -81,7 +81,7 @@ def test_a_cursor_goes_through_epochs() -> None:
 
 
 def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
-    """Each pass is whole and of the same epoch, but for the first one after a state."""
+    """Each pass is whole and of the same epoch, except the first pass after a state."""
     cursor = Cursor(evaluation())
     for _ in range(3):
         assert cursor.begin() == (0, 0)
@@ -113,7 +113,7 @@ def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -
 
 
 def test_seeking_is_an_end_of_what_was_loaded() -> None:
-    """The end of an epoch is the beginning of the next one."""
+    """The end of an epoch is the beginning of the next epoch."""
     cursor = loaded(training(), 1, 3)
     cursor.seek(2, 5)
     assert where(cursor) == (3, 0)
@@ -188,7 +188,7 @@ def test_an_evaluation_is_whole_in_every_pass() -> None:
 
 
 def test_ranks_of_an_evaluation_agree_on_the_epoch() -> None:
-    """Slices rotate over epochs: a rank that had a look would lose records to another one's."""
+    """Slices rotate over epochs: a rank that took an extra batch would lose records."""
     ranks = [ExactOnceBatchSampler(761, batch_size=64).shard(rank, 2) for rank in range(2)]
     next(iter(ranks[0]))
     list(ranks[0])
@@ -394,7 +394,7 @@ def test_the_batch_size_is_that_of_the_rank() -> None:
 
 
 def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
-    """Trainers that share batches out ask for full ones, under torch's name."""
+    """Trainers that divide batches among processes read this attribute, under torch's name."""
     mixture = MixtureSampler([SequentialSampler(3)], weights=[1], num_samples=7, seed=0)
     for final, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
         stream = BatchSampler(mixture, batch_size=3, final=final)  # type: ignore[arg-type]
@@ -459,7 +459,7 @@ def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
 
 
 def test_a_bare_stream_says_once_that_the_rest_of_a_loaded_epoch_is_given_up() -> None:
-    """Its running pass and its place both move on, and one of them tells."""
+    """Its running pass and its position both move on, and both agree."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 3))
     stream.set_epoch(2)

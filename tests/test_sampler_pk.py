@@ -62,7 +62,7 @@ def _at(schedule: dict[int, int], steps: int) -> list[int]:
 def test_batches_are_whole_and_fair_for_any_schedule(
     sizes: list[int], data: st.DataObject, seed: int
 ) -> None:
-    """Laws 3 and 4: P distinct classes, K records each, counts within one between changes."""
+    """Laws 3 and 4: P distinct classes, K records each, counts within 1 between changes."""
     p_values = st.integers(1, len(sizes))
     p = {0: data.draw(p_values), **data.draw(st.dictionaries(st.integers(1, 40), p_values))}
     k = {0: data.draw(st.integers(1, 5)), **data.draw(CHANGES)}
@@ -82,7 +82,7 @@ def test_draws_equal_two_walks_of_the_slow_definition() -> None:
     sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5)
     keys = sampler._draws._keys
     sizes = Counter(LABELS.tolist())
-    order = sorted(sizes, key=lambda label: -sizes[label])  # stable: equal ones by first record
+    order = sorted(sizes, key=lambda label: -sizes[label])  # stable: equal sizes by first record
     members = [np.flatnonzero(label == LABELS) for label in order]
     class_key = slow.word(slow.word(keys["class"], 0), 0)
     record_key = slow.word(keys["record"], 0)
@@ -224,7 +224,7 @@ def test_records_to_draw_from_are_checked(records: list[int], told: str) -> None
 
 
 def test_ranks_get_whole_classes() -> None:
-    """A rank's slice holds P / world_size classes of K."""
+    """A rank's slice has P / world_size classes of K."""
     sampler = PKBatchSampler(NAMES, p=4, k=2, seed=5)
     for world_size in (1, 2, 4):
         for rank in range(world_size):
@@ -270,7 +270,7 @@ def test_something_else_than_labels_is_named() -> None:
 
 
 def test_classes_are_those_of_any_labels_that_are_strings_or_integers() -> None:
-    """Whatever holds them, and also where a name is no UTF-8."""
+    """As lists and as arrays, and also if a name is no UTF-8."""
     plain = PKBatchSampler(NAMES.tolist(), p=4, k=2, seed=0)
     for labels in (
         NAMES,
@@ -297,7 +297,7 @@ def test_fingerprints_tell_labels_apart_that_join_to_the_same() -> None:
 @pytest.mark.parametrize("classes", [1, 5, 6, 10])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
 def test_epochs_of_all_classes_meet_them_as_the_docstring_says(classes: int, p: int) -> None:
-    """In the first epoch, in every one where P divides the classes, else in two in a row."""
+    """In the first epoch, in every epoch if P divides the classes, else in two in a row."""
     if p > classes:
         return
     labels = np.repeat(np.arange(classes), 2)
@@ -311,14 +311,14 @@ def test_epochs_of_all_classes_meet_them_as_the_docstring_says(classes: int, p: 
 
 
 def test_default_epochs_have_as_many_batches_as_the_records_fill() -> None:
-    """N // (P * K) over the classes that are kept, and one at least."""
+    """N // (P * K) over the classes that are kept, and at least 1."""
     assert len(PKBatchSampler(LABELS, p=4, k=2, seed=0)) == 116 // 8
     assert len(PKBatchSampler(LABELS, p=4, k=6, seed=0, small="drop")) == 106 // 24
     assert len(PKBatchSampler(LABELS, p=10, k=40, seed=0, small="repeat")) == 1
 
 
 def test_ten_thousand_classes_are_numpy_arrays_alone() -> None:
-    """A sampler holds no Python object a record or a class: its pickle is its arrays."""
+    """A sampler has no Python object for each record or class: its pickle is its arrays."""
     labels = np.random.default_rng(0).integers(0, 10_000, 200_000)
     sampler = PKBatchSampler(labels, p=8, k=4, seed=0, small="repeat")
     sampler.batches(0, 0, 50)
@@ -420,7 +420,7 @@ def test_stored_order_is_refused_with_coverage() -> None:
 
 @pytest.mark.parametrize("coverage", ["once", "all"])
 def test_each_rank_of_a_covering_epoch_meets_most_classes(coverage: str) -> None:
-    """300 classes in proportion over 8 ranks: no rank meets a few classes alone, in any epoch."""
+    """300 classes in proportion over 8 ranks: no rank gets only a few classes, in any epoch."""
     labels = np.repeat(np.arange(300), np.random.default_rng(0).integers(4, 200, 300))
     sampler = PKBatchSampler(labels, p=8, k=4, seed=0, coverage=coverage)
     for epoch in (0, 1):

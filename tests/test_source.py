@@ -1,4 +1,4 @@
-"""Records of one's own, which no index holds, through everything that makes batches."""
+"""A source without an index, through everything that makes batches."""
 
 from pathlib import Path
 from typing import Any

@@ -282,7 +282,7 @@ class Kill(Interrupt):
 
 
 def test_fit_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    """A killed run that is started again ends as one that was not killed, datasets included."""
+    """A killed run that is started again ends as a run that was not killed, datasets included."""
 
     def weights(name: str, *kills: int) -> list[Any]:
         for kill in (*kills, 0):

@@ -175,7 +175,7 @@ def test_damage_outside_the_fields_names_file_and_record(
 def test_two_pipelines_that_read_at_once_each_name_their_own_shard(
     damaged: Index, tmp_path: Path, first: str
 ) -> None:
-    """Whichever meets its damage first."""
+    """Whichever reads its damage first."""
     other = copied(tmp_path / "other")
     damage(other, 40)
     loaders = {index: loader(index, once(), **FILES) for index in (damaged, other)}

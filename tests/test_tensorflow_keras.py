@@ -104,7 +104,7 @@ def test_fit_evaluate_and_predict_know_their_length(capsys: pytest.CaptureFixtur
 
 
 class Places(keras.callbacks.Callback):
-    """Note where the loader stands after each batch."""
+    """Note the loader's position after each batch."""
 
     def __init__(self, one: TensorFlowLoader) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
 def test_the_door_gives_each_replica_its_rank(
     tmp_path: Path, strategy: tf.distribute.Strategy
 ) -> None:
-    """A run over two replicas, broken off in mid-epoch, ends as one that never was."""
+    """A run over two replicas that is stopped in mid-epoch ends as a run without a stop."""
     ended = []
     for folder, after in (("whole", 99), ("cut", 12), ("cut", 99)):
         with strategy.scope():

@@ -23,7 +23,7 @@ from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
 from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
-ENGINES = ["gather"]  # no other one reads URLs
+ENGINES = ["gather"]  # no other engine reads URLs
 RECORDS, SHARDS, SIZE = 96, 4, 3000
 
 
@@ -107,7 +107,7 @@ def loop(loader: Any) -> None:
 
 
 def loop_and_keep(loader: Any) -> None:
-    """Keep the error in a variable, which the error's own traceback holds."""
+    """Keep the error in a variable of a frame that is in the error's own traceback."""
     kept = None
     try:
         loop(loader)
@@ -124,7 +124,7 @@ def count(loader: Any) -> None:
 
 
 def draw(loader: Any) -> None:
-    """Keep the iterator in a variable, which the error's traceback holds."""
+    """Keep the iterator in a variable of a frame that is in the error's traceback."""
     iterator = iter(loader.dataset)
     with original_errors():
         while True:
@@ -311,7 +311,7 @@ with RangeServer(Path(folder)) as server:
 def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
     tmp_path: Path, server: RangeServer, engine: str, script: str
 ) -> None:
-    """The collector runs while locks are held which TensorFlow's threads wait for."""
+    """The collector runs while its thread has locks that TensorFlow's threads wait for."""
     done = subprocess.run(
         [PYTHON, "-c", script, str(tmp_path), str(RECORDS), engine],
         cwd=Path(__file__).parent,

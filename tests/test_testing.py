@@ -116,7 +116,7 @@ def test_a_batch_sampler_is_checked_as_it_is() -> None:
 
 
 class Moody(Words):
-    """Give one record as another one where `odd` says so."""
+    """Give a wrong record if `odd` says so."""
 
     def odd(self, ids: Any) -> bool:
         return False

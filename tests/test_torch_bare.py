@@ -1,4 +1,4 @@
-"""Samplers alone in torch's own DataLoader, and in the trainers that take one."""
+"""Samplers alone in torch's own DataLoader, and in the trainers that take a DataLoader."""
 
 import copy
 from itertools import chain, islice
@@ -82,7 +82,7 @@ def test_a_look_takes_nothing_from_the_training(workers: int) -> None:
 
 @WORKERS
 def test_loops_that_take_exactly_len_batches_get_every_epoch(workers: int) -> None:
-    """They never ask for the batch after the last one."""
+    """They never draw a batch after the last."""
     dataloader = loader(random(), workers)
     got = lists(islice(dataloader, len(dataloader)))
     got += lists(batch for _, batch in zip(range(12), dataloader, strict=False))
@@ -91,7 +91,7 @@ def test_loops_that_take_exactly_len_batches_get_every_epoch(workers: int) -> No
 
 @WORKERS
 def test_the_epoch_may_be_named_after_the_iterator_was_made(workers: int) -> None:
-    """Workers draw as the iterator is made: the running pass does not change, the next one does."""
+    """Workers draw as the iterator is made: this changes the next pass, not the running pass."""
     sampler = random()
     dataloader = loader(sampler, workers)
     running = iter(dataloader)

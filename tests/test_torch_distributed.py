@@ -1,4 +1,4 @@
-"""Processes started by torchrun are told of what goes wrong."""
+"""Processes started by torchrun get warnings."""
 
 from pathlib import Path
 

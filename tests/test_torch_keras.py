@@ -38,7 +38,7 @@ def epochs(*numbers: int) -> list[list[int]]:
 
 
 def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
-    """Of a built model and of one that fit builds from a batch it looks at, with workers or not."""
+    """Of a built model and of a model that fit builds from a batch, with workers or not."""
     done = subprocess.run(
         [PYTHON, str(HERE / "keras_on_torch.py"), str(tmp_path)],
         capture_output=True,

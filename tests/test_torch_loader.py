@@ -239,7 +239,7 @@ def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
     assert (loader.epoch, loader.step) == (1, 0)
 
 
-# Naming an epoch again, or the next one too early, is meant here.
+# Naming an epoch again, or the next epoch too early, is meant here.
 meant = pytest.mark.filterwarnings(
     "ignore:epoch . begins again by set_epoch", "ignore:.*do not come, as set_epoch"
 )
@@ -315,7 +315,7 @@ def test_two_loaders_may_carry_one_feed(index: Index) -> None:
 
 
 def test_loops_that_take_exactly_the_length_get_every_epoch(index: Index) -> None:
-    """They never ask for one more batch, by which others learn that an epoch is over."""
+    """They never draw the extra batch that would show that an epoch is over."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     got = []
     for epoch in range(3):
@@ -377,7 +377,7 @@ def test_nothing_is_read_before_the_first_next(index: Index) -> None:
 
 @meant
 def test_after_a_state_was_loaded_the_last_epoch_named_counts(index: Index) -> None:
-    """Lightning names epoch 0 first, and then the one that it resumes."""
+    """Lightning names epoch 0 first, and then the epoch that it resumes."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     loader.set_epoch(1)
     list(take(loader, 3))
@@ -423,7 +423,7 @@ def test_a_state_moves_between_containers_of_the_same_records(tmp_path: Path) ->
 def test_a_state_moves_where_containers_hold_a_field_in_their_own_ways(
     tmp_path: Path, value: Any
 ) -> None:
-    """A tar holds numbers as text; what both hold alike is compared."""
+    """A tar has numbers as text; only digests of the same kind are compared."""
     samples = [{"word": b"x%d" % n, "x": value(n), "label": n % 4} for n in range(8)]
     first, second = (
         loader_of(pack(samples, tmp_path / kind, container=kind)["data"])
@@ -475,7 +475,7 @@ def test_a_state_of_other_data_is_refused(index: Index) -> None:
     PKBatchSampler(np.arange(RECORDS) % 4, p=4, k=2, seed=1),
 ], ids=["random", "exact once", "P x K"])  # fmt: skip
 def test_ranks_may_change_on_resume(index: Index, sampler: BatchStream) -> None:
-    """Two ranks, then one, then four: the concatenated slices stay one stream."""
+    """Two ranks, then one rank, then four: the concatenated slices stay one stream."""
     whole = expected(index, sampler, epochs=(0, 1), **OPTIONS)
     state = TorchLoader(Feed(index, sampler)).state_dict()
     got = []

@@ -19,7 +19,7 @@ STEPS = 5  # of an epoch
 
 
 def tokens(sample: dict[str, Any]) -> dict[str, Any]:
-    """Give every record three tokens, which tell its length."""
+    """Give every record three tokens made of its length."""
     return {"input_ids": np.full(3, len(sample["word"]))}
 
 

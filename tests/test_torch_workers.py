@@ -52,7 +52,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     """Torch's iterators that failed are garbage in cycles, and wait five seconds for their workers:
-    in the test that made them, not in a thread of the next one.
+    in the test that made them, not in a thread of the next test.
     """
     yield
     gc.collect()
@@ -175,15 +175,6 @@ def test_a_pass_over_requests_that_was_broken_off_starts_again(index: Index) -> 
     assert list(take(loader, 2)) == whole[:2]
     assert received(loader) == whole[:5]
     assert received(loader) == whole[5:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loops_that_take_exactly_the_length_get_every_epoch(index: Index, workers: int) -> None:
-    loader = plain(index, random(), num_workers=workers)
-    got = []
-    for _ in range(3):
-        got += [noted(batch) for batch in islice(loader, len(loader))]
-    assert got == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -368,7 +359,7 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
 
 
 def first_dies(sample: dict[str, Any]) -> np.int64:
-    """Kill worker 0, once worker 1 is one that takes its time to end."""
+    """Kill worker 0, once worker 1 takes its time to end."""
     worker = torch.utils.data.get_worker_info()
     if worker is not None and worker.id == 1:
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), os._exit(0)))
@@ -419,7 +410,7 @@ def test_an_error_that_does_not_pickle_comes_home(
 
 
 class KilledOnce:
-    """Decode, but for the one time that a flag asks to be killed for."""
+    """Decode, except once: then be killed, as a flag says."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag

@@ -47,8 +47,6 @@ from twinfeed.samplers import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-Log = list[dict[str, Any]]
-
 OWN = {"decode": own_source.size, "transform": own_source.noisy}
 
 

@@ -96,7 +96,7 @@ def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path
     watching = True
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        # Python notes `open` and the `os.open` within; only the first one has a mode.
+        # Python notes `open` and the `os.open` within; only the first has a mode.
         own = watching and event == "open" and arguments[1] is None
         if own and str(arguments[0]).endswith("manifest.json"):
             opened.append(str(arguments[0]))

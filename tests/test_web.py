@@ -174,7 +174,7 @@ def test_a_redirect_may_lead_to_a_query_without_a_path(server: RangeServer) -> N
 
 
 def test_a_size_that_a_refused_range_tells_is_believed(tmp_path: Path, server: RangeServer) -> None:
-    """No file is taken for an empty one: an index would lack its records."""
+    """No file is taken for an empty file: an index would lack its records."""
     tfrecords(tmp_path, shards=1)[0].rename(tmp_path / "a.tfrecord")
     server.headers["Content-Range"] = "bytes */29150"
     server.fail = lambda _path, _start: 416

@@ -1,4 +1,4 @@
-"""What two ranks are warned of, and the loss of an evaluation whose last batch is empty on one."""
+"""Warnings on two ranks, and the loss of an evaluation whose last batch is empty on a rank."""
 
 import argparse
 import warnings
@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
         return torch.utils.data.DataLoader(range(RECORDS), batch_sampler=sampler)
 
     makes = [loader, bare, plain]
-    first, *others = makes[rank:] + makes[:rank]  # another one on each rank
+    first, *others = makes[rank:] + makes[:rank]  # another on each rank
     meant = feed(evaluation()).shard(0, 1).sampler
     for make in makes:
         assert warned(make(meant)) == []

@@ -30,7 +30,7 @@ from twinfeed.samplers import (
 
 
 class Images(TypedDict):
-    """What a batch holds."""
+    """The fields of a batch."""
 
     id: npt.NDArray[np.int64]
     label: npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def begun(*names: str) -> bool:
-    """Whether one of these is being imported."""
+    """Whether any of these is being imported."""
     specs = (getattr(sys.modules.get(name), "__spec__", None) for name in names)
     return any(getattr(spec, "_initializing", False) for spec in specs)
 

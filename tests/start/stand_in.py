@@ -1,4 +1,4 @@
-"""Stand in for an interpreter: have `forks.py` run a program, and end as the program ends."""
+"""Act as an interpreter: let `forks.py` run a program, and end as the program ends."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 IMPORT = r"(?m)^\s*(?:from|import) (?:twinfeed\.loaders\.)?({})(?:_help)?\b"
-# What is imported for a program that imports one of these: few sets, as each has a process. The
+# What is imported for a program that imports any of these: few sets, as each has a process. The
 # stories' data are scikit-learn's, and torch's optimisers import half of torch when one is made.
 IMPORTS = {
     "torch|accelerate|lightning|transformers": ["torch", "torch._dynamo", "sklearn.datasets"],

@@ -1,4 +1,4 @@
-"""What is held of remote files: until the stream has passed the last step that needs it."""
+"""Ranges of remote files are kept until the stream has passed the last step that needs them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_new_plan_keeps_what_it_goes_on_with(held: Held, monkeypatch: pytest.M
 
 
 def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 4, 4 and 2 bytes, of which one fails before anybody needs it."""
+    """Pieces of 4, 4 and 2 bytes. A piece fails before it is needed."""
     monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, piece=4))
     failures = [OSError("once")]
 

@@ -117,7 +117,7 @@ def unknown_field(rng: random.Random) -> bytes:
 
 
 def odd_message(rng: random.Random, *fields: bytes) -> bytes:
-    """Join fields in any order, with unknown ones between."""
+    """Join fields in any order, with unknown fields between them."""
     pieces = list(fields) + [unknown_field(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
     rng.shuffle(pieces)
     return b"".join(pieces)
@@ -136,7 +136,7 @@ def odd_list(rng: random.Random, kind: int) -> bytes:
 
 
 def odd_feature(rng: random.Random) -> bytes:
-    """Encode a Feature of no list, one, or several."""
+    """Encode a Feature of no list, one list, or several lists."""
     kinds = [rng.choice((1, 2, 3)) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
     return odd_message(rng, *[odd_field(rng, kind, odd_list(rng, kind)) for kind in kinds])
 
@@ -158,7 +158,7 @@ def odd_example(rng: random.Random) -> bytes:
 
 
 def has_unknown_in_map_entry(data: bytes) -> bool:
-    """Tell the messages of which upb, the parser below TensorFlow's Python class, drops a whole
+    """Return whether upb, the parser below TensorFlow's Python class, drops from a message a whole
     feature.
 
     Protocol Buffers in C++ pass over the unknown field alone, and so does this library.
@@ -342,7 +342,7 @@ def test_decode_list_refuses_another_kind() -> None:
 
 @pytest.mark.parametrize("read", [locate, parse])
 def test_fault_79_features_are_limited_in_number(read: Callable[[bytes], Any]) -> None:
-    """Each takes forty times its bytes. The usual layout and any other one."""
+    """Each takes forty times its bytes, in the usual layout and in any other."""
     features = {f"{n}": n for n in range(LIMITS.features + 1)}
     unusual = b"\x78\x00"  # an unknown field, which is passed over
     fewer = encode(dict(list(features.items())[1:]))

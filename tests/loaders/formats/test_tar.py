@@ -117,7 +117,7 @@ def test_reads_what_webdataset_writes(tmp_path: Path) -> None:
 
 
 def takes(writer: TarWriter, key: str, parts: dict[str, bytes]) -> bool:
-    """Write a sample; tell whether the writer took it."""
+    """Write a sample; return whether the writer took it."""
     try:
         writer.write(key, parts)
     except ValueError:
@@ -202,7 +202,7 @@ def test_members_that_are_no_fields_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_members_passed_over_may_be_of_any_size(tmp_path: Path) -> None:
-    """A member of 9 GiB, a hole on disk, stands between two parts; its size is in base 256."""
+    """A member of 9 GiB, a hole on disk, lies between two parts; its size is in base 256."""
     size = 9 << 30
     head = block(b"README", (0x80 << 88 | size).to_bytes(12, "big"))
     with (tmp_path / "a.tar").open("wb") as file:

@@ -1,4 +1,4 @@
-"""The cache of decoded images: each decoded once, before its batch, and few more held than live."""
+"""The cache of decoded images: each decoded once, before its batch, and few more kept than live."""
 
 import pickle
 import threading
@@ -170,7 +170,7 @@ def test_an_image_that_cannot_be_decoded_ends_the_pass_at_its_batch(
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_passes_that_take_turns_decode_what_each_needs(index: Index, threads: int) -> None:
-    """Also where one of them is left: its threads end, and its images are gone."""
+    """Also if a pass is left early: its threads end, and its images are gone."""
     decoded = []
 
     def noted(sample: dict[str, Any]) -> dict[str, Any]:

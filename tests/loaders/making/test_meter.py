@@ -1,4 +1,4 @@
-"""The report of a pass: every stage that ran took time, and waiting is told from standing ready."""
+"""The report of a pass: every stage has its time, and waiting differs from being ready."""
 
 import json
 from typing import Any

@@ -29,7 +29,7 @@ def test_results_errors_and_warnings_come_back() -> None:
 
 
 def test_a_process_that_dies_ends_all() -> None:
-    """Also before it has taken what it was sent, more than a pipe holds."""
+    """Also before it has received its arguments, which are longer than a pipe's buffer."""
     with Pool(2) as pool:
         calls = [pool.submit(signal.pause), *(pool.submit(len, bytes(1 << 24)) for _ in range(4))]
         while not (second := list(pool._started.values())[1:]):

@@ -104,7 +104,7 @@ def test_no_module_sets_a_device_of_tensorflow() -> None:
 
 
 def test_a_checksum_in_python_is_warned_of() -> None:
-    """Where the C extension of google-crc32c is missing: at the first import that needs one."""
+    """If google-crc32c lacks its C extension: at the first import that needs a checksum."""
     without = "import sys; sys.modules['google_crc32c._crc32c'] = None; "
     for module in ("twinfeed.loaders.index", "twinfeed.loaders.command_line"):
         done = subprocess.run(

@@ -88,7 +88,7 @@ def test_files_serve_streams_with_three_records_in_a_row(block: int, refused: bo
 
 @pytest.mark.parametrize("name", [name for name, _ in FED])
 def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
-    """The one by ids serves every stream. The one of files refuses what it cannot serve."""
+    """The engine by ids serves every stream. The engine of files refuses what it cannot serve."""
     make = dict(FED)[name]
     index = packed(make().num_records)
     options = {"decode": decode} if name.startswith(("reuse", "views", "exact")) else {}
@@ -114,7 +114,7 @@ def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
 def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
     options: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First one, so that the first batch is quick; and none ahead of a loader without prefetch."""
+    """First 1, so that the first batch is quick; and none ahead of a loader without prefetch."""
     given: list[int] = []
     real = Server.read_together
 
@@ -347,7 +347,7 @@ def test_options_are_checked() -> None:
 
 @pytest.mark.parametrize("own", ["word", "boxes"])
 def test_files_renamed_fields_are_refused(tmp_path: Path, own: str) -> None:
-    """Nothing would be found under the index's name, and `missing=` would stand in its place."""
+    """Nothing would be found under the index's name, and the value of `missing=` would be used."""
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(4):
             writer.write(encode({"word": b"x", "boxes": [0.5] * (number + 1)}))

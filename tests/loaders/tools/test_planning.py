@@ -122,7 +122,7 @@ def test_the_hits_are_those_of_the_best_cache(
     found = int(planning._hits(np.array([*first, *second], np.int64), room)[len(first) :].sum())
     most = best((*first, *second), 0, frozenset(), room, len(first))
     # The cache keeps what comes again in the first part too: no cache that is best for the whole
-    # has fewer hits in all, and one that is best for the second part alone may have more there.
+    # has fewer hits in all. A cache that is best for the second part alone may have more there.
     assert found <= most
     if not len(set(first)) < len(first):
         assert found == most

@@ -1,4 +1,4 @@
-"""Lanes, and what stands on them: the shard-aware shuffle and the reuse of decoded records."""
+"""Lanes, and the samplers that use them: the shard-aware shuffle and the reuse sampler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _blocks_of(ids: np.ndarray, lengths: list[int], block: int) -> np.ndarray:
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
 def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.DataObject) -> None:
-    """A round holds the next place of each lane that has one left; nothing else, nothing twice."""
+    """A round has the next place of each lane that is not empty; nothing else, nothing twice."""
     starts = np.array([data.draw(st.integers(0, n - 1)) for n in lengths])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(sum(lengths))
@@ -57,7 +57,7 @@ def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.Data
 def test_arcs_end_together_and_change_blocks_one_by_one(
     blocks: int, lanes: int, block: int, data: st.DataObject
 ) -> None:
-    """Lengths are within one, or one of 16 and more is shorter; then all begin at other places."""
+    """Lengths differ by at most 1, or one of 16 lanes is shorter, and all begin elsewhere."""
     size = blocks * block - data.draw(st.integers(0, block - 1))
     bounds = arc_bounds(size, lanes, block)
     lengths = np.diff(bounds)
@@ -92,7 +92,7 @@ def test_equal_bounds_differ_by_one_the_shorter_first(size: int, lanes: int) -> 
 def test_shard_shuffle_is_a_permutation_that_reads_blocks_once(
     lengths: list[int], block: int, window: int, stored: bool, epoch: int
 ) -> None:
-    """Laws 2 and 8: each record once; with W blocks held, at most W - 1 are read again."""
+    """Laws 2 and 8: each record once; with W blocks open, at most W - 1 are read again."""
     order = ShardShuffleSampler(
         lengths,
         seed=1,
@@ -258,7 +258,7 @@ def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
 
 
 def test_uses_are_numbered_in_the_order_they_come() -> None:
-    """Records that are not met at both ends of the epoch show use 0, 1, 2 … in turn."""
+    """Records that do not come at both ends of the epoch show use 0, 1, 2 … in turn."""
     sampler = BatchSampler(ReuseSampler(60, reuse=4, live=20, seed=0), batch_size=5)
     ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
     in_order = sum(

@@ -109,7 +109,7 @@ def test_turns_are_the_inverse(n: int) -> None:
 
 
 def test_random_access_needs_no_memory_that_grows() -> None:
-    """One id of 10^12 is found as fast, and from as little, as one of 10^6."""
+    """An id of 10^12 takes as little time and memory as an id of 10^6."""
     order = RandomSampler(10**12, seed=0)
     tracemalloc.start()
     ids = order.ids(10**6, np.array([0, 10**12 - 1]))
@@ -169,7 +169,7 @@ EDGES = [33, 64, 65, 72, 100, 129, 1000, SMALL - 1, SMALL, SMALL + 1]
 def test_places_and_values_and_differences_are_independent(entries: Any, n: int) -> None:
     """Law 10: 32 x 32 chi-squares of place against value and difference, 1,000 keys.
 
-    Of few items, each single difference is as frequent as any other one, too.
+    For few items, all differences are equally frequent, too.
     """
     whole = n <= 1000
     place = np.arange(n - 1) if whole else np.arange(2048) * (n - 1) // 2048

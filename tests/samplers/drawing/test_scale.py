@@ -86,7 +86,7 @@ def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("coverage", [None, "once"])
 def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred classes a batch over a hundred ranks; more only where two laps of classes meet."""
+    """A hundred classes a batch over a hundred ranks; more only between two laps of classes."""
     labels = np.arange(40_000) // 10
     stream = PKBatchSampler(labels, p=100, k=2, seed=0, coverage=coverage)
     rank = stream.shard(41, 100)
@@ -104,7 +104,7 @@ def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("n", "m"), [(7, 3), (40, 13), (41, 13), (5, 4), (3, 7)])
 def test_places_of_a_group_are_those_of_the_whole_group(n: int, m: int) -> None:
-    """At every cut, also where two laps meet."""
+    """At every cut, also between two laps."""
     groups, rows = FairGroups(np.array([n, n + 1]), m, 5), np.arange(60)
     population = rows % 2
     whole = groups.groups(population, rows)
@@ -114,7 +114,7 @@ def test_places_of_a_group_are_those_of_the_whole_group(n: int, m: int) -> None:
 
 
 def test_a_mixture_of_many_orders_draws_them_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call for each order and batch would be one for nearly each sample."""
+    """A call for each order and batch would be a call for nearly each sample."""
     orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
     mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**6, seed=0)
     calls = counting(monkeypatch, RandomSampler, "draw", lambda self, epoch, positions: 1)
@@ -169,7 +169,7 @@ def test_draws_without_replacement_in_pieces_are_those_of_one_sort(
 def test_no_draw_without_replacement_sorts_or_hashes_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the first one, each draw does its share, where epochs begin too."""
+    """After the first draw, each draw does its share, also at the beginning of an epoch."""
     monkeypatch.setattr(_waits, "_PIECE", 4096)
     records, batch = 200_000, 500
     order = WeightedSampler(np.arange(1, records + 1), replacement=False, seed=0)
