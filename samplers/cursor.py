@@ -72,8 +72,8 @@ class Cursor:
                 stacklevel=4,
             )
 
-    def advance(self) -> None:
-        """Count one batch as received.
+    def advance(self) -> bool:
+        """Count one batch as received; return whether its epoch ends.
 
         Warns where the batch is of another epoch than a state that was loaded in mid-epoch: the
         rest of the loaded epoch will not come.
@@ -89,6 +89,7 @@ class Cursor:
                 )
             self._loaded = None
         self._epoch, self._step = self._stream._settled(self._epoch, self._step + 1)
+        return self._step == 0
 
     def end(self) -> None:
         """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -163,7 +164,7 @@ class Held:
     def find(self, file: int, start: int, stop: int) -> HeldRange | None:
         """Return the range that these bytes lie in; of several, the range requested first."""
         found = [one for one in self._before(file, start) if one.stop >= stop]
-        return min(found, key=lambda one: one.number, default=None)
+        return min(found, key=attrgetter("number"), default=None)
 
     def _before(self, file: int, start: int) -> list[HeldRange]:
         """Return the last ranges that begin at or before a place."""

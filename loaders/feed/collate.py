@@ -311,17 +311,13 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
     if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
         return array
     if not hasattr(value, "dtype"):
-        if not array.size or (array.dtype.kind == "f" and _real(field.dtype)):
+        fractions = field.dtype.kind in "fc" or field.dtype.name == "bfloat16"
+        if not array.size or (array.dtype.kind == "f" and fractions):
             return array
         if array.dtype.kind in "bi" and np.array_equal(array.astype(field.dtype), array):
             return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _other_dtype(name, found, str(field.dtype), place)
-
-
-def _real(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype holds fractions."""
-    return dtype.kind in "fc" or dtype.name == "bfloat16"
 
 
 def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:

@@ -204,8 +204,7 @@ class Loader(Closing, Generic[B]):
     def _received(self) -> bool:
         """Count a batch; return whether its epoch ends."""
         self._epochs.add(self._cursor.epoch)
-        self._cursor.advance()
-        return self._cursor.step == 0
+        return self._cursor.advance()
 
     @property
     def epoch(self) -> int:

@@ -28,7 +28,7 @@ def open_shard(path: str, /) -> BinaryIO:
 
 def open_file(path: str | os.PathLike[str], /, *, buffering: int = 0) -> BinaryIO:
     """Open a regular file for reading; raise LoaderError for anything else."""
-    return open(path, "rb", buffering=buffering, opener=_opener)
+    return open(path, "rb", buffering=buffering, opener=lambda name, _: open_regular(name))
 
 
 def read_file(path: str | os.PathLike[str], most: int, /) -> bytes:
@@ -66,10 +66,6 @@ def open_regular(path: str | os.PathLike[str], /) -> int:
         )
     os.set_blocking(fd, True)
     return fd
-
-
-def _opener(path: str, _: int) -> int:
-    return open_regular(path)
 
 
 def read_at(fd: int, length: int, offset: int, /) -> bytes:

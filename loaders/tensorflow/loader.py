@@ -14,7 +14,7 @@ from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._gather import Gather
 from twinfeed.loaders.tensorflow._native import ChooseFiles, check_files, readers_for
-from twinfeed.loaders.tensorflow._pipeline import Engine, batches_of
+from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import validate
@@ -143,11 +143,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             threads=self.threads,
             by_rank=by_rank,
         )
-        engine = self._engine_for(server)
+        gather = self.engine == "gather"
+        engine = Gather(server) if gather else ChooseFiles(server, readers_for(server))
         return batches_of(engine, self.prefetch)
-
-    def _engine_for(self, server: Server) -> Engine:
-        """Make the engine that serves the stream."""
-        if self.engine == "gather":
-            return Gather(server)
-        return ChooseFiles(server, readers_for(server))
