@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.calling import Made, check_values
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
 from twinfeed.loaders.feed.definition import TOLD, Definition, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated, same
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making._calls import Calls
+from twinfeed.loaders.making._calls import Calls, Made, check_values
 from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, read_only, unchanged
 from twinfeed.loaders.making.meter import Meter
