@@ -14,9 +14,9 @@ import bz2
 import contextlib
 import gzip
 import io
-import itertools
 import json
 import lzma
+import math
 import os
 import random
 import resource
@@ -273,30 +273,31 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--start", type=int, default=0, help="the first number")
+    parser.add_argument("--count", type=float, default=math.inf, help="of cases, at most")
+    parser.add_argument("--start", type=int, default=0, help="the first number, as a seed")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--case", help="run this case alone")
     options = parser.parse_args()
-    done: Counter[str] = Counter()
-    found: dict[str, str] = {}
+    done, found = Counter[str](), dict[str, str]()
+    spent = dict.fromkeys(options.targets, 0.0)
     chosen = [(options.case or "").partition(":")[0], *options.targets]
     with workshop(saves="save" in chosen) as corpus:
         if options.case:
             print(run(corpus, options.case) or "nothing is wrong")
             return 0
-        end = time.monotonic() + options.seconds
-        for number in itertools.count(options.start):
-            for target in options.targets:
-                problem = run(corpus, f"{target}:{number}")
-                done[target] += 1
-                if problem is not None:
-                    corpus.restore()
-                    place = "\n".join(problem.splitlines()[-3:])
-                    if place not in found:
-                        found[place] = f"{target}:{number}"
-                        print(f"{target}:{number}\n{problem}", flush=True)
-            if time.monotonic() > end:
-                break
+        while sum(spent.values()) < options.seconds and done.total() < options.count:
+            target = min(spent, key=spent.__getitem__)  # the same time for each
+            case = f"{target}:{options.start + done[target]}"
+            begin = time.monotonic()
+            problem = run(corpus, case)
+            spent[target] += time.monotonic() - begin
+            done[target] += 1
+            if problem is not None:
+                corpus.restore()
+                place = "\n".join(problem.splitlines()[-3:])
+                if place not in found:
+                    found[place] = case
+                    print(f"{case}\n{problem}", flush=True)
     print(f"{sum(done.values())} cases ({dict(done)}), {len(found)} kinds of findings")
     print(*found.values(), sep="\n")
     return 1 if found else 0
