@@ -64,10 +64,14 @@ class Blocks:
 
     def spans(self, numbers: Int64) -> tuple[Int64, Int64]:
         """Return the first record and the size of these blocks."""
+        shard, within, sizes = self.sizes(numbers)
+        return self._records.before(shard) + within, sizes
+
+    def sizes(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return the shard of these blocks, the records before them in it, and their sizes."""
         shard, before = self._numbers.locate(numbers)
         within = (numbers - before) * self.block
-        sizes: Int64 = np.minimum(self._at(shard) - within, self.block)
-        return self._records.before(shard) + within, sizes
+        return shard, within, np.minimum(self._at(shard) - within, self.block)
 
     def _at(self, shard: Int64) -> Int64:
         return np.asarray(self._lengths[shard]).astype(np.int64, copy=False)
@@ -96,23 +100,20 @@ class BlockOrder:
         if self._count <= _MOST:
             self._table = permute(self._count, key, np.arange(self._count)).astype(np.int32)
         few = self._table is None and blocks.shards <= _MOST
-        self._sums = _Pieces(blocks, key) if few else RunningSums(_Sizes(self), _MOST)
+        self._sums = _Pieces(blocks, key) if few else RunningSums(_Sizes(self, blocks), _MOST)
 
-    def __len__(self) -> int:
-        return self._count
-
-    def spans(self, turns: Int64) -> tuple[Int64, Int64]:
-        """Return the first record and the size of the blocks at these turns of the order."""
+    def numbers(self, turns: Int64) -> Int64:
+        """Return the blocks at these turns of the order."""
         if self._table is None:
-            return self._blocks.spans(permute(self._count, self._key, turns))
-        return self._blocks.spans(self._table[turns].astype(np.int64))
+            return permute(self._count, self._key, turns)
+        return self._table[turns].astype(np.int64)
 
     def at(self, places: Int64) -> tuple[Int64, Int64, Int64]:
         """Return the blocks at these places of all records end to end: the place where each begins,
         its first record, and its size.
         """
         turns, begin = self._sums.locate(places)
-        return begin, *self.spans(turns)
+        return begin, *self._blocks.spans(self.numbers(turns))
 
 
 class _Pieces:
@@ -141,14 +142,15 @@ class _Pieces:
 class _Sizes:
     """The sizes of the blocks in their order."""
 
-    def __init__(self, order: BlockOrder) -> None:
-        self._order = order
+    def __init__(self, order: BlockOrder, blocks: Blocks) -> None:
+        self._order, self._blocks = order, blocks
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._blocks)
 
     def __getitem__(self, places: Any) -> Int64:
         turns = places
         if isinstance(places, slice):
             turns = np.arange(*places.indices(len(self)))
-        return self._order.spans(turns.reshape(-1))[1].reshape(turns.shape)
+        numbers = self._order.numbers(turns.reshape(-1))
+        return self._blocks.sizes(numbers)[2].reshape(turns.shape)
