@@ -42,7 +42,8 @@ class LabelLists(NamedTuple):
         records, _ = spread(counts)
         found = validate.labels(labels)
         classes, of_class = np.unique(found, return_inverse=True)
-        if len(np.unique(records * len(classes) + of_class)) < len(records):
+        pairs = np.sort(records * len(classes) + of_class)
+        if (pairs[1:] == pairs[:-1]).any():
             raise ValueError("labels must not name a class twice for one record")
         return cls(len(counts), records, found)
 

@@ -123,10 +123,11 @@ class Collect:
             places: Int64s = order[np.searchsorted(self._only, added, sorter=order)]
             return places
         ids, times = np.unique(added, return_counts=True)
+        unknown = np.setdiff1d(ids, self._only, assume_unique=True)
         found = []
         for what, wrong in (
-            ("no result", np.setdiff1d(self._only, ids)),
-            ("too many results", np.union1d(ids[times > 1], np.setdiff1d(ids, self._only))),
+            ("no result", np.setdiff1d(self._only, ids, assume_unique=True)),
+            ("too many results", np.union1d(ids[times > 1], unknown)),
         ):
             if len(wrong):
                 some = ", ".join(map(str, wrong[:5])) + ", …" * (len(wrong) > 5)
