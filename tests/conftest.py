@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import running
 from hypothesis import HealthCheck, settings
+from range_server import RangeServer
 
 FRAMEWORKS = {
     "accelerate",
@@ -193,6 +194,13 @@ def _trace_tensorflow() -> Iterator[None]:
     calls._kept = traced  # type: ignore[attr-defined]
     yield
     calls._kept = untraced  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    """A web server of the test's folder."""
+    with RangeServer(tmp_path) as serving:
+        yield serving
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import soak
 from inside import build
+from making_shards import tree
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -58,12 +59,6 @@ def samples(state: int) -> list[dict[str, Any]]:
         {"__key__": f"k{n:03}", "group": n % 5, "bytes": b"%d:%d" % (state, n) * 200}
         for n in range(RECORDS)
     ]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return all files of a folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 class Packing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from twinfeed.loaders import (
     open_index,
 )
 from twinfeed.samplers import PKBatchSampler
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving:
-        yield serving
 
 
 def made(folder: Path) -> Index:

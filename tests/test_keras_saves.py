@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 from inside import mark
 from keras_help import Interrupt
+from making_shards import tree
 from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
@@ -63,11 +64,6 @@ def train(
         callbacks=[*callbacks, resume],
     )
     return one
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 class Spoil(keras.callbacks.Callback):
@@ -326,10 +322,10 @@ def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
 def test_a_save_that_was_not_restored_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(5), every=3)
-    before = content(tmp_path)
+    before = tree(tmp_path)
     with pytest.raises(ValueError, match=r"step3 is a save that was not restored.*fresh=True"):
         train(tmp_path, model(), restore=False)
-    assert content(tmp_path) == before
+    assert tree(tmp_path) == before
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(3), every=2, restore=False, fresh=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -109,12 +109,6 @@ def bucket(other_client: Any) -> Iterator[Any]:
     found.objects.delete()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving:
-        yield serving
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINFEED_PATIENCE", "0")

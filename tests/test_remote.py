@@ -8,7 +8,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ from twinfeed.samplers import (
 )
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving:
-        yield serving
 
 
 def network(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,6 @@ from twinfeed.loaders import (
     verify,
 )
 from twinfeed.samplers import BatchSampler, RandomSampler
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving:
-        yield serving
 
 
 def upload(url: str, paths: list[Path]) -> None:

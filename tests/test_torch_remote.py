@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving:
-        yield serving
 
 
 @pytest.mark.parametrize(("method", "cached"), [("fork", False), ("fork", True), ("spawn", False)])

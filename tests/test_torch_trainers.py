@@ -12,7 +12,7 @@ from accelerate.data_loader import prepare_data_loader
 from batches import expected, noted, received
 from launching import run
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from torch_help import OPTIONS, RECORDS, pack_words
+from torch_help import OPTIONS, RECORDS, pack_words, plain
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, Index
@@ -36,13 +36,6 @@ def evaluation() -> BatchStream:
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return pack_words(tmp_path_factory.mktemp("words"))
-
-
-def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
-    feed = Feed(index, sampler, **OPTIONS)
-    return DataLoader(
-        RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors, **options
-    )
 
 
 def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:

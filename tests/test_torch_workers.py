@@ -18,7 +18,7 @@ import torch
 from batches import expected, noted, received, take
 from inside import tried
 from torch.utils.data import DataLoader, Dataset
-from torch_help import OPTIONS, RECORDS, lengths, pack_words
+from torch_help import OPTIONS, RECORDS, lengths, pack_words, plain
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import (
@@ -65,14 +65,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 def random() -> BatchStream:
     return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
-
-
-def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
-    """A DataLoader as a user of torch writes it."""
-    feed = Feed(index, sampler, **OPTIONS)
-    return DataLoader(
-        RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors, **options
-    )
 
 
 # Each pair of values of two options comes at least once; all of them would be 96.

@@ -74,12 +74,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(tmp_path) as serving_:
-        yield serving_
-
-
-@pytest.fixture
 def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
     with serving_securely(tmp_path, monkeypatch) as serving_:
         yield serving_

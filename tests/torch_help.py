@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader
 
-from twinfeed.loaders import Index, pack
+from twinfeed.loaders import Feed, Index, pack
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, as_tensors
+from twinfeed.samplers import BatchStream
 
 RECORDS = 24
 
@@ -28,3 +31,11 @@ def noisy(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 OPTIONS: dict[str, Any] = {"decode": lengths, "transform": noisy}
+
+
+def plain(index: Index, sampler: BatchStream, **options: Any) -> DataLoader[Any]:
+    """A DataLoader as a user of torch writes it."""
+    feed = Feed(index, sampler, **OPTIONS)
+    return DataLoader(
+        RecordDataset(feed), batch_sampler=RequestSampler(feed), collate_fn=as_tensors, **options
+    )
