@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def tensorflow(engine: Any) -> Callable[[Feed], Any]:
 
 LOADERS: dict[str, Callable[[], Callable[[Feed], Any]]] = {
     "numpy": lambda: lambda feed: NumpyLoader(feed, threads=2),
+    "numpy, copied": lambda: lambda feed: deepcopy(NumpyLoader(feed)),
     "numpy, nothing ahead": lambda: lambda feed: NumpyLoader(feed, prefetch=0),
     "torch": torch,
     "torch, workers": lambda: torch(num_workers=2),

@@ -37,7 +37,7 @@ def check(lines: list[str], *, begins: str = "True 1 0", after: tuple[int, int] 
     assert lines[4:] == ["begins 0", f"parent True {one} 0", "drops 0", f"parent 24 {two} 0"]
 
 
-@pytest.mark.parametrize("loader", ["numpy", "numpy, nothing ahead"])
+@pytest.mark.parametrize("loader", ["numpy", "numpy, copied", "numpy, nothing ahead"])
 def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
     check(forked(loader))
 

@@ -32,6 +32,7 @@ from twinfeed.loaders import (
     LoaderError,
     Reader,
     StaleIndexError,
+    TruncatedShardError,
     UnsafeContentError,
     build_index,
     open_index,
@@ -329,6 +330,11 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
         reader.read([3])
         with pytest.raises(ValueError, match="corrupted bytes"):
             reader.read([3, 4])
+    with Reader(index, checksums=False) as reader:
+        reader.read([3])
+        memory.pipe_file("/bucket/d-000000.tar", bytes(data[: offset + 1]))
+        with pytest.raises(TruncatedShardError):
+            reader.read([4], ["png"])
     memory.pipe_file("/bucket/d-000000.tar", bytes(data) + b"more")
     index = open_index(index.path, root="memory://bucket")
     with Reader(index) as reader, pytest.raises(StaleIndexError):
