@@ -342,7 +342,9 @@ def test_a_decode_of_ones_own_writes_into_the_batch(tmp_path: Path) -> None:
         batch(index, Inverted(filled=3), 3)  # type: ignore[arg-type]
 
 
-def test_decoding_writes_where_the_caller_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decode", [DecodeImage(), lambda sample: DecodeImage()(sample)])
+def test_a_batch_is_made_where_the_caller_says(tmp_path: Path, decode: Any) -> None:
+    """By decoding in place, and by collating."""
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 2, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(2, batch_size=2)
     made = []
@@ -351,7 +353,7 @@ def test_decoding_writes_where_the_caller_says(tmp_path: Path) -> None:
         made.append(np.empty(shape, dtype))
         return made[-1]
 
-    feed = Batcher(Feed(index, sampler, decode=DecodeImage()), empty=empty)
+    feed = Batcher(Feed(index, sampler, decode=decode), empty=empty)
     image = feed(Request.of(sampler, 0, 0))["image"]
     assert [one.__array_interface__["data"] for one in made] == [image.__array_interface__["data"]]
 
