@@ -342,7 +342,7 @@ def test_a_decode_of_ones_own_writes_into_the_batch(tmp_path: Path) -> None:
         batch(index, Inverted(filled=3), 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("decode", [DecodeImage(), lambda sample: DecodeImage()(sample)])
+@pytest.mark.parametrize("decode", [DecodeImage(), DecodeImage().__call__])
 def test_a_batch_is_made_where_the_caller_says(tmp_path: Path, decode: Any) -> None:
     """By decoding in place, and by collating."""
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 2, tmp_path)["data"]

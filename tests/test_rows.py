@@ -105,6 +105,7 @@ def test_a_label_is_read_once_and_leaves_the_fields() -> None:
         (SAMPLES, {"label": "word"}, TypeError, r"column 'word' must hold numbers.*unique"),
         ([{"y": 0.5}], {"label": "y"}, TypeError, "label 'y' must hold integers, got float64"),
         ([{"y": None}], {"label": "y"}, TypeError, "column 'y' must hold numbers"),
+        (SAMPLES, {"columns": "word"}, TypeError, "columns must be a list of names"),
         ([{"x": 1}, {"y": 1}], {"columns": ["x"]}, KeyError, "no 'x' in every record"),
         ({"x": X}, {"label": "y"}, KeyError, r"no 'y' in every record: the first has \['x'\]"),
     ],
