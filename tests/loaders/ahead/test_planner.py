@@ -222,6 +222,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         told.clear()
         read_ahead(reader, [0, 50, 150])  # in three shards
         assert begun.wait(20)
+        read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
         while not reader._fetcher._advice._stopped:  # type: ignore[attr-defined]
@@ -232,6 +233,11 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         assert not started_threads()
         begun.clear()
         go_on.clear()
+    go_on.set()
+    told.clear()
+    read_ahead(reader, [0])
+    reader._fetcher._advice._thread.join()  # type: ignore[attr-defined]
+    assert len(told) == 1, "and nothing from before"
 
 
 def test_memory_is_no_more_than_the_machine_has(long: Index) -> None:
