@@ -53,6 +53,7 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     meter.made(4, 2)
     clock.passes(0.5)
     meter.received(asked)
+    assert meter.report().waited == 1
     clock.passes(4.4)
     asked = clock.now
     clock.passes(0.6)
