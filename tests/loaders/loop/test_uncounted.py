@@ -79,14 +79,15 @@ def test_an_evaluation_is_whole_wherever_its_count_has_come_to() -> None:
 
 def test_a_look_is_whole_and_moves_nothing() -> None:
     one, cursor = passes()
-    one.count_from(0, 2)
+    cursor.seek(1, 0)
+    one.count_from(1, 2)
     one.looking = True
     begun = one.begin()
-    assert begun[:2] == (0, 0)
+    assert begun[:2] == (1, 0)
     one.delivered(begun)
     one.looking = False
-    assert one.begin()[:2] == (0, 2)
-    assert (cursor.epoch, cursor.step) == (0, 0)
+    assert one.begin()[:2] == (1, 2)
+    assert (cursor.epoch, cursor.step) == (1, 0)
     one.looking = True
     one.stop_counting()
     assert not one.looking
