@@ -51,7 +51,8 @@ class FeedLoader(Loader[B]):
         # The sampler comes first: if the numbers of records differ, its error names the difference.
         super().check_state(state)
         self._check_records(state.get("records"))
-        theirs, ours = state.get("ranks"), self.feed.sampler.world_size
+        ours = self.feed.sampler.world_size
+        theirs = state.get("ranks", ours)  # a state has it from a loader with batch_transform
         if self.feed.batch_transform is not None and theirs != ours:
             warnings.warn(
                 f"the state is of {theirs} ranks, the loader of {ours}: batch_transform sees the "

@@ -119,8 +119,6 @@ def called(function: BatchTransform, key: int, batch: Batch, request: Request) -
         if not np.array_equal(made.get("id", ids), ids):
             raise ValueError("it gave 'id' another value: rename it")
         return {name: _value(name, made[name], len(ids)) for name in made if name != "id"}
-    except ImportError:  # it says what to install
-        raise
     except Exception as error:
         raise DecodeError(
             f"batch_transform failed at {_place(request)}: {error!r}",
@@ -141,14 +139,11 @@ def _value(name: str, value: Any, count: int) -> Any:
 
 
 def _spec(feed: Definition, name: str, value: Any) -> FieldSpec:
-    """Return the spec of a field by its first row; lengths that are free in the feed stay free."""
+    """Return the spec of a field by its first row; lengths that collation pads stay free."""
     mode: Mode = "ragged" if isinstance(value, Ragged) else "stack"
     found = spec_of({name: _rows(value)[0]}, mode)[name]
-    known = tried(feed).get(name, found)
-    padded = mode_of(feed.collate, name) == "pad"
-    free = known._replace(shape=(None,) * len(known.shape)) if padded else known
-    same = isinstance(value, np.ndarray) and None in free.shape and fits(value, free)
-    return found._replace(shape=free.shape) if same else found
+    padded = name in tried(feed) and mode_of(feed.collate, name) == "pad"
+    return found._replace(shape=(None,) * len(found.shape)) if padded else found
 
 
 def _rows(value: Any) -> Sequence[Any]:
