@@ -60,7 +60,7 @@ def feeds(index: Index, options: argparse.Namespace) -> tuple[Feed, Feed]:
 
 
 def with_torch(training: Feed, held_out: Feed) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Train in PyTorch; return the records met, and the embeddings before and after."""
+    """Train in PyTorch; return the records drawn, and the embeddings before and after."""
     torch.manual_seed(SEED)
     network = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)
@@ -87,7 +87,7 @@ def with_torch(training: Feed, held_out: Feed) -> tuple[list[np.ndarray], np.nda
 def with_tensorflow(
     training: Feed, held_out: Feed
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Train in TensorFlow; return the records met, and the embeddings before and after."""
+    """Train in TensorFlow; return the records drawn, and the embeddings before and after."""
     keras.utils.set_random_seed(SEED)
     network = keras.Sequential(
         [keras.Input([64]), keras.layers.Dense(128, "relu"), keras.layers.Dense(32)]

@@ -105,7 +105,7 @@ class Diagnosis:
             ),
         }
         for name, m in self.head_distinct.items():
-            found[f"the first tenth meets {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
+            found[f"the first tenth has {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
         for name, m in self.distinct.items():
             found[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
         for name, (m, place) in self.worst.items():
@@ -119,7 +119,7 @@ class Diagnosis:
         lines = [
             f"{validate.counted(self.samples, 'sample')} of "
             f"{validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
-            f"records met                 {self.covered:,}, at most {self.most_repeats:,} times",
+            f"records drawn               {self.covered:,}, at most {self.most_repeats:,} times",
             f"mean displacement           {self.displacement}",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(

@@ -43,9 +43,9 @@ def warn_unsharded(stream: Sharded, /) -> None:
     ranks = processes()
     if ranks > 1:
         said = (
-            f"there are {ranks} ranks, and each meets every batch of {stream!r}: give each rank "
+            f"there are {ranks} ranks, and each gets every batch of {stream!r}: give each rank "
             f"its part, shard(rank, world_size) of the sampler or the feed; shard(0, 1) says that "
-            f"all of them are meant to meet every batch"
+            f"all of them are meant to get every batch"
         )
         _warned.append(said)
         warnings.warn(said, stacklevel=4)

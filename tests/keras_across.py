@@ -3,7 +3,7 @@
 `python keras_across.py FOLDER FRAMEWORK NAME STEPS …` trains from the loader of
 the framework in each run. A run dies after its number of steps, and never of 0. A run of PyTorch or
 TensorFlow that is named "whole" evaluates too, and tries batches that are refused. Each run is a
-process of its own, forked from one that has imported all and done nothing.
+process of its own, forked from a process that has only imported all.
 """
 
 from __future__ import annotations

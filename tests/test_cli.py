@@ -363,7 +363,7 @@ def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
 def test_a_list_of_an_index_says_that_it_lacks_a_shard_that_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two shards one is cut, and the other has a bad record: one advice leads to an index."""
+    """A shard is cut, and another has a bad record: the advice leads to an index."""
     monkeypatch.chdir(tmp_path)
     cut, flipped = tfrecords(tmp_path, shards=2)
     build_index("d-*.tfrecord", "x.index")
@@ -611,7 +611,7 @@ def test_index_and_verify_join_what_lies_apart(
     verify = ["verify", shard, "--root", str(tmp_path), "-q"]
     assert main([*verify, "--bad-list", str(listed)]) == 1
     assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
-        "a.tar: key 'a' is met again, first at offset 0; write the archive again, sorted by name, "
+        "a.tar: key 'a' comes again, first at offset 0; write the archive again, sorted by name, "
         "or put the members together with --join (in Python join=True)",
         "3 records in 1 shard: 1 bad",
     ]

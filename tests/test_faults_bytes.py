@@ -311,7 +311,7 @@ def damaged_tars() -> Iterator[tuple[str, bytes, int, str]]:
     for name in (b"a\nb.txt", b"a.t\nxt", b"a\0b.txt", b"\xff.txt", b"a.t\xffxt"):
         yield "name", ONE + pax({b"path": name}) + ONE, 1024, "NUL, newline or no UTF-8"
     apart = ONE + member(b"2.jpg", b"two") + member(b"1.cls", b"1")
-    yield "key in two places", apart, 2048, "key '1' is met again, first at offset 0"
+    yield "key in two places", apart, 2048, "key '1' comes again, first at offset 0"
     yield "joined", ONE + END + member(b"2.txt", b""), 2048, "something begins at 2048"
     yield "joined and cut", ONE + END + ONE[:600], 2048, "something begins at 2048"
     yield "overwritten by zeros", ONE + bytes(1024) + ONE, 2048, "something begins at 2048"

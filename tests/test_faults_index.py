@@ -491,7 +491,7 @@ def test_fault_33_a_damaged_length_is_no_missing_field(
 
 
 def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
-    """A tar has no checksum of its members, and the index keeps of this one the label alone."""
+    """A tar has no checksum of its members, and the index keeps only the label of this member."""
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", fields=["png"])
     assert verify(index).ok
     shard = tmp_path / index.shard_paths[1]

@@ -31,7 +31,7 @@ def test_a_small_buffer_over_sorted_records_is_flagged() -> None:
     text = " / ".join(found.flags)
     assert "records move 29% as far" in text
     assert "correlate by 0.90" in text
-    assert "the first tenth meets 25 classes, 100 in a uniform shuffle" in text
+    assert "the first tenth has 25 classes, 100 in a uniform shuffle" in text
 
 
 def test_a_buffer_of_100_has_the_published_numbers() -> None:

@@ -245,7 +245,7 @@ def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
 
 
 def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
-    """The later pass alone moves the cursor, and the end of the earlier one leaves it."""
+    """The later pass alone moves the cursor, and the end of the earlier pass leaves it."""
     stream = training()
     early = stream.steps()
     next(early)

@@ -335,7 +335,7 @@ def test_nothing_hangs_at_exit() -> None:
 
 
 def replace_words(index: Index, new: Path) -> None:
-    """Replace each shard by one of as many bytes, whose checksums fit its zeros."""
+    """Replace each shard by a shard of as many bytes, whose checksums fit its zeros."""
     for shard in index.shard_paths.tolist():
         old = Path(index.root, shard)
         with TFRecordWriter(new) as writer:

@@ -86,7 +86,7 @@ def often(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_all_parts_of_a_batch_are_on_the_device(index: Index) -> None:
-    """On one without values, which needs no GPU."""
+    """On a device without values, which needs no GPU."""
     feed = Feed(index, random(), decode=often, collate="ragged")
     batch = next(iter(TorchLoader(feed, device="meta")))
     parts = [batch["id"], batch["numbers"].values(), batch["numbers"].offsets()]

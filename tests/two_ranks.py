@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
         assert warned(make(meant)) == []
         assert warned(make(evaluation().shard(rank, 2))) == []
     (said,) = warned(first(evaluation()))
-    assert "there are 2 ranks, and each meets every batch" in said
+    assert "there are 2 ranks, and each gets every batch" in said
     assert "shard(0, 1) says that all of them are meant" in said
     assert [warned(make(evaluation())) for make in others] == [[], []], "once a process"
 

@@ -1,4 +1,4 @@
-"""What requests ranges and gives the bytes of rows, whatever holds them."""
+"""What requests ranges and gives the bytes of rows, from a disk or a network."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def expand(
     complete: bool = True,
     compressed: bool = False,
 ) -> list[str]:
-    """Return the shards that one or several patterns name.
+    """Return the shards that a pattern or several patterns name.
 
     - Braces are expanded first, then globs. The matches of each glob are sorted.
     - The name of a file or object that exists is taken as it is, whatever characters it has.
@@ -174,7 +174,7 @@ def _no_match(name: str) -> FileNotFoundError:
 
 
 def _choices(text: str, pattern: str) -> Sequence[str]:
-    """Return the texts that one pair of braces expands to."""
+    """Return the texts that a pair of braces expands to."""
     match = _RANGE.fullmatch(text)
     if not match:
         return text.split(",") if "," in text else [f"{{{text}}}"]

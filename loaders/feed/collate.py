@@ -111,7 +111,7 @@ def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
 
 
 def is_string(dtype: np.dtype[Any] | None, /) -> bool:
-    """Return whether a field holds strings, of bytes or of text."""
+    """Return whether a field is of strings, of bytes or of text."""
     return dtype is None or dtype.kind == "U"
 
 
@@ -287,7 +287,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
-    """Return the dtype of a field of numbers; no array holds byte strings."""
+    """Return the dtype of a field of numbers; byte strings make no array."""
     assert field.dtype is not None
     return field.dtype
 

@@ -83,7 +83,7 @@ def scan(
                         sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
                         sample.stretches = stretches.get(key, 1)
                     if first != member.start and not join:
-                        problem = f"key {key!r} is met again, first at offset {first}"
+                        problem = f"key {key!r} comes again, first at offset {first}"
                         sample.fail(member, problem, APART)
                     sample.stretches -= 1
                     if sample.stretches:

@@ -34,7 +34,7 @@ from twinfeed.samplers.drawing.bits import derive
 
 
 class Shapes(NamedTuple):
-    """Say what one sample holds in each field of a batch, and how the field is collated."""
+    """The spec of a sample in each field of a batch, and how the field is collated."""
 
     spec: Mapping[str, FieldSpec]
     how: Collate

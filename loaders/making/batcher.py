@@ -25,7 +25,7 @@ from twinfeed.samplers.validate import counted
 
 
 class Batcher(Closing):
-    """Make the batches of a feed, one for each request.
+    """Make the batches of a feed, a batch for each request.
 
     `reader` may be shared with other passes. Without `reader` the batcher makes a reader of its
     own. `threads` share the decoding of a batch. `meter` adds up the times. `empty` makes the
@@ -60,7 +60,7 @@ class Batcher(Closing):
 
     @property
     def shapes(self) -> Shapes:
-        """What one sample holds in the fields of a batch, and how they are collated."""
+        """The spec of a sample in the fields of a batch, and how they are collated."""
         return Shapes(self.spec, self._collate) if self._function is None else self._function.shapes
 
     def __call__(self, request: Request, /) -> Batch:

@@ -67,7 +67,7 @@ class Samples:
     def values(
         self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
     ) -> Mapping[str, Sequence[Any]]:
-        """Return each field's values, one for each sample; `joined` has the rows of columns."""
+        """Return each field's values, a value for each sample; `joined` has the rows of columns."""
         if self.decode is None and self.transform is None:
             return self._read(request.records)
         if self._slots and len(set(request.records.tolist())) == len(request.records):

@@ -64,7 +64,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _check_text(what: str, text: str, advice: str) -> None:
-    """Refuse text with surrogates, which stand for file names that are not UTF-8."""
+    """Refuse text with surrogates, which come from file names that are not UTF-8."""
     if not text.isascii():
         try:
             text.encode()

@@ -145,7 +145,7 @@ def refusal(url: object, found: str, advice: str, who: str = "server") -> Loader
 
 
 def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
-    """Return the error of a web server's answer that holds no data."""
+    """Return the error of a web server's answer without data."""
     answered = masked(f"status {status} {reason}")
     if status in (404, 410):
         return gone(url)

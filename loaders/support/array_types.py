@@ -15,7 +15,7 @@ Ids = Int64s | Iterable[int]
 
 
 def as_array(value: Any, /) -> Array:
-    """Return a value as numpy holds it: bfloat16, which numpy lacks, in the dtype of ml_dtypes."""
+    """Return a value as a numpy array; bfloat16, which numpy lacks, in the dtype of ml_dtypes."""
     if str(getattr(value, "dtype", None)) != "torch.bfloat16":
         return np.asarray(value)
     try:

@@ -24,7 +24,7 @@ def mark(folder: Path, /, files: Iterable[str] = ()) -> None:
 
 
 def add_to_mark(folder: Path, file: str, /) -> None:
-    """Mark one more file, which is about to be made."""
+    """Mark another file, which is about to be made."""
     with (folder / MARK).open("ab") as out:
         out.write(f"{file}\n".encode())
 

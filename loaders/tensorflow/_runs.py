@@ -16,7 +16,7 @@ from twinfeed.loaders.support.array_types import Int64s
 
 
 class Runs(NamedTuple):
-    """The runs of a stream: run r holds the `turns[bounds[r]:bounds[r + 1]]` of the stream.
+    """The runs of a stream: run r is the `turns[bounds[r]:bounds[r + 1]]` of the stream.
 
     `first` (int64[runs]) is the record that each run begins with. The other records follow in
     order.

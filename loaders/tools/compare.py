@@ -220,7 +220,7 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
         pickle.dumps(arguments)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise LoaderError(
-            f"a backend's process cannot be told: {error}", advice=IMPORTABLE
+            f"the feed cannot be pickled for a backend's process: {error}", advice=IMPORTABLE
         ) from error
     try:
         with Pool(1) as pool:

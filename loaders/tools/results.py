@@ -116,7 +116,7 @@ class Collect:
         """Return the row of each id in the table.
 
         Raises:
-            LoaderError: records without a result, with several, or with one that is not in `only`.
+            LoaderError: records without a result, with several results, or not in `only`.
         """
         order = np.argsort(self._only)
         if np.array_equal(np.sort(added), self._only[order]):

@@ -1,4 +1,4 @@
-"""The batches of worker processes, and what to say when one of them fails or dies."""
+"""The batches of worker processes, and the error when a worker fails or dies."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_a_key_that_comes_again_is_found(
     for n, key in enumerate(keys):
         if not n or keys[n - 1] != key:
             first = keys.index(key)
-            again = f"key {key!r} is met again, first at offset {512 * first}"
+            again = f"key {key!r} comes again, first at offset {512 * first}"
             expected.append(again if first < n else key)
     found = list[str | None]()
     with pytest.raises(DataCorruptionError) if broken else nullcontext():

@@ -39,7 +39,7 @@ class Clock:
 
 
 def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step waits 2 of 3 seconds. The second batch, made together with the first, stands
+    """The first step waits 2 of 3 seconds. The second batch, made together with the first, is
     ready for 5 from then on, and waits for 0.6, which is more than a tenth.
 
     The third is taken after 1 of 10, which is no more than a tenth.

@@ -193,7 +193,7 @@ def test_many_small_shards_are_to_be_repacked(
 def test_every_plan_without_advice_has_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Little data, whose blocks cannot be long; and random records that a cache holds."""
+    """Little data, whose blocks cannot be long; and random records that are in a cache."""
     index = pack([{"x": bytes(2000)} for _ in range(1000)], tmp_path, shards=3)["data"]
     blocks = BatchSampler(shuffled(index, seed=0), batch_size=10)
     assert "good: all the data fit in memory" in str(plan(Feed(index, blocks)))
