@@ -2,8 +2,8 @@
 
 A batch sampler gives `batch(epoch, step)`, an array of ids, and is a torch batch sampler too:
 iterating yields an epoch. `BatchStream` says what all batch samplers share: passes, ranks, state,
-seeds. An order gives ids by position, and `BatchSampler` cuts an order into batches. `Cursor` is a
-place between two batches.
+seeds. A `Sampler` gives ids by position, and `BatchSampler` cuts a sampler into batches. `Cursor`
+is a place between two batches.
 
 ======================================================  ==========================================
 for                                                     take

@@ -1,4 +1,4 @@
-"""Batches of consecutive positions of any order."""
+"""Batches of consecutive positions of any sampler."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from twinfeed.samplers.orders import Sampler, check_order
 
 
 class BatchSampler(BatchStream):
-    """Cut an order into batches of `batch_size` consecutive positions.
+    """Cut a sampler into batches of `batch_size` consecutive positions.
 
     Args:
         order: what is cut.
         batch_size: ids of a global batch.
-        final: what happens if `batch_size` does not divide the order's length. `"smaller"`: the
+        final: what happens if `batch_size` does not divide the sampler's length. `"smaller"`: the
             last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last
             batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left out,
             and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
-            epoch k is batches `k * n` to `(k + 1) * n`. The order begins anew when all of its
+            epoch k is batches `k * n` to `(k + 1) * n`. The sampler begins anew when all of its
             batches were given, wherever an epoch ends. By default an epoch is one round of the
             order.
 
     Raises:
-        ValueError: the order cannot be cut so: `sections` of a shuffle that do not divide
+        ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
             `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`,
-            and `batches_per_epoch` of an order without a batch.
+            and `batches_per_epoch` of a sampler without a batch.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -57,7 +57,7 @@ class BatchSampler(BatchStream):
     @counterparts(
         drop_last="final='drop' leaves out a last batch that is not full",
         drop_remainder="final='drop' leaves out a last batch that is not full",
-        shuffle="the order shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=…)",
+        shuffle="the sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=…)",
     )
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BatchSampler(BatchStream):
         order = self._order = check_order(order).for_batches(batch_size)
         if order.live is not None and final == "drop":
             raise ValueError(
-                "final must be 'smaller' or 'pad' for an order that reuses records, so that each "
+                "final must be 'smaller' or 'pad' for a sampler that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
         self.num_records, self._num_ids = order.num_records, order.num_ids
@@ -90,7 +90,7 @@ class BatchSampler(BatchStream):
         if batches_per_epoch is not None:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
             if not self._round:
-                raise ValueError(f"batches_per_epoch needs an order with a batch, got {order!r}")
+                raise ValueError(f"batches_per_epoch needs a sampler with a batch, got {order!r}")
             self.parameters["batches_per_epoch"] = steps
             size = steps * largest
         super().__init__(steps=steps, size=size, batch_size=largest, seed=order.seed)
@@ -104,7 +104,7 @@ class BatchSampler(BatchStream):
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        # An epoch that is no round of the order may have parts of several rounds.
+        # An epoch that is no round of the sampler may have parts of several rounds.
         return self._order.spans(records, epoch if self._round == self._steps else None)
 
     def records(self, ids: Int64) -> Int64:
@@ -132,7 +132,7 @@ class BatchSampler(BatchStream):
         return lap * self._size + step * self._largest
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        """Draw round by round of the order: an epoch may end within a round."""
+        """Draw round by round of the sampler: an epoch may end within a round."""
         lap, start = divmod(epoch * self._steps + start, max(1, self._round))
         parts = []
         while len(lows):
@@ -142,7 +142,7 @@ class BatchSampler(BatchStream):
         return np.concatenate(parts)
 
     def _of_round(self, lap: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        """Return ids as `_draw` does, of steps of one round of the order."""
+        """Return ids as `_draw` does, of steps of one round of the sampler."""
         begins = (start + np.arange(len(lows))) * self._largest
         positions = ranges(begins + lows, begins + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
@@ -151,6 +151,6 @@ class BatchSampler(BatchStream):
         return ids
 
     def _named(self, lap: int, position: int) -> str:
-        """Name the place of a position of a round of the order."""
+        """Name the place of a position of a round of the sampler."""
         epoch, step = divmod(lap * self._round + position // self._largest, self._steps)
         return f"epoch {epoch}, step {step}"

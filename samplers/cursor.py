@@ -25,8 +25,8 @@ class Cursor:
     >>> cursor = Cursor(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
     >>> cursor.begin()
     (0, 0)
-    >>> cursor.advance()
-    >>> cursor.advance()
+    >>> cursor.advance(), cursor.advance()
+    (False, True)
     >>> cursor.epoch, cursor.step
     (1, 0)
     """

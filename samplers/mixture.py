@@ -17,37 +17,38 @@ from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
-_SHOWN = 8  # orders that are written out
-_PIECE = 64  # consecutive samples of one order, drawn at once: a call for each sample is too slow
+_SHOWN = 8  # samplers that are written out
+_PIECE = 64  # consecutive samples of one sampler, drawn at once: a call for each sample is too slow
 
 
 class MixtureSampler(Sampler):
-    """Mix orders by integer weights, exactly so in every period of `sum(weights)` samples.
+    """Mix samplers by integer weights, exactly so in every period of `sum(weights)` samples.
 
     Weights are divided by their common divisor: 50 and 50 are 1 and 1. The periods follow each
     other through all epochs of the mixture. So after k periods the proportion is exact. Each period
-    has the orders at other places: no rank gets the same order in all batches. The divided weights
-    sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
+    has the samplers at other places: no rank gets the same sampler in all batches. The divided
+    weights sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes
+    each.
 
-    Each order goes through epochs of its own, one after the other. An epoch of the mixture has
-    `num_samples`, and the next epoch goes on after them. Ids are numbered order by order, like the
-    records of a joined index: the ids of the second order begin after the ids of the first order.
+    Each sampler goes through epochs of its own, one after the other. An epoch of the mixture has
+    `num_samples`, and the next epoch goes on after them. Ids are numbered sampler by sampler, like
+    the records of a joined index: the ids of the second sampler begin after those of the first.
 
-    An order may begin again in the middle of a batch. No record comes twice in the batch then, if
-    the order has twice as many samples as a batch may take from it. The records that are in the
+    A sampler may begin again in the middle of a batch. No record comes twice in the batch then, if
+    the sampler has twice as many samples as a batch may take from it. The records that are in the
     batch already move back, after the next records.
 
     Args:
         orders: what is mixed. The ids are numbered in this order.
-        weights: the weight of each order, int.
+        weights: the weight of each sampler, int.
         num_samples: samples of an epoch of the mixture.
         seed: the only source of chance.
 
     Raises:
-        ValueError: an empty order, and an order that reuses records.
+        ValueError: an empty sampler, and a sampler that reuses records.
 
     Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
-    three samples are of the first order, which begins again after three of its own::
+    three samples are of the first sampler, which begins again after three of its own::
 
         stream    3 0 2  4 1 1  4 2 0
 
@@ -71,73 +72,74 @@ class MixtureSampler(Sampler):
         num_samples: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        self._orders = [check_order(order, name="each of orders") for order in orders]
-        empty = [order for order in self._orders if not len(order)]
-        if not self._orders or empty:
+        self._samplers = [check_order(order, name="each of orders") for order in orders]
+        empty = [order for order in self._samplers if not len(order)]
+        if not self._samplers or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        reusing = [order for order in self._orders if order.live is not None]
+        reusing = [order for order in self._samplers if order.live is not None]
         if reusing:
             raise ValueError(
                 f"orders must not reuse records, as other samples come between the uses, "
                 f"got {reusing[0]!r}"
             )
         self._weights = _reduced(validate.counts("weights", weights, minimum=1))
-        if len(self._weights) != len(self._orders):
+        if len(self._weights) != len(self._samplers):
             raise ValueError(
-                f"weights must be as many as orders, {len(self._orders)}, got {len(self._weights)}"
+                f"weights must be as many as orders, {len(self._samplers)}, "
+                f"got {len(self._weights)}"
             )
         self._samples = validate.integer("num_samples", num_samples, minimum=1)
         self.seed = validate.seed(seed)
         self.parameters = {
             "num_samples": self._samples,
             "weights": self._weights.tolist(),
-            "orders": self._orders,
+            "orders": self._samplers,
         }
         self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"), renew=True)
-        self._lengths = np.array([len(order) for order in self._orders])
+        self._lengths = np.array([len(order) for order in self._samplers])
         self._most = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
-        self.in_blocks = any(order.in_blocks for order in self._orders)
-        self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._orders]  # a piece of each
-        self._id_bounds = _bounds([order.num_ids for order in self._orders])
-        self._record_bounds = _bounds([order.num_records for order in self._orders])
+        self.in_blocks = any(order.in_blocks for order in self._samplers)
+        self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._samplers]  # a piece of each
+        self._id_bounds = _bounds([order.num_ids for order in self._samplers])
+        self._record_bounds = _bounds([order.num_records for order in self._samplers])
         self._num_ids, self.num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
 
     def __len__(self) -> int:
         return self._samples
 
     def __repr__(self) -> str:
-        pairs = zip(self._weights[:_SHOWN].tolist(), self._orders, strict=False)
+        pairs = zip(self._weights[:_SHOWN].tolist(), self._samplers, strict=False)
         mixed = ", ".join(f"{weight} x {order!r}" for weight, order in pairs)
-        if len(self._orders) > _SHOWN:
-            mixed += f", … {validate.counted(len(self._orders), 'order')}"
+        if len(self._samplers) > _SHOWN:
+            mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
-        return self._by_order(ids, lambda order, own: order.records(own), self._record_bounds)
+        return self._by_sampler(ids, lambda order, own: order.records(own), self._record_bounds)
 
     def views(self, ids: Int64) -> Int64:
         offsets = np.zeros_like(self._record_bounds)
-        return self._by_order(ids, lambda order, own: order.views(own), offsets)
+        return self._by_sampler(ids, lambda order, own: order.views(own), offsets)
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the range of records around each record, as its order gives it."""
+        """Return the range of records around each record, as its sampler gives it."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
         for number in np.unique(stream).tolist():
             mine, offset = stream == number, self._record_bounds[number]
-            begin, end = self._orders[number].spans(records[mine] - offset)
+            begin, end = self._samplers[number].spans(records[mine] - offset)
             first[mine], stop[mine] = begin + offset, end + offset
         return first, stop
 
     @property
     def sources(self) -> tuple[int, Callable[[Int64], Int64]]:
-        return len(self._orders), self._order_of
+        return len(self._samplers), self._sampler_of
 
-    def _order_of(self, ids: Int64) -> Int64:
-        """Return the number of the order that each sample id is of."""
+    def _sampler_of(self, ids: Int64) -> Int64:
+        """Return the number of the sampler that each sample id is of."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
     def for_batches(self, batch_size: int) -> MixtureSampler:
@@ -151,24 +153,24 @@ class MixtureSampler(Sampler):
             whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
-        # A mixture in a mixture begins again as a whole, like any other order.
-        mixed = [isinstance(order, MixtureSampler) for order in self._orders]
-        anew = np.array([order.repeats for order in self._orders])
+        # A mixture in a mixture begins again as a whole, like any other sampler.
+        mixed = [isinstance(order, MixtureSampler) for order in self._samplers]
+        anew = np.array([order.repeats for order in self._samplers])
         level = ~anew | mixed
         other._most = np.where(level & (self._lengths >= 2 * most - 1), most, 0)
         other.repeats = bool(anew.any() or not other._most.all())
         return other
 
-    def _by_order(
+    def _by_sampler(
         self, ids: Int64, ask: Callable[[Sampler, Int64], Int64], offsets: Int64
     ) -> Int64:
-        """Ask each order about its own ids."""
+        """Ask each sampler about its own ids."""
         ids = np.asarray(ids, dtype=np.int64)
-        stream = self._order_of(ids)
+        stream = self._sampler_of(ids)
         out = np.empty(ids.shape, np.int64)
         for number in np.unique(stream).tolist():
             mine = stream == number
-            answer = ask(self._orders[number], ids[mine] - self._id_bounds[number])
+            answer = ask(self._samplers[number], ids[mine] - self._id_bounds[number])
             out[mine] = offsets[number] + answer
         return out
 
@@ -180,7 +182,7 @@ class MixtureSampler(Sampler):
         piece, place = np.divmod(count, _PIECE)
         first, row = distinct_pairs(stream, piece)
         pieces = [
-            self._recent[of].get(number, lambda: _drawn(self._orders[of], number))  # noqa: B023
+            self._recent[of].get(number, lambda: _drawn(self._samplers[of], number))  # noqa: B023
             for of, number in zip(stream[first].tolist(), piece[first].tolist(), strict=True)
         ]
         own: Int64 = np.stack(pieces)[row, place]
@@ -205,7 +207,7 @@ class MixtureSampler(Sampler):
         The samples of records that the lap before gave to the same batch come after the next
         samples. As each lap is longer than two batches, its end never changes.
         """
-        order, length = self._orders[stream], int(self._lengths[stream])
+        order, length = self._samplers[stream], int(self._lengths[stream])
         turn = self._pattern.turn(stream, lap * length)
         begin = turn - turn % self._samples % self._batch_size
         end = min(begin + self._batch_size, turn - turn % self._samples + self._samples)
@@ -220,7 +222,7 @@ class MixtureSampler(Sampler):
 
 
 def _drawn(order: Sampler, piece: int) -> Int64:
-    """Draw consecutive samples of an order, epoch by epoch."""
+    """Draw consecutive samples of a sampler, epoch by epoch."""
     lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
     cuts = np.flatnonzero(np.diff(lap)) + 1
     runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
@@ -240,5 +242,5 @@ def _reduced(weights: Int64) -> Int64:
 
 
 def _bounds(sizes: list[int]) -> Int64:
-    """Return where the ids of each order begin, and where the ids of the last order end."""
+    """Return where the ids of each sampler begin, and where those of the last sampler end."""
     return np.cumsum([0, *validate.counts("sizes of orders", sizes, minimum=0)])

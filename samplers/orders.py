@@ -41,10 +41,10 @@ class Sampler(SampleSpace, ABC):
         return self.num_ids
 
     def __iter__(self) -> NoReturn:
-        """Refuse: an order has no epoch of its own."""
+        """Refuse: a sampler has no epoch of its own."""
         name = type(self).__name__
         raise TypeError(
-            f"{name} is an order, and gives its ids to a batch sampler: "
+            f"{name} is a sampler, and gives its ids to a batch sampler: "
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
 
@@ -98,7 +98,7 @@ class Sampler(SampleSpace, ABC):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the order is a function of: class, stream version, seed, parameters, digests."""
+        """What the sampler is a function of: class, stream version, seed, parameters, digests."""
         return {
             "name": type(self).__name__,
             "stream_version": self.stream_version,
@@ -106,17 +106,17 @@ class Sampler(SampleSpace, ABC):
         }
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return the order to use for batches of this size; ValueError if no order fits."""
+        """Return the sampler to use for batches of this size; ValueError if none fits."""
         return self
 
 
 class InnerSampler(Sampler):
-    """An order over the places that another order, of record ids, gives."""
+    """A sampler over the places that another sampler, of record ids, gives."""
 
     _order: Sampler
 
     def _take(self, order: Sampler, places: int, what: str) -> None:
-        """Take the inner order, which must be over so many places."""
+        """Take the inner sampler, which must be over so many places."""
         if check_order(order).num_ids != order.num_records:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
@@ -130,14 +130,14 @@ class InnerSampler(Sampler):
         return len(self._order)
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
-        """Return this order over the inner order that is used for batches of this size."""
+        """Return this sampler over the inner sampler that is used for batches of this size."""
         other = copy.copy(self)
         other._order = self._order.for_batches(batch_size)
         return other
 
 
 def check_order(order: Sampler, *, name: str = "order") -> Sampler:
-    """Return an order; TypeError for anything else."""
+    """Return a sampler; TypeError for anything else."""
     if not isinstance(order, Sampler):
         raise TypeError(
             f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
@@ -186,7 +186,7 @@ class RandomSampler(Sampler):
 
     @counterparts(
         generator="seed= says the order, whatever else draws",
-        num_samples="BatchSampler(order, batch_size=…) makes batches of the order",
+        num_samples="BatchSampler(order, batch_size=…) makes batches of the sampler",
         replacement="WeightedSampler(weights, seed=…) draws with replacement",
     )
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
@@ -205,6 +205,6 @@ class RandomSampler(Sampler):
         n = self.num_records
         if n > SMALL:
             return permute(n, key, positions)
-        # An order keeps its own tables: permute keeps few, and a mixture has many orders.
+        # A sampler keeps its own tables: permute keeps few, and a mixture has many samplers.
         table = self._recent.get(epoch, lambda: small_table(n, key))
         return table[positions].astype(np.int64)

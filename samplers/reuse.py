@@ -29,7 +29,7 @@ class ReuseSampler(Sampler):
     Args:
         n: number of records.
         reuse: uses of a record in an epoch.
-        live: at most n, and a multiple of the size of the batches that the order is cut into.
+        live: at most n, and a multiple of the size of the batches that the sampler is cut into.
         seed: the only source of chance.
 
     Raises:
@@ -72,7 +72,7 @@ class ReuseSampler(Sampler):
         )
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return this order; ValueError if a batch could hold a record twice."""
+        """Return this sampler; ValueError if a batch could hold a record twice."""
         if self.live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "

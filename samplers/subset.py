@@ -20,7 +20,7 @@ from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
 
 
 class SubsetSampler(InnerSampler):
-    """Give some records, in the order that another order gives the places of a table.
+    """Give some records, in the order that another sampler gives the places of a table.
 
     Records that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
     as the path. Other records are copied.
@@ -28,7 +28,7 @@ class SubsetSampler(InnerSampler):
     Args:
         records: distinct ids, int[n], which are kept as the table. By default they come as given.
         of: the number of records of the index, `len(index)`.
-        order: an order over `len(records)` places, such as `RandomSampler(len(records), seed=0)`.
+        order: a sampler over `len(records)` places, such as `RandomSampler(len(records), seed=0)`.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -72,7 +72,7 @@ class SubsetSampler(InnerSampler):
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the records from the first to the last of the inner order's range of places.
+        """Return the records from the first to the last of the inner sampler's range of places.
 
         Where less than half of these records are in the table, a range is the record alone.
         """

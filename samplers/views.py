@@ -26,9 +26,9 @@ class ViewSampler(InnerSampler):
     Args:
         order: over records or pairs, as `per_epoch` says.
         views: the number of views of each record, int[records].
-        per_epoch: what an epoch has. `"one"`: each record with one of its views. The inner order is
-            over records. After V epochs a record of V views has shown each of them. `"all"`: every
-            pair. The inner order is over pairs.
+        per_epoch: what an epoch has. `"one"`: each record with one of its views. The inner sampler
+            is over records. After V epochs a record of V views has shown each of them. `"all"`:
+            every pair. The inner sampler is over pairs.
         seed: the only source of chance.
 
     Two captions of record 0, none of record 1 (only with "all"), three of record 2::
@@ -79,7 +79,7 @@ class ViewSampler(InnerSampler):
         )
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the records in the range, of records or pairs, that the inner order returns."""
+        """Return the records in the range, of records or pairs, that the inner sampler returns."""
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
         begin, end = self._order.spans(self._sums.before(records), epoch)

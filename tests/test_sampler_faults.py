@@ -185,7 +185,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: BatchSampler(ReuseSampler(4, reuse=3, live=4, seed=0), batch_size=4, final="drop"),
         ValueError,
-        "final must be 'smaller' or 'pad' for an order that reuses records",
+        "final must be 'smaller' or 'pad' for a sampler that reuses records",
     ),
     (reuse(reuse=0), ValueError, "reuse must be at least 1"),
     (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),

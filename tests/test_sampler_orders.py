@@ -442,7 +442,7 @@ def test_an_epoch_of_a_chosen_length_needs_a_batch() -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             BatchSampler(SequentialSampler(4), batch_size=2, batches_per_epoch=wrong)  # type: ignore[arg-type]
     for empty, final in ((SequentialSampler(0), "smaller"), (SequentialSampler(3), "drop")):
-        with pytest.raises(ValueError, match="needs an order with a batch"):
+        with pytest.raises(ValueError, match="needs a sampler with a batch"):
             BatchSampler(empty, batch_size=4, final=final, batches_per_epoch=2)  # type: ignore[arg-type]
 
 

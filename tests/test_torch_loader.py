@@ -575,7 +575,7 @@ def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
     for carry in (TorchLoader, RecordDataset):
         with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
             carry(index)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"RandomSampler is an order.*DataLoader\(batch_sampler="):
+    with pytest.raises(TypeError, match=r"RandomSampler is a sampler.*DataLoader\(batch_sampler="):
         list(DataLoader(list(range(RECORDS)), sampler=order))
 
 

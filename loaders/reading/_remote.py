@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from twinfeed.loaders.remote.stores import Facts
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 
+_FILES = 1 << 14
+"""Files whose paths and facts are kept, since a request needs them."""
+
 
 class RemoteShards(Fetcher):
     """Read ranges of remote files. Ranges that came to `ahead` are already being fetched.
@@ -48,6 +51,7 @@ class RemoteShards(Fetcher):
         self._known: set[int] = set()
         self._lock = threading.Lock()
         self._held = Held(self._read)
+        self._file = lru_cache(_FILES)(self._facts_of)
 
     def follow(
         self, schedule: Schedule, fields: Sequence[str], planned: bool, step: int, /
@@ -148,9 +152,11 @@ class RemoteShards(Fetcher):
         self.chunks.forget(file, start, stop)
         return bytes(self._fetch(file, start, stop))
 
-    def _path(self, number: int) -> str:
-        """Return a file's path below the root, which it must not leave."""
-        return inside(self.index.files[number], key=True)
+    def _facts_of(self, number: int) -> tuple[str, Facts]:
+        """Return a file's path below the root, which it must not leave, and its indexed facts."""
+        tag = None if self.index.container == "files" else self.index.tag(number)
+        path = inside(self.index.files[number], key=True)
+        return path, Facts(int(self._sizes[number]), tag)
 
     @cached_property
     def _sizes(self) -> Int64s:
@@ -164,20 +170,19 @@ class RemoteShards(Fetcher):
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, which must be as it was indexed."""
-        piece = self.store.read(self._path(file), start, stop)
+        piece = self.store.read(self._file(file)[0], start, stop)
         if self.store.gives_facts:
             self._compare(file, piece.facts)
         return piece.data
 
     def _compare(self, file: int, found: Facts) -> None:
         """Raise StaleIndexError for a file of another size, or with another tag."""
-        known = None if self.index.container == "files" else self.index.tag(file)
-        expected = Facts(int(self._sizes[file]), known)
+        path, expected = self._file(file)
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-            tag = None if known is None else found.tag
+            tag = None if expected.tag is None else found.tag
             answered = describe(Facts(found.bytes, tag))
-            raise stale_file(self.store.url(self._path(file)), describe(expected), answered)
+            raise stale_file(self.store.url(path), describe(expected), answered)
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the facts of the rows' files, all at once, where ranges come without facts."""
@@ -186,7 +191,7 @@ class RemoteShards(Fetcher):
         ):  # else a request for each file
             return
         new = [file for file in set(rows["file"].tolist()) if file not in self._known]
-        facts = self.store.facts([self._path(file) for file in new])
+        facts = self.store.facts([self._file(file)[0] for file in new])
         for file, found in zip(new, facts, strict=True):
             self._compare(file, found)
         self._known.update(new)
