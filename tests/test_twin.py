@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import own_source
 import pytest
@@ -32,8 +31,6 @@ from twinfeed.loaders import (
     build_index,
     pack,
 )
-from twinfeed.loaders.grain import as_map_dataset
-from twinfeed.loaders.jax import JaxLoader
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import (
@@ -42,7 +39,6 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
-    ShardShuffleSampler,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -69,15 +65,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
 
 
 def samplers(index: Index) -> dict[str, BatchStream]:
-    n = len(index)
     return {
-        "random": BatchSampler(RandomSampler(n, seed=3), batch_size=16),
-        "blocks": BatchSampler(
-            ShardShuffleSampler(index.shard_lengths, block=5, window=4, seed=3), batch_size=16
-        ),
-        "exact once": ExactOnceBatchSampler(n, batch_size=16),
-        "exact once, padded": ExactOnceBatchSampler(n, batch_size=16, final="pad"),
-        "exact once, rank 2 of 7": ExactOnceBatchSampler(n, batch_size=16).shard(2, 7),
+        "random": BatchSampler(RandomSampler(len(index), seed=3), batch_size=16),
         "P x K": PKBatchSampler(index.labels, p=4, k={0: 2, 7: 3}, batches_per_epoch=5, seed=3),
     }
 
@@ -104,39 +93,6 @@ def carried(loader: Loader) -> Iterator[dict[str, Any]]:
 
 def _host(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
-
-
-@pytest.fixture
-def _wide() -> Iterator[None]:
-    """JAX has 64-bit numbers, as the others."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
-@pytest.mark.usefixtures("_wide")
-@pytest.mark.parametrize("container", ["tfrecord", "tar", "files"])
-@pytest.mark.parametrize(
-    "name",
-    ["random", "blocks", "exact once", "exact once, padded", "exact once, rank 2 of 7", "P x K"],
-)
-def test_every_way_gives_the_same(packed: dict[str, Index], container: str, name: str) -> None:
-    def feed(container: str) -> Feed:
-        index = packed[container]
-        return Feed(index, samplers(index)[name], decode=both, transform=brighter)
-
-    expected = list(plain(feed("tfrecord" if container == "tar" else container)))
-    assert len(expected) == 2 * len(feed("tfrecord"))
-    single = feed(container)
-    epochs = (0, 0) if single.sampler.evaluation else (0, 1)
-    assert [noted(single[e, step]) for e in epochs for step in range(len(single))] == expected
-    for loader in (NumpyLoader, TorchLoader, TensorFlowLoader):
-        assert list(carried(loader(feed(container), readahead=1000))) == expected
-    if single.sampler.world_size == 1:  # the rows of a process are those of its devices
-        assert list(carried(JaxLoader(single))) == expected
-    epochs = [0, 1] if epochs == (0, 1) else [0]
-    grained = list(map(noted, as_map_dataset(single, epochs=len(epochs)).to_iter_dataset()))
-    assert grained == expected[: len(grained)]
 
 
 def words(sample: dict[str, Any]) -> dict[str, Any]:

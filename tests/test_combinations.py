@@ -1,0 +1,141 @@
+"""The twin law over every source, sampler, loader and backend: the same bytes, or a refusal."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from combinations import SAMPLERS, SOURCES, digest, feed, some, write
+from launching import PYTHON, QUIET
+from plain import batches
+
+from twinfeed.loaders import Feed, NumpyLoader
+from twinfeed.loaders.grain import as_map_dataset
+from twinfeed.loaders.jax import JaxLoader
+from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.loaders.torch import TorchLoader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    jax.config.update("jax_enable_x64", True)
+    root = tmp_path_factory.mktemp("combinations")
+    write(root)
+    yield root
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, str]:
+    """The digest of two epochs of each sampler, by the plain definition."""
+    return {name: digest(plain(feed(folder, "rows", name))) for name in SAMPLERS}
+
+
+def plain(fed: Feed) -> Iterator[Any]:
+    for epoch in range(2):
+        yield from batches(fed, 0 if fed.sampler.evaluation else epoch)
+
+
+def of(make: Callable[..., Any], **options: Any) -> Callable[[Feed], Iterator[Any]]:
+    """Return a function that gives two epochs of a loader."""
+
+    def epochs(fed: Feed) -> Iterator[Any]:
+        with make(fed, **options) as loader:
+            for _ in range(2):
+                yield from loader
+
+    return epochs
+
+
+def by_steps(fed: Feed) -> Iterator[Any]:
+    for epoch in range(2):
+        for step in range(len(fed)):
+            yield fed[0 if fed.sampler.evaluation else epoch, step]
+
+
+def by_grain(fed: Feed) -> Iterator[Any]:
+    exact = fed.sampler.evaluation
+    for _ in range(2 if exact else 1):
+        yield from as_map_dataset(fed, epochs=1 if exact else 2).to_iter_dataset()
+
+
+WORKERS: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"}
+
+WAYS: dict[str, Callable[[Feed], Iterator[Any]]] = {
+    "plain": plain,
+    "feed[epoch, step]": by_steps,
+    "NumPy": of(NumpyLoader),
+    "torch": of(TorchLoader, device="cpu"),
+    "torch, 2 workers": of(TorchLoader, device="cpu", num_workers=2, **WORKERS),
+    "torch, 4 workers": of(TorchLoader, device="cpu", num_workers=4, **WORKERS),
+    "TensorFlow, gather": of(TensorFlowLoader, device="/CPU:0"),
+    "TensorFlow, choose": of(TensorFlowLoader, device="/CPU:0", engine="choose_from_datasets"),
+    "JAX": of(JaxLoader),
+    "Grain": by_grain,
+}
+
+CHOOSE = "TensorFlow, choose"
+SCATTERED = ["random", "random, padded", "weighted", "subset", "shards", "views", "mixture"]
+SCATTERED += ["bucket", "P x K", "P x K, all"]
+
+# By way, source and sampler, and "" for any: the error, and a word of its message.
+REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
+    ("torch, 2 workers", "", "reuse"): (ValueError, "num_workers=0"),
+    ("torch, 4 workers", "", "reuse"): (ValueError, "num_workers=0"),
+    ("Grain", "", "reuse"): (ValueError, "reuse"),
+    ("JAX", "", "a rank"): (ValueError, "whole feed"),
+    (CHOOSE, "tar", ""): (ValueError, "TFRecord"),
+    (CHOOSE, "files", ""): (ValueError, "TFRecord"),
+    (CHOOSE, "rows", ""): (ValueError, "TFRecord"),
+    (CHOOSE, "", "reuse"): (ValueError, "again"),
+    **{(CHOOSE, "", name): (ValueError, "in a row") for name in SCATTERED},
+}
+
+KERAS = ["torch", "jax", "tensorflow"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_way_gives_the_same_or_refuses(
+    folder: Path, expected: dict[str, str], way: str, kind: str
+) -> None:
+    got, wanted = {}, {}
+    for name in some(0, kind) if way == "torch, 4 workers" else SAMPLERS:
+        fed = feed(folder, kind, name)
+        refused = REFUSED.get((way, kind, "")) or REFUSED.get((way, "", name))
+        if refused is None:
+            got[name], wanted[name] = digest(WAYS[way](fed)), expected[name]
+            continue
+        error, word = refused
+        with pytest.raises(error, match=word):
+            next(WAYS[way](fed))
+    assert got == wanted
+
+
+@pytest.mark.parametrize("backend", KERAS)
+def test_keras_trains_on_the_same(folder: Path, expected: dict[str, str], backend: str) -> None:
+    """Each sampler with one source, and another in each backend: a fit is slow."""
+    first = KERAS.index(backend)
+    asked = [(kind, name) for kind in SOURCES for name in some(first, kind)]
+    script = str(Path(__file__).with_name("keras_combinations.py"))
+    done = subprocess.run(
+        [PYTHON, script, str(folder), *chain.from_iterable(asked)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | QUIET | {"KERAS_BACKEND": backend, "JAX_ENABLE_X64": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    got = dict(zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert got == {(kind, name): expected[name] for kind, name in asked}
