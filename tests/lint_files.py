@@ -162,7 +162,7 @@ def what_begins_with_an_underscore_is_asked_of_objects_of_its_own_room_alone() -
         for name in hidden_names(path)[0]:
             defined.setdefault(name, set()).add(room(module))
     for module, path in MODULES.items():
-        for name in hidden_names(path)[1] & defined.keys() - {"_replace", "for_keras"}:
+        for name in hidden_names(path)[1] & defined.keys() - {"_replace"}:  # of named tuples
             if room(module) not in defined[name]:
                 yield f"{module} asks an object of {sorted(defined[name])} for {name}"
 

@@ -106,7 +106,11 @@ class Chunks:
         numbers = list(range(base + first, base + -(-stop // self.size)))
         found: dict[int, bytes] = {}
         while len(found) < len(numbers):
-            waits, mine = self._claim([n for n in numbers if n not in found])
+            with self._lock:  # claim the chunks that no other thread reads
+                wanted = [n for n in numbers if n not in found]
+                waits = [self._claimed[n] for n in wanted if n in self._claimed]
+                mine = [n for n in wanted if n not in self._claimed]
+                self._claimed |= {number: threading.Event() for number in mine}
             try:
                 for number in mine:
                     data = self._disk.get(*self._entry(number))
@@ -135,15 +139,6 @@ class Chunks:
         """Return the part of a range that lies in its shard."""
         size = int(self._sizes[shard])
         return max(0, min(start, size)), max(0, min(stop, size))
-
-    def _claim(self, numbers: list[int]) -> tuple[list[threading.Event], list[int]]:
-        """Claim chunks that no other thread reads. Return events to wait for, and these chunks."""
-        with self._lock:
-            waits = [self._claimed[n] for n in numbers if n in self._claimed]
-            mine = [n for n in numbers if n not in self._claimed]
-            for number in mine:
-                self._claimed[number] = threading.Event()
-            return waits, mine
 
     def _fetch(
         self,

@@ -187,9 +187,8 @@ def refuse_mixed(first: Mapping[str, str], /) -> None:
 def label_clash(where: str, /) -> ValueError:
     """Return the error of a field with the name of the labels' column."""
     return ValueError(
-        f"a field of {where} is called 'label' like the column of the labels: rename the field "
-        "with fields={'text': 'label'} (--field text=label, and name there every other field that "
-        "you want), or take the labels from the field with label='label' (--label label)"
+        f"a field of {where} is called 'label' like the column of the labels: name all fields, and "
+        "this one otherwise, as in fields={'text': 'label'} (--field text=label)"
     )
 
 

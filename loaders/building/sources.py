@@ -130,10 +130,12 @@ def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
         states = [[(job.shard, *one)] for job, one in zip(jobs, facts, strict=True)]
     else:
         states = [list(_local_states(root, job)) for job in jobs]
-    return [
-        _digest([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
-        for job, state in zip(jobs, states, strict=True)
-    ]
+    digests = []
+    for job, state in zip(jobs, states, strict=True):
+        told = [state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest]
+        text = repr(told).encode("utf-8", "surrogateescape")
+        digests.append(hashlib.sha256(text).hexdigest())
+    return digests
 
 
 def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
@@ -141,10 +143,6 @@ def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | 
     for path in [file for entry in job.entries for file in entry.paths.values()] or [job.shard]:
         found = os.stat(posixpath.join(root, path))
         yield path, found.st_size, str(found.st_mtime_ns)
-
-
-def _digest(told: object) -> str:
-    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _entries(shards: Shards) -> list[Entry] | None:

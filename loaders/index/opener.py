@@ -113,8 +113,7 @@ def find_shards(index: Index) -> None:
     here = isinstance(near, Location) and place.shares_host(near)
     if not here and not allowed(place):
         raise UnsafeContentError(
-            "the shards of this index lie elsewhere, and an index does not choose where requests "
-            "go",
+            "the shards of this index lie elsewhere, and an index does not choose where that is",
             path=index.where,
             expected=f"shards beside the index, below {near}",
             found=f"shards at {place}",

@@ -150,8 +150,7 @@ def _proxy(url: str, proxy: str) -> tuple[dict[str, str], str]:
             "the proxy that the environment names cannot be used",
             path=url,
             found=masked(proxy),
-            advice="write it as http://user:password@host:3128, with %2F for a / in the password "
-            "(and %23 for #, %40 for @); or leave the host out with no_proxy",
+            advice="write it as http://user:password@host:3128, with %2F for a / in the password",
         )
     headers = {}
     if match[1]:

@@ -154,8 +154,7 @@ def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
             "the store refuses to serve this",
             path=url,
             found=answered,
-            advice="a plain URL carries no credentials: look at the URL, or name the store itself, "
-            "as in s3://bucket/shard",
+            advice="name the store itself, as in s3://bucket/shard: a URL carries no credentials",
         )
     if refused(status):
         advice = "check the URL, and the password of a proxy"

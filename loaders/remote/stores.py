@@ -128,8 +128,7 @@ def not_written(place: Location, /) -> LoaderError:
     return LoaderError(
         "a web server cannot be written to",
         path=place,
-        advice="write to a store, as in s3://bucket/train.index; or write to a local folder, and "
-        "upload the folder",
+        advice="write to a store, as in s3://bucket/train.index",
     )
 
 

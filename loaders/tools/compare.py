@@ -191,7 +191,7 @@ def compare(
             raise not_installed(f"compare with backend {name!r}", needs, name)
     how = {"checksums": checksums, "readahead": readahead}
     jobs = [
-        _Job(name, BACKENDS[name], feed, most, how, step)
+        _Task(name, BACKENDS[name], feed, most, how, step)
         for name, step in zip(backends, made, strict=True)
     ]
     runs = [_alone(_run, job) for job in jobs]
@@ -205,7 +205,7 @@ def compare(
     return Comparison(tuple(runs), places, worst)
 
 
-class _Job(NamedTuple):
+class _Task(NamedTuple):
     name: str
     backend: Backend
     feed: Feed
@@ -229,7 +229,7 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
         raise WorkerDiedError(str(error), advice=IMPORTABLE) from error
 
 
-def _run(job: _Job) -> Run:
+def _run(job: _Task) -> Run:
     """Time one pass that does nothing else, then checksum and train on a second pass."""
     started = time.perf_counter()
     stream = _deliver(job)
@@ -243,7 +243,7 @@ def _run(job: _Job) -> Run:
     return Run(job.name, records + rest, first - started, seconds, rate, memory, sums, losses)
 
 
-def _trained(job: _Job) -> tuple[tuple[dict[str, int], ...], tuple[float, ...]]:
+def _trained(job: _Task) -> tuple[tuple[dict[str, int], ...], tuple[float, ...]]:
     """Return the checksums of each batch, and the loss of its step."""
     sums, losses = [], []
     step = None if job.make_step is None else job.make_step()
@@ -254,13 +254,13 @@ def _trained(job: _Job) -> tuple[tuple[dict[str, int], ...], tuple[float, ...]]:
     return tuple(sums), tuple(losses)
 
 
-def _keep(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
+def _keep(job: _Task, wanted: set[int]) -> dict[int, dict[str, Array]]:
     """Fetch the arrays of some batches."""
     batches = enumerate(_deliver(job))
     return {place: _flat(batch, job.backend) for place, batch in batches if place in wanted}
 
 
-def _deliver(job: _Job) -> Iterator[Any]:
+def _deliver(job: _Task) -> Iterator[Any]:
     """Give the batches as the backend delivers them; only its own process imports the backend."""
     os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
     make = getattr(importlib.import_module(job.backend.module), job.backend.loader)

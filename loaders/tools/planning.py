@@ -194,21 +194,16 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
     return replace(facts, advice=advice, verdict="" if advice else _verdict(feed, facts))
 
 
-def _mean_chunk(index: Index, size: int) -> float:
-    """Return the mean bytes of a chunk of a disk cache: a shard's last chunk has fewer."""
-    if index.container == "files":
-        return size
-    lengths = index.shards["bytes"]
-    return float(lengths.sum() / max(1, (-(-lengths // size)).sum()))
-
-
 def _missed(
     feed: Feed, schedule: Schedule, fields: list[str], steps: int, size: int, cache_bytes: int
 ) -> tuple[float, int, float]:
     """Return how many bytes a disk cache brings in an epoch, in chunks of `size` bytes at most, by
     how many requests, and how many bytes it brings in the epoch after.
     """
-    mean = _mean_chunk(index_of(feed, "plan"), size)
+    index, mean = index_of(feed, "plan"), float(size)
+    if index.container != "files":  # the last chunk of a shard has fewer bytes
+        lengths = index.shards["bytes"]
+        mean = float(lengths.sum() / max(1, (-(-lengths // size)).sum()))
 
     def asked(epoch: int) -> Int64s:
         # Batch by batch: several batches together would have more neighbours than each batch has.
