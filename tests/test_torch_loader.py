@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ from running import started_threads
 from torch.utils.data import DataLoader
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
-from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, pack
+from twinfeed.loaders import (
+    DataCorruptionError,
+    DecodeError,
+    Feed,
+    FieldSpec,
+    Index,
+    NumpyLoader,
+    pack,
+)
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import (
     BatchSampler,
@@ -682,3 +691,24 @@ def test_a_dataloader_that_is_given_the_wrong_thing_says_what_it_takes(index: In
     loader = DataLoader(RecordDataset(feed), batch_sampler=feed.sampler, collate_fn=as_tensors)
     with pytest.raises(TypeError, match=r"got a list of samples: .*, or leave collate_fn= out"):
         next(iter(loader))
+
+
+CHECKED: dict[str, Callable[..., Any]] = {
+    "numpy": lambda feed, **options: list(NumpyLoader(feed, **options)),
+    "torch": lambda feed, **options: list(TorchLoader(feed, **options)),
+    "workers": lambda feed, **options: list(TorchLoader(feed, num_workers=1, **options)),
+    "dataset": lambda feed, **options: RecordDataset(feed, **options)[5],
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_damage_is_found_unless_checksums_are_turned_off(tmp_path: Path, name: str) -> None:
+    index = pack([{"word": b"%d" % number} for number in range(8)], tmp_path)["data"]
+    row = index.table("word")[5]
+    with (tmp_path / index.place(5)[0]).open("r+b") as shard:
+        shard.seek(int(row["offset"]))
+        shard.write(b"x")
+    feed = Feed(index, ExactOnceBatchSampler(8, batch_size=4))
+    CHECKED[name](feed, checksums=False)
+    with pytest.raises(DataCorruptionError, match=r"number 5"):
+        CHECKED[name](feed)
