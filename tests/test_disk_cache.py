@@ -320,6 +320,17 @@ def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: Ra
             assert reader.read([1])["data"] == [letter * (CHUNK - 16)]
 
 
+def test_a_shard_keeps_its_entries_in_an_index_of_more_shards(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    for shards in (1, 2):
+        path = chunk_records(tmp_path, shards=shards, each=2)
+        server.clear()
+        with Reader(cached(path, server, tmp_path / "cache", 9)) as reader:
+            reader.read([0, 1])
+        assert len(server.ranges) == (shards == 1)
+
+
 def test_loose_files_are_cached_and_of_another_size_are_stale(
     tmp_path: Path, server: RangeServer
 ) -> None:
