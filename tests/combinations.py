@@ -92,7 +92,7 @@ def some(first: int, kind: str) -> list[str]:
 def source(folder: Path, kind: str) -> Any:
     if kind == "rows":
         data = [{"image": image(n), "label": int(LABELS[n])} for n in range(RECORDS)]
-        return Rows(data, label="label")
+        return Rows(data, label="label", digest="48 grey images")
     return open_index(folder / kind / "data.index")
 
 

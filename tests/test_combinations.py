@@ -122,6 +122,26 @@ def test_every_way_gives_the_same_or_refuses(
     assert got == wanted
 
 
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_state_goes_on_in_any_loader(folder: Path, expected: dict[str, str], kind: str) -> None:
+    """Two batches of each loader, from the state of the loader before."""
+    fed, got = feed(folder, kind, "random"), []
+    loaders = [
+        NumpyLoader(fed),
+        TorchLoader(fed, device="cpu", num_workers=2),
+        JaxLoader(fed),
+        TensorFlowLoader(fed, device="/CPU:0"),
+        TorchLoader(fed, device="cpu"),
+    ]
+    state = loaders[0].state_dict()
+    for loader in loaders:
+        with loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            got += [next(iter(loader)) for _ in range(2)]
+            state = loader.state_dict()
+    assert digest(got) == expected["random"]
+
+
 @pytest.mark.parametrize("backend", KERAS)
 def test_keras_trains_on_the_same(folder: Path, expected: dict[str, str], backend: str) -> None:
     """Each sampler with one source, and another in each backend: a fit is slow."""
