@@ -65,4 +65,4 @@ BACKENDS = {
     ),
     "jax": Backend("twinfeed.loaders.jax", "JaxLoader", "jax"),
 }
-"""The backends by name. `BACKENDS["mine"] = Backend(…)` adds one to `compare`."""
+"""The backends by name. `BACKENDS["mine"] = Backend(…)` adds a backend to `compare`."""

@@ -136,13 +136,13 @@ def compare(
     Each backend runs in a process of its own. So all callables must pickle, and a script must guard
     its start (`if __name__ == "__main__"`).
 
-    With `steps`, each backend trains on the batches too. The result says which is the first step
-    whose inputs differ, and how far the losses part before it.
+    With `steps`, each backend trains on the batches too. The result has the first step whose inputs
+    differ, and the largest difference of the losses before this step.
 
     Args:
         feed: what is compared.
         backends: at least two names of `BACKENDS`: "numpy", "torch", "tensorflow", "jax", which
-            here has 64 bits, and those that you add.
+            here has 64 bits, and the backends that you add.
         steps: a function for each backend, in the order of `backends`. The backend's process calls
             it once. It builds a model, and returns a function that trains the model on one batch
             and returns the loss.
