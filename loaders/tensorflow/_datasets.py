@@ -47,7 +47,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
         Warns where passes begin one training epoch a third time: the same batches come again.
         """
-        return self._made()
+        return guarded(self._made())
 
     @abstractmethod
     def _made(self) -> tf.data.Dataset:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +26,21 @@ class _Guarded(tf.data.Dataset):
         return _Iterator(self) if tf.executing_eagerly() else super().__iter__()
 
 
+def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Guard what a method of a dataset gives: `map` and `prefetch` make new datasets."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        return guarded(method(*args, **options))
+
+    return call
+
+
+for _name, _method in vars(tf.data.Dataset).items():
+    if inspect.isfunction(_method) and not _name.startswith("_"):
+        setattr(_Guarded, _name, _passed_on(_method))
+
+
 @functools.cache
 def _guarded_class(kind: Any) -> type:
     """Derive from a class of datasets. TensorFlow asks datasets for their class."""
@@ -31,7 +48,7 @@ def _guarded_class(kind: Any) -> type:
 
 
 def guarded(dataset: Any, /) -> Any:
-    """Let a dataset give such iterators, for a training that may fail; else see `drop`."""
+    """Let a dataset, and all that is made of it, give such iterators: a reading may fail."""
     if isinstance(dataset, tf.data.Dataset) and not isinstance(dataset, _Guarded):
         kind: Any = type(dataset)
         dataset.__class__ = _guarded_class(kind)
