@@ -18,7 +18,6 @@ from twinfeed.loaders.feed.decode import DecodeArray as DecodeArray
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
 from twinfeed.loaders.feed.definition import Batch as Batch
-from twinfeed.loaders.feed.extensions import DecodeExtensions as DecodeExtensions
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index

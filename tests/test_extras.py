@@ -68,18 +68,8 @@ def test_a_module_names_its_extra(bare: Path, name: str) -> None:
 
 
 def test_decoders_of_images_name_their_extra_and_no_record(bare: Path) -> None:
-    """DecodeExtensions needs the extra only for records with an image."""
     wanted = f"ModuleNotFoundError: DecodeImage needs PIL: {ON.format('images')}"
     assert run(bare, "import twinfeed.loaders as tl; tl.DecodeImage()") == wanted
-    code = """
-import twinfeed.loaders as tl, twinfeed.samplers as ts
-index = tl.pack([{"jpg": b"...", "txt": b"a"}], "data", overwrite=True)["data"]
-sampler = ts.ExactOnceBatchSampler(1, batch_size=1)
-for fields in (["txt"], ["jpg"]):
-    tl.Feed(index, sampler, fields=fields, decode=tl.DecodeExtensions())[0, 0]
-    assert fields == ["txt"]
-"""
-    assert run(bare, code) == wanted
 
 
 def test_compare_names_the_extra_before_it_runs_anything(bare: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ready-made `decode` functions: images, raw arrays, Examples. extensions.py has webdataset's."""
+"""Ready-made `decode` functions: images, raw arrays, Examples."""
 
 from __future__ import annotations
 
