@@ -191,7 +191,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     for number, (row, column) in enumerate(places):
         axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
         image = batch[images][number]
-        if f"{images}_shape" in batch:  # of images that are padded to one shape
+        if f"{images}_shape" in batch:  # images were padded to one shape
             image = image[tuple(map(slice, batch[f"{images}_shape"][number]))]
         axes.imshow(_displayed(image), cmap="gray")
         axes.set(xticks=[], yticks=[])

@@ -24,7 +24,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return _end()
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Python's own end would show another
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second interrupt would show a traceback
 
 
 def _end(*_: object) -> int:

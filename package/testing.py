@@ -23,8 +23,8 @@ __all__ = ["check_sampler", "check_source"]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _EPOCHS = 3
-_STEPS = 16  # of an epoch, from which a state is loaded
-_RECORDS = 16  # of a source, that are read
+_STEPS = 16  # steps of an epoch at which states are loaded
+_RECORDS = 16  # records of a source that are read
 _TIMES = 4  # each, by threads
 
 

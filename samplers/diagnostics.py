@@ -186,7 +186,7 @@ def diagnose(
         raise ValueError(
             f"stream must hold records below num_records={records}, got {int(ids.max())}"
         )
-    groups = {}  # what each record belongs to
+    groups = {}  # the class, shard and block of each record
     if labels is not None:
         groups["classes"] = np.unique(validate.labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:

@@ -77,7 +77,7 @@ class ExactOnceBatchSampler(BatchSampler):
             order = SubsetSampler(validate.records(records, len(order)), of=n)
         order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, final=final)
-        self.num_samples = len(order)  # of the records, so many are evaluated
+        self.num_samples = len(order)  # records that are evaluated
 
     def __repr__(self) -> str:
         some = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "

@@ -65,7 +65,7 @@ class ViewSampler(InnerSampler):
         places = self.num_records if one else self._num_ids
         units = "records" if one else "(record, view) pairs"
         self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
-        self.part = order.part if one else None  # else of the pairs
+        self.part = order.part if one else None  # else `order.part` is of pairs
         self.repeats = order.repeats or (not one and int(self._counts.max(initial=0)) > 1)
         self.seed = validate.seed(seed)
         self.parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}

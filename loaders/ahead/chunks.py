@@ -70,7 +70,7 @@ class Chunks:
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
         self._kept = Kept()
-        self._due: list[tuple[int, int]] = []  # what is needed soonest comes first
+        self._due: list[tuple[int, int]] = []  # a heap by the step that needs the chunk
 
     def follow(self, uses: NextUses, step: int, /) -> None:
         """Find out when each chunk is used next, if this batch of a stream is read now."""

@@ -106,7 +106,7 @@ class Held:
         self._count = 0
         self._bytes = 0
         self._held: dict[int, HeldRange] = {}
-        self._starts: dict[int, list[tuple[int, int]]] = {}  # of each file, sorted
+        self._starts: dict[int, list[tuple[int, int]]] = {}  # by file, sorted
         self._open: dict[int, list[HeldRange]] = {}  # by the span that is not left yet
         self._going: list[tuple[int, int]] = []  # a heap of the last step of each other range
 

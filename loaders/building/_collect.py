@@ -249,7 +249,7 @@ class _Collector:
         for name, aliases in self.chosen:
             for alias in aliases:
                 if alias in record.fields:
-                    if (name, alias) != ("label", self.source):  # else it is the label's column
+                    if (name, alias) != ("label", self.source):  # that is the label's column
                         chosen.append((name, record.fields[alias]))
                     break
             else:

@@ -209,7 +209,7 @@ def _of_field(name: str, record: Record) -> Any:
     if part.kind == "bytes":
         text = part.data.decode("utf-8", "surrogateescape").strip()
         if text[:1] == "{":
-            with suppress(ValueError, RecursionError):  # else it is a name like any other
+            with suppress(ValueError, RecursionError):  # on an error, the text is a name
                 return json.loads(text)
         return text
     values = decode_list(part.kind, part.data)

@@ -250,7 +250,7 @@ def _moved(temporary: Path, final: Path) -> Path:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        for file in temporary.glob("*.npy"):  # the same bytes, unless the bytes there are damaged
+        for file in temporary.glob("*.npy"):  # same bytes, or damaged bytes replaced
             os.replace(file, final / file.name)
         return temporary
     return final

@@ -303,7 +303,7 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
     if len(index) == 0:
         raise ValueError("the index holds no records")
     blocks = shuffled(index, seed=options.seed)
-    assert isinstance(blocks, ShardShuffleSampler)  # of all records
+    assert isinstance(blocks, ShardShuffleSampler)  # as no records were chosen
     if options.block is not None or options.window is not None:
         block = blocks.block if options.block is None else options.block
         window = blocks.window if options.window is None else options.window

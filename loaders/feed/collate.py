@@ -34,7 +34,7 @@ class Pad(NamedTuple):
 
 
 Collate = Mode | Pad | Mapping[str, Mode | Pad]
-Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # as numpy.empty
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
 
 _Masked = np.ma.MaskedArray
 
@@ -282,7 +282,7 @@ def _joined(values: Sequence[Any]) -> Any:
         return values
     try:
         return as_array(torch.stack(tuple(values)))
-    except (RuntimeError, TypeError):  # of several shapes, on a device, or with a gradient
+    except (RuntimeError, TypeError):  # tensors of several shapes, on a device, or with a gradient
         return values
 
 

@@ -105,6 +105,6 @@ def requests(
         end = 0
         for step, drawn in enumerate(batches, first):
             begin, end = end, end + len(drawn)
-            ids = together[begin:end].copy()  # which a training may change
+            ids = together[begin:end].copy()  # a training may change its batch
             numbers = sampler.seeds(epoch, step) if seeds else None
             yield Request(epoch, step, ids, records[begin:end], views[begin:end], numbers)

@@ -82,7 +82,7 @@ class _Walk:
     def member(self) -> Member | None:
         """Read the headers of the next member; None at the end of the archive."""
         start, blocks = self.at, b""
-        told: dict[bytes, Any] = {}  # what extended headers before this member say, by kind
+        told: dict[bytes, Any] = {}  # extended headers of this member, by kind
         while (block := self._header()) is not None:
             kind, size = block[156:157], self._number(block[124:136])
             self.at += BLOCK

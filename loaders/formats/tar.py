@@ -65,7 +65,7 @@ def scan(
     numbers = itertools.count()
     sample: _Sample | None = None
     waiting: dict[str, _Sample] = {}
-    known: dict[str, int] = {}  # where each key comes first
+    known: dict[str, int] = {}  # the first place of each key
     with open_shard(path) as file:
         try:
             stretches = stretches_of(file, path) if join else {}

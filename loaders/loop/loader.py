@@ -30,7 +30,7 @@ OTHER_PASS = (
 
 _END = object()
 
-_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # which are called after a fork
+_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork
 
 
 def _after_fork() -> None:
@@ -99,18 +99,18 @@ class Loader(Closing, Generic[B]):
     ([[b'be'], [b'or']], 1)
     """
 
-    _counts = "loop over the loader itself"  # as a warning advises
+    _counts = "loop over the loader itself"  # advice of a warning
 
     _running: Pass | None = None
-    _unshared: ClassVar[tuple[str, ...]] = ("_running",)  # what a copy or a child makes anew
-    _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # what a shallow copy shares
+    _unshared: ClassVar[tuple[str, ...]] = ("_running",)  # new in a copy or a child
+    _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
-        self._epochs: set[int] = set()  # of which the loop has received batches
-        self._warned = False  # of an epoch that set_epoch began
+        self._epochs: set[int] = set()  # epochs that the loop received batches of
+        self._warned = False  # whether set_epoch has warned
         self.uncounted = UncountedPasses(sampler, self._cursor, advice=self._counts)
         _LOADERS.add(self)
 
@@ -171,7 +171,7 @@ class Loader(Closing, Generic[B]):
                         return
                     raise RuntimeError(OTHER_PASS)
         finally:
-            if self._running is running:  # else a later pass has begun
+            if self._running is running:  # no later pass has begun
                 self._end()
 
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:

@@ -108,7 +108,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
                 try:
                     raise error
                 finally:
-                    del error  # which holds this frame
+                    del error  # it refers to this frame
             try:
                 self._while_waiting()
             except BaseException:

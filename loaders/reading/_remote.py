@@ -188,7 +188,7 @@ class RemoteShards(Fetcher):
         """Compare the facts of the rows' files, all at once, where ranges come without facts."""
         if (
             self.store.gives_facts or self.index.container == "files"
-        ):  # else a request for each file
+        ):  # the rest costs a request a file
             return
         new = [file for file in set(rows["file"].tolist()) if file not in self._known]
         facts = self.store.facts([self._file(file)[0] for file in new])

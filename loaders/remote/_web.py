@@ -40,7 +40,7 @@ class Web(Store):
     def __init__(self, root: Location) -> None:
         super().__init__(root)
         self._pools: dict[tuple[str, bool], HTTPConnectionPool] = {}
-        self._home: str | None = None  # what kind of network the server of the root is in
+        self._home: str | None = None  # the kind of network of the root's server
 
     def _facts(self, path: str, /) -> Facts:
         with self._asked(path, "bytes=0-0") as answer:
@@ -212,7 +212,7 @@ def _passing(url: str) -> Iterator[None]:
         who = "proxy" if isinstance(error, ProxyError) else "server"
         cause: BaseException = error
         while isinstance(cause, HTTPError) and (inner := cause.__cause__ or cause.__context__):
-            cause = inner  # which says the same in fewer words
+            cause = inner  # the same error, shorter
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise LoaderError(
                 f"the certificate of this {who} is not valid here",

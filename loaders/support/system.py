@@ -33,7 +33,7 @@ _GROUPS = {
 
 _READ_AT_ONCE = 1 << 17
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # see mallopt(3)
 
 
 def processors() -> int:

@@ -75,7 +75,7 @@ class ChooseFiles:
             stop_on_empty_dataset=True,
         )
         records = batched(elements, Sizes(each, unit, self.server.layout.batch))
-        none = tf.data.Dataset.from_tensors(tf.constant([], tf.string))  # where a shard ends early
+        none = tf.data.Dataset.from_tensors(tf.constant([], tf.string))  # if a shard ends early
         parts = (
             tf.data.Dataset.range(begun[2], self.server.places),
             tf.data.Dataset.from_tensor_slices(each),
@@ -125,7 +125,7 @@ class ChooseFiles:
         os.close(fd)
         identity = found.st_dev, found.st_ino, found.st_mtime_ns
         if number not in self._files:
-            with Reader(self.index) as reader:  # which keeps no file open beside TensorFlow's own
+            with Reader(self.index) as reader:  # closed at once: TensorFlow opens its own
                 reader.read([int(record)], self._whole)
         if self._files.setdefault(number, identity) != identity:
             raise stale_file(path, "the file that was opened before", "another file, or a new one")

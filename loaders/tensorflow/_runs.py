@@ -93,7 +93,7 @@ def lay_out(runs: Runs, readers: int, /) -> Pieces:
     ]
     heapq.heapify(waiting)
     busy: list[tuple[int, int]] = []  # (the last turn of its piece, reader)
-    pieces: list[list[tuple[int, int, int]]] = []  # of each reader: first record, start, stop
+    pieces: list[list[tuple[int, int, int]]] = []  # by reader: first record, start, stop
     while waiting:
         turn, first, start, stop = heapq.heappop(waiting)
         if busy and busy[0][0] < turn:

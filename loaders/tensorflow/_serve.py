@@ -69,7 +69,7 @@ class Server(PassServer):
         self.parallel = 1 if alone else max(1, self.threads)
         self.together = self._batches_a_call()
         self._passes: dict[int, list[Batcher]] = {}
-        self._failed: dict[int, dict[int, Exception]] = {}  # of passes, by step
+        self._failed: dict[int, dict[int, Exception]] = {}  # errors by pass and step
 
     def _batches_a_call(self) -> int:
         """Return the most batches that one call into Python gives: several if records are short.

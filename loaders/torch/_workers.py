@@ -151,7 +151,7 @@ class WorkerBatches(Iterator[Batch]):
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, start: int, /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
         self.meter, self._step = meter, start
-        self._iterator: Any = dataloader._iterator  # where workers stay from pass to pass
+        self._iterator: Any = dataloader._iterator  # an iterator of persistent workers
         self._begun = self.ended = False
 
     @property

@@ -121,7 +121,7 @@ class RecordDataset(Dataset[Any]):
                 f"asks for blocks ahead, or open the index with cache=DiskCache(…)",
                 stacklevel=2,
             )
-        socket_folder()  # which the workers inherit
+        socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
         self._drawn = _drawn(feed)

@@ -51,7 +51,7 @@ class Blocks:
             for size, count in zip(sizes.tolist(), found.tolist(), strict=True):
                 times[size] = times.get(size, 0) + count
             times[self.block] = times.get(self.block, 0) + int((lengths // self.block).sum())
-        times.pop(0, None)  # of shards that their blocks fill
+        times.pop(0, None)  # these shards have no short block
         most = max(times.values(), default=0)
         return max(size for size, count in times.items() if count == most) if most else 1
 

@@ -38,7 +38,7 @@ class Waiting:
         # Threads may divide the same block: they write the same pieces.
         self._piece_of = np.empty(count, np.uint16)
         self._divided = 0  # this many blocks, from the first on
-        self._bounds: Int64 | None = None  # of the pieces, once all blocks are divided
+        self._bounds: Int64 | None = None  # bounds of pieces, once all blocks are divided
         self._sorted: Recent[Int64] = Recent(2)
 
     def prepare(self, share: float) -> None:
