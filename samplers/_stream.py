@@ -107,7 +107,7 @@ class BatchStream(Epochs, ABC):
         return True
 
     def _check_sharing(self, processes: int, /) -> None:
-        """Raise TypeError where a trainer cannot share whole batches out to processes."""
+        """Raise TypeError if a trainer cannot share whole batches out to processes."""
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
@@ -130,7 +130,7 @@ class BatchStream(Epochs, ABC):
 
     @property
     def constant_size(self) -> int | None:
-        """Size of every batch of this rank, in any epoch; None where sizes may differ."""
+        """Size of every batch of this rank, in any epoch; None if sizes may differ."""
         each, over = divmod(self._largest, self.world_size)
         return each if self._even and self._steps and not over else None
 

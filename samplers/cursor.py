@@ -75,7 +75,7 @@ class Cursor:
     def advance(self) -> bool:
         """Count one batch as received; return whether its epoch ends.
 
-        Warns where the batch is of another epoch than a state that was loaded in mid-epoch: the
+        Warns if the batch is of another epoch than a state that was loaded in mid-epoch: the
         rest of the loaded epoch will not come.
         """
         if self._loaded is not None:

@@ -230,7 +230,7 @@ def _drawn(order: Sampler, piece: int) -> Int64:
 
 
 def _reduced(weights: Int64) -> Int64:
-    """Return weights without their common divisor; ValueError where the sum is still too large."""
+    """Return weights without their common divisor; ValueError if the sum is still too large."""
     reduced: Int64 = weights // np.gcd.reduce(weights)
     total = int(reduced.sum())
     if total > _LONGEST:

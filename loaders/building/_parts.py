@@ -43,7 +43,7 @@ class Block(NamedTuple):
 class FieldFacts(NamedTuple):
     """Facts of a field of a shard: kind, largest offset, largest length, and `width`.
 
-    `width` is how many numbers every record has, or 0 where the field cannot be a column.
+    `width` is how many numbers every record has, or 0 if the field cannot be a column.
     """
 
     kind: str

@@ -20,7 +20,7 @@ from twinfeed.loaders.support.regular import read_file
 class BadRecord(NamedTuple):
     """Name one bad record: its shard, its number in the shard, its place and what is wrong.
 
-    The number is -1 where leaving out one record does not help. With `rest`, all later records of
+    The number is -1 if leaving out one record does not help. With `rest`, all later records of
     the shard are lost too.
 
     >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
@@ -126,7 +126,7 @@ def _entry(one: Any, root: Root) -> BadRecord:
 
 
 def _check_keys(job: Job, listed: Iterable[BadRecord]) -> None:
-    """Raise ValueError where loose files have other numbers than when the list was made."""
+    """Raise ValueError if loose files have other numbers than when the list was made."""
     for one in listed:
         files = job.entries[one.record : one.record + 1]
         if files and one.key not in (None, files[0].key):

@@ -169,7 +169,7 @@ def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
 
 
 def check_padding(how: Collate, name: str, field: FieldSpec, /) -> None:
-    """Raise ValueError where a `Pad` has a value that its field cannot hold."""
+    """Raise ValueError if a `Pad` has a value that its field cannot hold."""
     given = _given(how, name)
     if not isinstance(given, Pad) or is_string(field.dtype):
         return

@@ -82,7 +82,7 @@ class Definition:
 
 
 def check_collated(feed: Definition, names: Iterable[str], /) -> None:
-    """Raise ValueError where `collate` names another field."""
+    """Raise ValueError if `collate` names another field."""
     unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
     if unknown:
         raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")

@@ -20,7 +20,7 @@ class Request(NamedTuple):
         ids: int64[batch], -1 for padding.
         records: int64[batch], -1 for padding.
         views: int64[batch], -1 for padding.
-        seeds: uint64[batch], or None where no seeds are needed.
+        seeds: uint64[batch], or None if no seeds are needed.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records

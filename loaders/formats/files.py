@@ -76,7 +76,7 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
 def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
     """Name the folders directly below `root` that hold no entry, links to folders included.
 
-    Returns None where every folder holds an entry, and where no entry lies in a folder.
+    Returns None if every folder has an entry, and if no entry lies in a folder.
     """
     held = {entry.label for entry in entries} - {None}
     found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]

@@ -1,7 +1,7 @@
 """Resume Keras's `fit` at any step, on any backend. The only package here that imports keras.
 
 - callback.py: `ResumeCallback`, which counts, saves and resumes.
-- _given.py: what `fit` is given, refused where Keras's error would not help.
+- _given.py: what `fit` is given, refused if Keras's error would not help.
 - _batches.py: the batches of a loader that has no dataset of its own for Keras.
 - _order.py: the callbacks of a resumed `fit`, and when they get their saved values back.
 - _known.py: the values of each callback that a save has.

@@ -1,4 +1,4 @@
-"""What a `ResumeCallback` and its `fit` are given, refused where Keras's error would not help."""
+"""What a `ResumeCallback` and its `fit` are given, refused if Keras's error would not help."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ResumeCallback(keras.callbacks.Callback):
         resume = ResumeCallback(loader, folder, every=100)
         resume.fit(model, lambda batch: (batch["image"], batch["label"]), epochs=10)
 
-    A save is made at the end of each epoch, after every `every` batches where given, and when
+    A save is made at the end of each epoch, after every `every` batches if given, and when
     `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
     metrics of the epoch so far, the values of the other callbacks, and the position of `loader`.
     Batches are counted when they are trained on, however far the dataset has run ahead. A save is

@@ -219,7 +219,7 @@ class Loader(Closing, Generic[B]):
     def set_epoch(self, epoch: int, /) -> None:
         """Begin an epoch. A state loaded for this epoch keeps its step until the first batch.
 
-        Warns, once, where a training epoch that the loop has received begins again, and where the
+        Warns, once, if a training epoch that the loop has received begins again, and where the
         rest of an epoch that the loop has begun is left out.
         """
         self._stop()
@@ -261,7 +261,7 @@ class Loader(Closing, Generic[B]):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue after the batches that `state` counts.
 
-        Warns where the state says nothing of the records' content.
+        Warns if the state says nothing of the records' content.
 
         Raises:
             StateMismatchError: a state of other records or another sampler.
@@ -299,7 +299,7 @@ class Loader(Closing, Generic[B]):
         self._sampler.position_of(state)
 
     def check_position(self, batches: Any) -> None:
-        """Raise ValueError where the position after a framework's batches is not known."""
+        """Raise ValueError if the position after a framework's batches is not known."""
 
     def feed_of(self, batches: Any) -> Any:
         """Return the feed that a framework's batches were made of, or None if it is not known."""

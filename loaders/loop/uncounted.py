@@ -69,7 +69,7 @@ class UncountedPasses:
     def begin(self) -> Begun:
         """Begin a pass.
 
-        Warns where passes without a counter begin one training epoch for the third time.
+        Warns if passes without a counter begin one training epoch for the third time.
         """
         with _LOCK:
             if self.looking and not self._sampler.evaluation:

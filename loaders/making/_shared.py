@@ -37,7 +37,7 @@ def lent(sample: Mapping[str, Any], /) -> dict[str, Any]:
 
 @contextmanager
 def unchanged(sample: Mapping[str, Any], /) -> Iterator[None]:
-    """Raise DecodeError where the block changes an array of the sample.
+    """Raise DecodeError if the block changes an array of the sample.
 
     numpy keeps to the lock. torch does not: `torch.from_numpy(array).add_(1)` writes to the array,
     and every later use would get a changed image.

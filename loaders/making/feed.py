@@ -48,7 +48,7 @@ class Feed(Definition):
     finds most transforms that draw from a random state, but proves nothing. `Seeded` makes such a
     transform repeatable.
 
-    Samples may share decoded arrays: with reuse, with views, and where a batch may hold a record
+    Samples may share decoded arrays: with reuse, with views, and if a batch may hold a record
     twice. A transform then gets read-only arrays, and has to copy an array before writing to it.
 
     Args:
@@ -269,7 +269,7 @@ def check_feed(feed: object, /) -> Feed:
 
 
 def _check_fit(index: Source, sampler: BatchStream) -> None:
-    """Raise TypeError or ValueError where `sampler` cannot draw from `index`."""
+    """Raise TypeError or ValueError if `sampler` cannot draw from `index`."""
     check_source(index)
     if not isinstance(sampler, BatchStream):
         raise TypeError(

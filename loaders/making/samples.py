@@ -99,7 +99,7 @@ class Samples:
         return sample
 
     def _try_into(self, records: Int64s, sample: Made) -> None:
-        """Raise ValueError where what `decode.into` writes is not what decode returns."""
+        """Raise ValueError if what `decode.into` writes is not what decode returns."""
         decode: Any = self.decode
         for fill in (0, 1):
             slots = {name: np.full_like(sample[name], fill) for name in decode.writes}

@@ -76,7 +76,7 @@ def _read(feed: Definition) -> dict[str, FieldSpec]:
 
 
 def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-    """Return a spec; raise TypeError or ValueError where its names or collation do not fit."""
+    """Return a spec; raise TypeError or ValueError if its names or collation do not fit."""
     for name in spec:
         if not isinstance(name, str):
             raise TypeError(f"the name of a field must be a str, got {name!r}")

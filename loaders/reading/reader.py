@@ -168,7 +168,7 @@ class Reader(Closing):
     def _fetch(
         self, ids: Int64s, names: Sequence[str], missing: Container[str], neighbours: bool
     ) -> list[bytes]:
-        """Return the bytes of each field, record by record; b"" where it may be `missing`."""
+        """Return the bytes of each field, record by record; b"" if it may be `missing`."""
         rows = self.index.rows(names, ids)
         where = None
         if not self._lacking.isdisjoint(names):

@@ -87,7 +87,7 @@ def cold(fd: int, offset: int, /) -> bool | None:
 
 
 def file_limit() -> int | None:
-    """Return how many files this process may hold open, or None where there is no limit."""
+    """Return how many files this process may hold open, or None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 

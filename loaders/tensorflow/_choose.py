@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
     - `each`: int64[steps].
     - `unit`: int64[], at least 1; it divides each size.
-    - `same`: the size of all batches of the stream; None where the sizes differ.
+    - `same`: the size of all batches of the stream; None if the sizes differ.
     """
 
     each: tf.Tensor

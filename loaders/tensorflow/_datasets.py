@@ -45,7 +45,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
         under a strategy. So take `counted` or a `ResumeCallback` there.
 
-        Warns where passes begin one training epoch a third time: the same batches come again.
+        Warns if passes begin one training epoch a third time: the same batches come again.
         """
         return guarded(self._made())
 

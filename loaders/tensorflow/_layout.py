@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 class Layout:
     """The tensors of each value of a batch, with their shapes as far as they are static.
 
-    `batch` is the size of every batch, or None where batches differ in size.
+    `batch` is the size of every batch, or None if batches differ in size.
     """
 
     def __init__(self, feed: Feed, batch: int | None, reader: Reads) -> None:

@@ -55,7 +55,7 @@ class Pieces(NamedTuple):
 def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
     """Find the runs in a stream of record ids; `stops` are the ids after the last of each file.
 
-    Record r continues the run of r - 1 where both lie in one file, r comes later in the stream, and
+    Record r continues the run of r - 1 if both lie in one file, r comes later in the stream, and
     the pause between is at most four times the median pause. In a longer pause it is cheaper to
     close the file. In a file that is read in a circle, no pause is too long. A record that comes
     again belongs to another run.

@@ -42,7 +42,7 @@ class Arcs:
     """Emit lanes in one order for all rounds, the longer lanes first.
 
     Any W consecutive outputs, the first and the last too, come from W different lanes, or from
-    W - 1 where one lane is much shorter. `bounds` is int64[W + 1] from 0. `keys` has one order for
+    W - 1 if one lane is much shorter. `bounds` is int64[W + 1] from 0. `keys` has one order for
     each of several equal sequences.
     """
 

@@ -97,7 +97,7 @@ def _sorted_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
 
 
 def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[np.uint16]:
-    """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` where given.
+    """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` if given.
 
     Each word keeps its upper 48 bits and carries its index below them, so one plain sort is a
     stable argsort. Columns after a row's length are sorted to the end of the row.
