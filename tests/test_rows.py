@@ -85,6 +85,10 @@ def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
     assert (kept == X).all()
 
 
+def test_a_dataset_may_be_empty() -> None:
+    assert (len(Rows([])), Rows([]).fields) == (0, [])
+
+
 def test_a_label_is_read_once_and_leaves_the_fields() -> None:
     counted = Once()
     rows = Rows(counted, label="label", columns=["label"])
