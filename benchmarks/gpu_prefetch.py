@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinfeed.loaders import DecodeArray, Feed, Index, open_index, pack
+from twinfeed.loaders import Feed, Index, open_index, pack
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._copier import copier_for
@@ -103,13 +103,17 @@ def with_computing(
     )
 
 
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the pixels of an image."""
+    return {"image": np.frombuffer(sample["image"], np.uint8).reshape(SIDE, SIDE, 3)}
+
+
 def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: int) -> None:
     """Print the time of a step against the larger of its floors, for steps of several lengths."""
     weight = torch.rand(4096, 4096, device=device) / 2048  # products keep their size
 
     def loader() -> TorchLoader:
         sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=batch_size)
-        decode = DecodeArray("image", dtype="u1", shape=(SIDE, SIDE, 3))
         return TorchLoader(Feed(index, sampler, decode=decode), device=device, prefetch=3)
 
     def loading(times: int) -> Steps:

@@ -14,7 +14,6 @@ from twinfeed.loaders.errors import WorkerDiedError as WorkerDiedError
 from twinfeed.loaders.feed.collate import FieldSpec as FieldSpec
 from twinfeed.loaders.feed.collate import Pad as Pad
 from twinfeed.loaders.feed.collate import Ragged as Ragged
-from twinfeed.loaders.feed.decode import DecodeArray as DecodeArray
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
 from twinfeed.loaders.feed.definition import Batch as Batch

@@ -39,7 +39,7 @@ def reference() -> list[str]:
     out = []
     for page in sorted(REFERENCE.glob("*.md")):
         module = ""
-        for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", page.read_text(), re.MULTILINE):
+        for kind, name in re.findall(r"^\.\. ([\w:]+):: ([\w.]+)$", page.read_text(), re.MULTILINE):
             if kind == "currentmodule":
                 module = name
             else:

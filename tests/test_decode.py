@@ -19,7 +19,6 @@ from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
     DataCorruptionError,
-    DecodeArray,
     DecodeError,
     DecodeExample,
     DecodeImage,
@@ -392,25 +391,7 @@ def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got[place], np.roll(PIXELS, record, 0))
 
 
-# Arrays and Examples
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "<i4", ">f8"])
-def test_raw_arrays_come_back(dtype: str) -> None:
-    array = np.arange(12).astype(dtype).reshape(3, 4)
-    decode = DecodeArray("x", dtype=dtype, shape=(-1, 4))
-    np.testing.assert_array_equal(decode({"x": array.tobytes()})["x"], array)
-
-
-def test_bytes_that_do_not_fill_the_shape_name_the_record(tmp_path: Path) -> None:
-    index = pack([{"x": bytes(8)}, {"x": bytes(7)}], tmp_path)["data"]
-    with pytest.raises(DecodeError, match=r"record 1 .*cannot reshape"):
-        batch(index, DecodeArray("x", dtype="u1", shape=8), 2)
-
-
-def test_a_dtype_of_objects_is_refused() -> None:
-    with pytest.raises(ValueError, match="dtype must be one of numbers, got object"):
-        DecodeArray("x", dtype=object)
+# Examples
 
 
 def test_an_example_becomes_its_features() -> None:

@@ -1,4 +1,4 @@
-"""Ready-made `decode` functions: images, raw arrays, Examples."""
+"""Ready-made `decode` functions: images and Examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders.formats.example import parse, parse_sequence
 from twinfeed.loaders.formats.features import usual
@@ -247,41 +246,6 @@ class _Owner:
     def __init__(self, memory: Array) -> None:
         self.memory = memory
         self.__array_interface__ = memory.__array_interface__
-
-
-class DecodeArray:
-    """Decode a field of raw numbers to an array of `dtype` and `shape`.
-
-    The array is read-only, a view of the bytes that were read.
-
-    Args:
-        field: the name of the field.
-        dtype: of the numbers.
-        shape: of the array. One axis may be -1.
-
-    Raises:
-        ValueError: a dtype of Python objects, and bytes that do not fill the shape. The loaders
-            turn the latter into DecodeError, which names the record.
-
-    >>> DecodeArray("pixels", dtype="<i2", shape=(-1, 2))({"pixels": bytes(range(8))})["pixels"]
-    array([[ 256,  770],
-           [1284, 1798]], dtype=int16)
-    """
-
-    def __init__(
-        self, field: str, *, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = (-1,)
-    ) -> None:
-        self.field = field
-        self.reads = (field,)
-        self.dtype = np.dtype(dtype)
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if self.dtype.hasobject:
-            raise ValueError(f"dtype must be one of numbers, got {self.dtype}")
-
-    def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
-        """Return the sample with its field decoded."""
-        array = np.frombuffer(sample[self.field], self.dtype).reshape(self.shape)
-        return {**sample, self.field: array}
 
 
 class DecodeExample:
