@@ -20,7 +20,6 @@ from launching import PYTHON, QUIET
 from range_server import RangeServer
 
 from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
-from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 ENGINES = ["gather"]  # no other engine reads URLs
@@ -98,55 +97,6 @@ def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer, eng
             assert len(list(another)) == 12
         received += [batch["id"].numpy().tolist() for batch in loader]
     assert received == [list(range(8 * n, 8 * n + 8)) for n in range(12)]
-
-
-def loop(loader: Any) -> None:
-    """Loop over the loader."""
-    for _ in loader:
-        pass
-
-
-def loop_and_keep(loader: Any) -> None:
-    """Keep the error in a variable of a frame that is in the error's own traceback."""
-    kept = None
-    try:
-        loop(loader)
-    except LoaderError as error:
-        kept = error
-    assert kept is not None
-    raise kept
-
-
-def count(loader: Any) -> None:
-    """Loop over what is made of the dataset."""
-    for _ in loader.counted(loader.dataset.map(lambda batch: batch["id"])):
-        pass
-
-
-def draw(loader: Any) -> None:
-    """Keep the iterator in a variable of a frame that is in the error's traceback."""
-    iterator = iter(loader.dataset)
-    with original_errors():
-        while True:
-            next(iterator)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("way", [loop, loop_and_keep, count, draw])
-@pytest.mark.usefixtures("without_collector")
-def test_a_failed_pass_leaves_no_iterator_to_the_collector(
-    server: RangeServer, engine: Any, way: Any
-) -> None:
-    """The collector would destroy the iterator in any thread, and under any lock."""
-    feed, before = feed_of(server), iterators()
-    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
-        fail_late(server)
-        try:
-            way(loader)
-        except LoaderError as error:
-            told = str(error)
-        assert server.url in told
-        assert iterators() == before
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 import weakref
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -43,22 +42,14 @@ def original_errors() -> AbstractContextManager[None]:
 
 
 class Originals(AbstractContextManager[None]):
-    """Raise errors as they are: of the passes of one loader, or of all loaders for None.
-
-    The frames of a generator would keep the error, and with it the iterator of the pass.
-    """
+    """Raise errors as they are: of the passes of one loader, or of all loaders for None."""
 
     def __init__(self, uncounted: UncountedPasses | None) -> None:
         self._uncounted = uncounted
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
-        try:
-            if error is not None:
-                _let_go(error)
-            if isinstance(error, tf.errors.OpError):
-                _raise_original(error, self._uncounted)
-        finally:
-            del error, trace
+        if isinstance(error, tf.errors.OpError):
+            _raise_original(error, self._uncounted)
 
 
 def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None) -> None:
@@ -72,32 +63,9 @@ def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None)
         for original in reversed(raised):
             if f"{type(original).__name__}: {original}" in error.message:
                 raised.remove(original)
-                _let_go(original)
-                try:
-                    raise original from error
-                finally:
-                    del original  # this frame in its traceback would hold it
+                raise original from error
     if isinstance(error, (tf.errors.DataLossError, tf.errors.ResourceExhaustedError)):
         # The message names no engine. The pipeline that began to read last comes first.
         for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
             if uncounted in (None, examiner.uncounted):
                 examiner.examine(error.message)
-
-
-def _let_go(error: BaseException) -> None:
-    """Drop the variables of the functions, TensorFlow's and twinfeed's, that an error came through.
-
-    TensorFlow's variables hold the iterator of the pass. Twinfeed's hold the error itself, in a
-    reference cycle. So the garbage collector would destroy the iterator later, in any thread. An
-    iterator that is destroyed waits for threads of TensorFlow. If these wait for a lock that the
-    thread of the collector holds, all wait for ever.
-    """
-    seen: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in seen:
-        seen.append(link)
-        for frame, _ in traceback.walk_tb(link.__traceback__):
-            if str(frame.f_globals.get("__name__")).startswith(("tensorflow.", "twinfeed.")):
-                with suppress(RuntimeError):  # the function has not ended
-                    frame.clear()
-        link = link.__context__
