@@ -266,6 +266,27 @@ def test_a_state_of_other_values_is_one_error(tmp_path: Path, name: str, value: 
         ResumeCallback(made(), tmp_path).restore(model())
 
 
+def test_a_position_or_weights_of_another_type_are_one_error(tmp_path: Path) -> None:
+    """With checksums that are right: a step that is no number, a precision that numpy lacks."""
+    train(tmp_path, model())
+    (last,) = tmp_path.glob("*-end")
+    state = json.loads((last / "state.json").read_text())
+    text = json.dumps(state | {"loader": state["loader"] | {"step": {}}})
+    (last / "state.json").write_text(text)
+    correct(last, "state.json")
+    with pytest.raises(StateMismatchError, match=f"step .* must be an integer.*(?s:.*){last.name}"):
+        ResumeCallback(made(), tmp_path).restore(model())
+    (last / "state.json").write_text(json.dumps(state))
+    correct(last, "state.json")
+    with h5py.File(last / "model.weights.h5", "w") as file:
+        precise = h5py.h5t.IEEE_F32LE.copy()
+        precise.set_ebias(1 << 20)
+        h5py.h5d.create(file.id, b"weights", precise, h5py.h5s.create(h5py.h5s.SCALAR))
+    correct(last, "model.weights.h5")
+    with pytest.raises(ValueError, match=last.name):
+        ResumeCallback(made(), tmp_path).restore(model())
+
+
 @pytest.mark.filterwarnings("ignore:a resumed run cannot tell:UserWarning")
 def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
     """A schedule that differs only after the position is of the same stream."""

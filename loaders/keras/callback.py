@@ -206,7 +206,7 @@ class ResumeCallback(keras.callbacks.Callback):
         optimizer, state = _model.optimizer_of(model), save.state
         try:
             self.loader.check_state(state["loader"])
-        except StateMismatchError as error:
+        except (StateMismatchError, TypeError) as error:
             raise StateMismatchError(
                 f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
             ) from None
@@ -421,8 +421,8 @@ def _distributed(model: keras.Model) -> bool:
 
 def _load(model: keras.Model, save: Save) -> bool:
     """Load weights, optimizer and random states; return whether there are as many of these."""
-    check_weights(save.weights)
     try:
+        check_weights(save.weights)
         with readable(save.folder):
             model.load_weights(save.weights)
             return _model.assign(_model.random_states(model), save.state["random"])
