@@ -138,7 +138,9 @@ def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pass_that_is_lent_knows_no_loop() -> None:
     meter = Meter()
-    meter.begin(0, counted=False)
+    meter.begin(0)
+    meter.end()
+    meter.begin_uncounted()
     meter.made(0, 3)
     report = meter.report()
     assert (report.batches, report.waiting, report.waited) == (3, None, None)
