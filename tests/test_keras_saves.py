@@ -276,6 +276,13 @@ def test_a_position_or_weights_of_another_type_are_one_error(tmp_path: Path) -> 
     correct(last, "state.json")
     with pytest.raises(StateMismatchError, match=f"step .* must be an integer.*(?s:.*){last.name}"):
         ResumeCallback(made(), tmp_path).restore(model())
+    (last / "state.json").write_text(json.dumps(state | {"random": ["no array"]}))
+    correct(last, "state.json")
+    network = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
+    network.add(keras.layers.Dropout(0.5))
+    network.compile("adam", "mse")
+    with pytest.raises(ValueError, match=last.name):
+        ResumeCallback(made(), tmp_path).restore(network)
     (last / "state.json").write_text(json.dumps(state))
     correct(last, "state.json")
     with h5py.File(last / "model.weights.h5", "w") as file:

@@ -426,7 +426,9 @@ def _load(model: keras.Model, save: Save) -> bool:
         with readable(save.folder):
             model.load_weights(save.weights)
             return _model.assign(_model.random_states(model), save.state["random"])
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # of Keras or its backend, as the values have it
         raise ValueError(
             f"{save.folder} is of another model: begin anew with fresh=True: {error}"
         ) from error
