@@ -206,7 +206,7 @@ class ResumeCallback(keras.callbacks.Callback):
         optimizer, state = _model.optimizer_of(model), save.state
         try:
             self.loader.check_state(state["loader"])
-        except (StateMismatchError, TypeError) as error:
+        except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
                 f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
             ) from None
