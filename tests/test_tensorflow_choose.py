@@ -371,6 +371,29 @@ def test_more_files_than_may_be_open_are_counted(tmp_path: Path) -> None:
         list(loader)
 
 
+@pytest.mark.parametrize("k", [2, (1, 3)])
+def test_a_batch_of_two_static_shapes_names_the_datasets(k: Any) -> None:
+    """Batches of one dataset each are made, whatever the shapes of the others."""
+    shapes = [(2,), (None,), (3,), (2, 1)]
+
+    def source(number: int) -> tf.data.Dataset:
+        shape = shapes[number]
+        data = tf.data.Dataset.from_tensors(tf.zeros([size or 2 for size in shape])).repeat()
+        return data.map(lambda x: {"x": tf.compat.v1.placeholder_with_default(x, shape), "y": 0})
+
+    def made(p: int, *numbers: int) -> Any:
+        sampler = PKBatchSampler.of_classes(len(numbers), p=p, k=k, seed=0, batches_per_epoch=9)
+        return choose(sampler, [source(number) for number in numbers])
+
+    assert source(1).element_spec["x"].shape.as_list() == [None]
+    for numbers in ((0, 2), (2, 0, 1), (0, 3)):
+        said = r"step 0 has elements of dataset \d \(of \d\), of shape \(.*and of dataset \d, of"
+        with pytest.raises(ValueError, match=said):
+            list(made(len(numbers), *numbers))
+        assert len(list(made(1, *numbers))) == 9
+    assert {tuple(batch["x"].shape[1:]) for batch in made(2, 0, 1, 0)} == {(2,)}
+
+
 def test_what_cannot_be_chosen_from_is_refused() -> None:
     mixed = [tf.data.Dataset.range(3), tf.data.Dataset.from_tensors("a")]
     for sources in ([], mixed):

@@ -86,6 +86,6 @@ def _length(batch: Any) -> tf.Tensor:
 def _of_size(batch: Any, size: int | None) -> Any:
     """Make the size of a batch static, if it is known."""
     for part in tf.nest.flatten(batch):
-        if isinstance(part, tf.Tensor):
+        if isinstance(part, tf.Tensor) and part.shape.rank is not None:
             part.set_shape([size, *part.shape[1:]])
     return batch

@@ -62,7 +62,7 @@ def choose(
     Raises:
         ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
             padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
-            records.
+            records. In a pass: a batch with elements of datasets whose static shapes differ.
         TypeError: datasets of two element specs, from TensorFlow.
 
     >>> from twinfeed.loaders.tensorflow import choose
@@ -130,7 +130,13 @@ class Numbers:
     def numbers(self, begun: Int64s, step: np.int64) -> Int64s:
         """Draw the numbers of some steps, end to end."""
         last = min(int(step) + self._together, self.server.steps)
-        return np.concatenate(self.choices.numbers(int(begun[1]), int(step), last))
+        each = self.choices.numbers(int(begun[1]), int(step), last)
+        for at, numbers in enumerate(each, int(step)):
+            self.check(numbers, int(begun[1]), at)
+        return np.concatenate(each)
+
+    def check(self, numbers: Int64s, epoch: int, step: int) -> None:
+        """Refuse a batch that cannot be made; numbers alone always can."""
 
     def _sizes(self, begun: tf.Tensor) -> Sizes:
         each, unit = called(self.sizes, [begun], [tf.int64] * 2)
@@ -163,6 +169,10 @@ class ChooseDatasets(Numbers):
     ) -> None:
         super().__init__(server, choices)
         self._datasets, self._replay = datasets, replay
+        specs = [tf.nest.flatten(dataset.element_spec) for dataset in datasets]
+        # Of ragged and sparse elements, those of any shapes are stacked.
+        self._shapes = [[s.shape for s in each if isinstance(s, tf.TensorSpec)] for each in specs]
+        self._differ = any(shapes != self._shapes[0] for shapes in self._shapes)
         self.uncounted, self.begun = server.uncounted, -1
         EXAMINERS.add(self)
 
@@ -178,6 +188,21 @@ class ChooseDatasets(Numbers):
             ]
         sizes = self._sizes(begun)
         return chosen(datasets, self._drawn(begun), sizes, begun, self.ended)
+
+    def check(self, numbers: Int64s, epoch: int, step: int) -> None:
+        """Refuse a batch of datasets whose elements are known to have other shapes."""
+        known: dict[int, tuple[int, tf.TensorShape]] = {}  # by part: where from, and its shape
+        for number in dict.fromkeys(numbers.tolist()) if self._differ else ():
+            for part, shape in enumerate(self._shapes[number]):
+                first, other = known.get(part, (number, shape))
+                if not shape.is_compatible_with(other):
+                    raise ValueError(
+                        f"the batch of epoch {epoch}, step {step} has elements of dataset {number} "
+                        f"(of {self.choices.sources}), of shape {shape}, and of dataset {first}, "
+                        f"of shape {other}: map the datasets to one shape, as by tf.image.resize"
+                    )
+                # A shape that is partly unknown does not hide the one before.
+                known[part] = (first, other.merge_with(shape))
 
     def examine(self, message: str, /) -> None:
         """Raise where TensorFlow says that it may open no further file."""
