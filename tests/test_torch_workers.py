@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 import torch
 from batches import expected, noted, received, take
 from inside import tried
+from own_source import Words
 from torch.utils.data import DataLoader, Dataset
 from torch_help import OPTIONS, RECORDS, lengths, noisy, pack_words, plain
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -100,6 +102,19 @@ def test_the_loader_under_spawn(index: Index) -> None:
     options = {"num_workers": 2, "multiprocessing_context": "spawn"}
     with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+def test_an_open_connection_is_refused_to_workers_that_are_spawned(tmp_path: Path) -> None:
+    source: Any = Words()
+    source.connection = sqlite3.connect(tmp_path / "words.db")
+    feed = Feed(source, random())
+    with (
+        TorchLoader(feed, num_workers=1, multiprocessing_context="spawn") as loader,
+        pytest.raises(LoaderError, match=r"cannot pickle 'sqlite3.Connection'(.|\n)*own-records"),
+    ):
+        next(iter(loader))
+    source.connection.close()
 
 
 def test_threads_within_workers_and_what_is_told_before_them(index: Index) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, sendable
+from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError, sendable
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
@@ -164,7 +165,7 @@ class WorkerBatches(Iterator[Batch]):
             raise StopIteration
         try:
             if not self._begun:
-                self._iterator = iter(self._dataloader)
+                self._iterator = _started(self._dataloader)
                 self._begun = True
                 _unregister(self._iterator)
             batch: Any = next(self._iterator)
@@ -225,6 +226,20 @@ class WorkerBatches(Iterator[Batch]):
                 worker.join(0 if said else _PATIENCE / len(workers))
                 if worker.exitcode is not None:
                     raise _died(number, workers) from error
+
+
+def _started(dataloader: DataLoader[Any], /) -> Any:
+    """Start the workers; an error says what to do about a feed that does not pickle."""
+    try:
+        return iter(dataloader)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise LoaderError(
+            f"the feed cannot be pickled for a worker: {error}",
+            advice="let a source keep the path of a file or database, and open it where it is read "
+            f"(docs/own-records.md); {IMPORTABLE}",
+        ) from error
 
 
 def _unregister(iterator: Any) -> None:
