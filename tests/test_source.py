@@ -128,6 +128,7 @@ def test_columns_are_checked_once(column: Any, error: type[Exception], told: str
         (lambda ids: {"other": []}, r"no values of the field 'word'(.|\n)*found: \['other'\]"),
         (lambda ids: {"word": b"x"}, r"no list for the field 'word'(.|\n)*found: a bytes"),
         (lambda ids: {"word": iter(ids)}, r"no list for the field 'word'"),
+        (lambda ids: {"word": None}, r"no list for the field 'word'(.|\n)*found: a NoneType"),
         (
             lambda ids: {"word": [b""] * (len(ids) - 1)},
             r"number of values(.|\n)*found: . values?\n",

@@ -149,9 +149,9 @@ class _Checked:
         if not isinstance(found, Mapping):
             raise self._wrong("no dict", fields, len(ids), f"a {type(found).__name__}")
         for name in fields:
-            values = found.get(name)
-            if values is None:
+            if name not in found:
                 raise self._wrong(f"no values of the field {name!r}", fields, len(ids), [*found])
+            values = found[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
                 got = f"a {type(values).__name__}"
                 raise self._wrong(f"no list for the field {name!r}", fields, len(ids), got)
