@@ -26,7 +26,7 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
-from twinfeed.loaders.ahead.fetcher import Fetcher
+from twinfeed.loaders.ahead.fetcher import Requester
 from twinfeed.loaders.ahead.planner import Planner, extents_ahead
 from twinfeed.loaders.ahead.ranges import AHEAD_GAP, ALONE, MOST_AT_ONCE, extents_of
 from twinfeed.loaders.ahead.schedule import Schedule
@@ -50,17 +50,14 @@ RECORD = AHEAD_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
-class Noting(Fetcher):
+class Noting(Requester):
     """Notes what it is asked for, and says that reading waits, or does not."""
 
     def __init__(self, index: Index, *, waiting: bool = True) -> None:
-        super().__init__(index, checksums=False)
+        super().__init__(index)
         self.told: list[list[tuple[int, int, int, int]]] = []
         self.looks = 0
         self.waiting = waiting
-
-    def fetch(self, rows: Any, /, *, neighbours: bool = True) -> list[bytes]:
-        raise NotImplementedError
 
     def ahead(self, extents: Any, /) -> None:
         self.told.append(extents[["file", "start", "stop", "step"]].tolist())
