@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,33 @@ REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
 
 KERAS = ["torch", "jax", "tensorflow"]
 
+SLOW = ["torch, 2 workers", "torch, 4 workers", "TensorFlow, gather"]
+
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_way_gives_the_same_or_refuses(
     folder: Path, expected: dict[str, str], way: str, kind: str
 ) -> None:
+    """In the slow ways each sampler with one source, and another in each way."""
+    samplers = some(SLOW.index(way), kind) if way in SLOW else SAMPLERS
+    check(folder, expected, way, kind, samplers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", SLOW)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_the_slow_ways_give_the_same(
+    folder: Path, expected: dict[str, str], way: str, kind: str
+) -> None:
+    check(folder, expected, way, kind, SAMPLERS)
+
+
+def check(
+    folder: Path, expected: dict[str, str], way: str, kind: str, samplers: Iterable[str]
+) -> None:
     got, wanted = {}, {}
-    for name in some(0, kind) if way == "torch, 4 workers" else SAMPLERS:
+    for name in samplers:
         fed = feed(folder, kind, name)
         refused = REFUSED.get((way, kind, "")) or REFUSED.get((way, "", name))
         if refused is None:

@@ -37,17 +37,16 @@ def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
     return found or None
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refusal(
-    tmp_path: Path, before: int, after: int
+    tmp_path: Path,
 ) -> None:
     """And whatever was left, the next pack goes on from there."""
     whole = [tmp_path / "old", tmp_path / "new"]
-    for number, shards, out in zip((1, 2), (before, after), whole, strict=True):
+    for number, shards, out in zip((1, 2), (2, 1), whole, strict=True):
         pack(samples(number), out, split=SPLIT, seed=number, shards=shards)
     script = str(Path(__file__).parent / "killed_pack.py")
     (tmp_path / "killed").mkdir()
-    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", str(after)]
+    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", "1"]
     subprocess.run(command, check=True)
     old, new = map(state, whole)
     seen = []
@@ -64,7 +63,7 @@ def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refus
                 pack(samples(3), out, split=SPLIT, seed=3)
             assert tree(out) == tree(whole[1])
         else:
-            pack(samples(2), out, split=SPLIT, seed=2, shards=after, overwrite=True)
+            pack(samples(2), out, split=SPLIT, seed=2, shards=1, overwrite=True)
             assert tree(out) == tree(whole[1])
             assert not list(out.glob(".*"))
     assert sorted(seen, key=["old", "refused", "new"].index) == seen

@@ -45,7 +45,7 @@ def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.stories
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
     for name in SHOWN.findall(text(page)):
@@ -70,7 +70,7 @@ def test_every_story_is_in_the_gallery_and_every_program_in_a_story() -> None:
     assert {name for page in PAGES for name in SHOWN.findall(text(page))} == programs - ELSEWHERE
 
 
-@pytest.mark.stories
+@pytest.mark.long
 def test_the_quickstart_of_the_readme(tmp_path: Path) -> None:
     done = run(f"python {EXAMPLES / 'quickstart.py'}", tmp_path)
     assert done.returncode == 0, done.stderr
