@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 from batches import noted
-from launching import QUIET
+from launching import PYTHON, QUIET
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, pack
 from twinfeed.loaders.grain import as_map_dataset
@@ -134,7 +133,7 @@ def test_what_needs_batches_in_turn_is_refused_by_name(index: Index) -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_keras_trains_on_the_same_batches(index: Index, backend: str) -> None:
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("grain_keras.py"), index.path],
+        [PYTHON, Path(__file__).with_name("grain_keras.py"), index.path],
         env=os.environ | QUIET | {"KERAS_BACKEND": backend},
         capture_output=True,
         text=True,

@@ -133,8 +133,7 @@ def test_texts_are_str_where_a_backend_has_them(packed: dict[str, Index]) -> Non
 def test_workers_make_no_difference(packed: dict[str, Index]) -> None:
     index = packed["tar"]
     feed = Feed(index, samplers(index)["P x K"], decode=both, transform=brighter)
-    options: Any = {"num_workers": 2, "multiprocessing_context": "spawn"}
-    assert list(carried(TorchLoader(feed, **options))) == list(plain(feed))
+    assert list(carried(TorchLoader(feed, num_workers=2))) == list(plain(feed))
 
 
 def draws(sample: dict[str, Any]) -> dict[str, Any]:
@@ -194,8 +193,10 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
         assert stored == {*images}
 
 
-@pytest.mark.parametrize("options", [{}, {"decode": own_source.size}, OWN])
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [(False, {}), (True, {"decode": own_source.size}), (False, OWN), (True, OWN)],
+)
 def test_records_of_ones_own_come_as_those_of_an_index(
     tmp_path: Path, rows: bool, options: dict[str, Any]
 ) -> None:
