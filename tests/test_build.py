@@ -836,6 +836,7 @@ BAD_LABELS: list[tuple[bytes, Any, str, str]] = [
     (b"", "x", "must hold one integer or one name", "''"),
     (b" \n", "x", "must hold one integer or one name", "''"),
     (b"caf\xe9", "x", "must hold one integer or one name", r"'caf\udce9'"),
+    (b"\xff" * 999, "x", "must hold one integer or one name", r"'\udcff\udcff...f\udcff\udcff'"),
     (b"no", FromJson("x"), "field 'x' is not JSON: Expecting value", ""),
     (b"[" * 100_000, FromJson("x"), "field 'x' is not JSON: maximum recursion", ""),
     (b"0.5", FromJson("x"), "must lead to an integer or a name", "0.5"),

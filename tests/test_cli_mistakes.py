@@ -80,6 +80,7 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "--field gives 'a' 2 times",
     ),
+    ("index tars/d-000000.tar --out x.index --field =png", 2, "names to names"),
     ("verify data.index --jobs 0", 2, "jobs must be at least 1"),
     ("verify data.index/manifest.json", 1, "data.index/manifest.json"),
     ("pack empty out", 1, "empty"),

@@ -217,6 +217,8 @@ def test_commands_draw_an_index(
     assert capsys.readouterr().out.split() == [sheet, mixing]
     assert Path(sheet).read_text().count("<image") == 6
     assert Path(mixing).stat().st_size > 10_000
+    assert main(["show", index, "--p", "2", "--k", "7", "--out", sheet, "--small", "drop"]) == 2
+    assert "p must be at most the number of classes" in capsys.readouterr().err
 
 
 def test_the_name_of_a_picture_is_that_of_its_file(

@@ -351,8 +351,11 @@ def test_an_endpoint_that_is_no_url_is_named(
         open_index(f"{url}://no-such-bucket/x.index")
 
 
-def test_a_secret_in_an_endpoint_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:S3CRET@host:99999")
+@pytest.mark.parametrize(
+    "given", ["http://user:S3CRET@host:99999", "user:S3CRET@host", "http://user:a#S3CRET@host"]
+)
+def test_a_secret_in_an_endpoint_is_not_shown(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", given)
     with pytest.raises(LoaderError, match="not the URL of a server") as caught:
         open_index("s3://no-such-bucket/x.index")
     assert "S3CRET" not in str(caught.value)

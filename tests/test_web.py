@@ -150,6 +150,8 @@ def test_a_kept_connection_that_the_server_closed_costs_no_attempt() -> None:
         RANGE + b"Content-Encoding:\r\nContent-Length: 3\r\n\r\nabc",
         RANGE + b"Content-Encoding: Identity\r\nContent-Length: 3\r\n\r\nabc",
         b"HTTP/1.1 100 Continue\r\n\r\n" + RANGE + b"Content-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 102 Processing\r\n\r\n" * 3 + RANGE + b"Content-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + RANGE + b"\r\nabc",
     ],
 )
 def test_what_a_server_may_answer_is_accepted(answer: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import ipaddress
 import logging
 import re
@@ -76,8 +77,18 @@ class _SecureSocket(_Socket, ssl.SSLSocket):
     """Receive over TLS."""
 
 
+class _Response(http.client.HTTPResponse):
+    """Pass over answers such as 103 (Early Hints) that come before the real answer."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, 100 if 101 < status < 200 else status, reason
+
+
 class _Connection(HTTPConnection):
     """Connect to an address that was checked, and to no other."""
+
+    response_class = _Response
 
     def __init__(self, check: Check | None, **options: Any) -> None:
         super().__init__(**options)
