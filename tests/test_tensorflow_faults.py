@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from inside import TFRecordWriter, framed_length
+from inside import TFRecordWriter, encode, framed_length, parse
 from launching import PYTHON, QUIET
 from tensorflow_help import engine_of, loader, packed, word
 
@@ -158,10 +158,7 @@ def test_damage_outside_the_fields_names_file_and_record(
     index = copied(tmp_path / "copy")
     shard, number = index.place(41)
     content = (Path(index.root) / shard).read_bytes()
-    starts = [0]
-    while starts[-1] < len(content):
-        starts.append(starts[-1] + framed_length(content[starts[-1] : starts[-1] + 12]))
-    at += starts[number + (at < 0)]
+    at += starts_of(content)[number + (at < 0)]
     one = loader(index, once(), fields=fields, **FILES)
     assert sum(len(batch["id"]) for batch in one) == 61
     changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
@@ -169,6 +166,32 @@ def test_damage_outside_the_fields_names_file_and_record(
     with pytest.raises(DataCorruptionError) as raised:
         list(loader(index, once(), fields=fields, **FILES))
     assert (raised.value.path, raised.value.record) == (str(Path(index.root) / shard), number)
+
+
+def starts_of(content: bytes) -> list[int]:
+    """Where the records of a shard begin, and where the last ends."""
+    starts = [0]
+    while starts[-1] < len(content):
+        length = framed_length(content[starts[-1] : starts[-1] + 12])
+        assert length is not None
+        starts.append(starts[-1] + length)
+    return starts
+
+
+def test_a_record_written_anew_with_a_shorter_field_is_refused(tmp_path: Path) -> None:
+    """TensorFlow finds no damage: the record is as long as it was, and its checksums are right."""
+    index = copied(tmp_path / "copy")
+    shard, number = index.place(45)
+    path = Path(index.root, shard)
+    content = path.read_bytes()
+    start, stop = starts_of(content)[number : number + 2]
+    values = parse(content[start + 12 : stop - 4])
+    with TFRecordWriter(tmp_path / "one.tfrecord") as writer:
+        writer.write(encode({**values, "word": word(45)[:-4]}) + unknown_field(4))
+    path.write_bytes(content[:start] + (tmp_path / "one.tfrecord").read_bytes() + content[stop:])
+    with pytest.raises(DataCorruptionError) as raised:
+        list(loader(index, once(), **FILES))
+    assert (raised.value.path, raised.value.record) == (str(path), number)
 
 
 @pytest.mark.parametrize("first", ["begun first", "begun last"])
@@ -217,11 +240,7 @@ def test_a_source_with_too_few_records_is_an_error(
     index = copied(tmp_path / "copy")
     shard = Path(index.root) / index.place(60)[0]
     content = shard.read_bytes()
-    starts = [0]
-    while starts[-1] < len(content):
-        length = framed_length(content[starts[-1] : starts[-1] + 12])
-        assert length is not None
-        starts.append(starts[-1] + length)
+    starts = starts_of(content)
     lacks = 61 - kept
     last = starts[-lacks - 2]  # where the last record that is kept begins
     record = content[last + 12 : starts[-lacks - 1] - 4]
