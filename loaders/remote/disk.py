@@ -23,8 +23,7 @@ from twinfeed.loaders.support.regular import open_file, read_file
 _ENTRY = re.compile(r"[0-9a-f]{24}-\d{1,12}\.chunk")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
 _PART = re.compile(r"[0-9a-f]{2}")
-_USED = struct.Struct("<8sq")
-_MAGIC = b"twincach"
+_USED = struct.Struct("<q")
 _TAG = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A disk cache of twinfeed. It may be deleted while nobody uses it.\n"
@@ -177,14 +176,11 @@ class Disk:
     def _used(self) -> int:
         """Return how many bytes are used; the lock is held."""
         data = os.pread(self._state, _USED.size, 0)
-        if len(data) == _USED.size:
-            magic, used = _USED.unpack(data)
-            if magic == _MAGIC and used >= 0:
-                return int(used)
-        return self._count_anew()
+        used = int(_USED.unpack(data)[0]) if len(data) == _USED.size else -1
+        return used if used >= 0 else self._count_anew()
 
     def _set(self, used: int) -> None:
-        os.pwrite(self._state, _USED.pack(_MAGIC, max(0, used)), 0)
+        os.pwrite(self._state, _USED.pack(max(0, used)), 0)
 
     def _count_anew(self, *, alone: bool = False) -> int:
         """Count the bytes of all entries; if `alone`, delete what killed processes were writing."""

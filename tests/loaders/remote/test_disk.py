@@ -98,6 +98,15 @@ def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
+def test_a_damaged_number_of_bytes_is_counted_again(tmp_path: Path) -> None:
+    disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
+    for n, damaged in enumerate([b"", b"\xff" * 8, b"\0", b""]):
+        victims = (name for name, _ in disk.entries())
+        assert disk.put(f"{n:024x}-0", bytes(100), victims)
+        (tmp_path / "cache" / "used").write_bytes(damaged)
+        assert len(list(disk.entries())) == min(n + 1, 2)
+
+
 WITHOUT_LOCKS = """
 import sys
 from pathlib import Path
