@@ -258,7 +258,8 @@ with RangeServer(Path(folder)) as server:
 
 PLAIN_FIT = HOSTILE_FIT.replace(
     'ResumeCallback(loader, Path(folder) / "saves").fit(network, pairs, verbose=0)',
-    "network.fit(loader.dataset.map(pairs).prefetch(1), verbose=0, shuffle=False)",
+    "network.fit(tf.data.Dataset.zip(loader.dataset.map(pairs), tf.data.Dataset.range(99))"
+    ".map(lambda pair, _: pair).prefetch(1), verbose=0, shuffle=False)",
 ).replace("LoaderError as", "(LoaderError, tf.errors.OpError) as")
 
 

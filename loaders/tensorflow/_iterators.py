@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,41 +12,34 @@ from twinfeed.loaders.tensorflow._callbacks import drop
 _Owned: Any = tf.data.IteratorSpec(tf.TensorSpec([])).value_type
 
 
-class _Iterator(_Owned):
-    def __del__(self) -> None:
-        if "_iterator_resource" in self.__dict__:
-            drop([self.__dict__.pop("_iterator_resource")])
-
-
-class _Guarded(tf.data.Dataset):
-    def __iter__(self) -> Any:
-        return _Iterator(self) if tf.executing_eagerly() else super().__iter__()
-
-
-def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Guard what a method of a dataset gives: `map` and `prefetch` make new datasets."""
-
-    @functools.wraps(method)
-    def call(*args: Any, **options: Any) -> Any:
-        return guarded(method(*args, **options))
-
-    return call
-
-
-for _name, _method in vars(tf.data.Dataset).items():
-    if inspect.isfunction(_method) and not _name.startswith("_"):
-        setattr(_Guarded, _name, _passed_on(_method))
-
-
-@functools.cache
-def _guarded_class(kind: Any) -> type:
-    """Derive from a class of datasets. TensorFlow asks datasets for their class."""
-    return type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
-
-
 def guarded(dataset: Any, /) -> Any:
-    """Let a dataset, and all that is made of it, give such iterators: a reading may fail."""
-    if isinstance(dataset, tf.data.Dataset) and not isinstance(dataset, _Guarded):
-        kind: Any = type(dataset)
-        dataset.__class__ = _guarded_class(kind)
+    """Let the iterators of a dataset, and of all that is made of it, be destroyed without locks.
+
+    A pass that fails may leave its iterator to the garbage collector. A dataset does not know what
+    is made of it. So all iterators have this destructor, which looks at what an iterator reads.
+    """
+    if isinstance(dataset, tf.data.Dataset):
+        dataset._is_guarded = True
+        _Owned.__del__ = _destroy
     return dataset
+
+
+def _destroy(iterator: Any) -> None:
+    """Destroy an iterator over a guarded dataset. Any other iterator ends as it always does."""
+    has = vars(iterator)
+    eager = isinstance(has.get("_iterator_resource"), tf.__internal__.EagerTensor)
+    if eager and _reads_guarded(has.get("_dataset")):
+        drop([has.pop("_iterator_resource")])
+
+
+def _reads_guarded(dataset: Any) -> bool:
+    """Whether a dataset is guarded, or is made of one that is."""
+    queue, seen = [dataset], {id(None)}
+    while queue:
+        each = queue.pop()
+        if id(each) not in seen:
+            if hasattr(each, "_is_guarded"):
+                return True
+            seen.add(id(each))
+            queue += each._inputs()
+    return False
