@@ -590,7 +590,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) ->
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert f"[Errno {errno.EFBIG}]" in last
-    assert ("bytes were written" if full == "part" else "bytes are needed here") in last
+    assert "make room there" in last
     assert str(index.path) in last
     assert tree(index.path) == before
     assert open_index(index.path).fingerprint == index.fingerprint
@@ -607,13 +607,13 @@ def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
         sources["many"] = ({"x": bytes(1000)} for _ in range(1000))
         pack(sources[sys.argv[2]], sys.argv[1] + "/out", seed=1)
     """
-    for source, needed in [("list", ""), ("many", ""), ("index", "90000 bytes are needed here, ")]:
+    for source in ("list", "many", "index"):
         done = python(code, tmp_path / source, source)
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last == (
-            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: {needed}100076 bytes were "
-            f"written: '{tmp_path}/{source}/out'"
+            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: make room there: "
+            f"'{tmp_path}/{source}/out'"
         )
         assert not (tmp_path / source / "out").exists()
 

@@ -35,7 +35,7 @@ def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None)
     with index_writer(path) as store:
         merge = _Merge(store, survey, classes)
         store.add(survey.arrays())
-        with room_for(path, sum(file.size for file in store.open.values())):
+        with room_for(path):
             for file in survey.parts:
                 try:
                     merge.add(load_part(file, check=False))

@@ -162,7 +162,7 @@ class PartFile:
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
     """Yield a temporary file for a part, beside `file`. An unfinished part is removed."""
-    with room_for(file.parent, None, work=file.parent):
+    with room_for(file.parent):
         out = PartFile(beside(file))
         try:
             yield out

@@ -127,24 +127,22 @@ def pack(
         check_split(split, seed)
     opened = _opened(source)
     folder = to_write(out)
-    with workplace(folder) as work:
+    with workplace(folder) as work, room_for(folder):
         source = samples_of(opened, work) if isinstance(opened, CompressedShards) else opened
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
-        with room_for(folder, None, work=work):
-            samples = _samples(source, work if random_access else None)
+        samples = _samples(source, work if random_access else None)
         new = partial(Written, work, container)
         splits = _splits(new, samples, split, seed, shards, shard_bytes)
         known, kinds = size_of(samples), Kinds()
         # Shards of a known size are cut evenly, at the stops.
         most = shard_bytes if known is None else math.inf
-        with room_for(folder, known, work=work):
-            for each in splits:
-                write_shards(each, kinds, most, shard_records, progress=progress)
-            classes = _classes(samples, splits)
-            for each in splits:
-                _index(each, classes, progress)
-                _warn_of_gaps(each)
+        for each in splits:
+            write_shards(each, kinds, most, shard_records, progress=progress)
+        classes = _classes(samples, splits)
+        for each in splits:
+            _index(each, classes, progress)
+            _warn_of_gaps(each)
         with locked(folder):
             # Another packer may have written here meanwhile.
             check_free(folder, [each.name for each in splits], overwrite)

@@ -80,20 +80,14 @@ class Objects(Store):
                 advice="mend or unset the store's variables in the environment",
             ) from None
 
-    @contextmanager
-    def _at(self, path: str) -> Iterator[str]:
-        """Give a path to obstore, whose errors name the URL of the file."""
-        with _naming(self.root / path):
-            yield path
-
     def _facts(self, path: str, /) -> Facts:
-        with self._at(path) as place:
-            return _facts(obstore.head(self._ranges, place))
+        with _naming(self.root / path):
+            return _facts(obstore.head(self._ranges, path))
 
     def _read(self, path: str, start: int, stop: int, /) -> Piece:
-        with self._at(path) as place:
+        with _naming(self.root / path):
             try:
-                found = obstore.get(self._ranges, place, options={"range": (start, stop)})
+                found = obstore.get(self._ranges, path, options={"range": (start, stop)})
             except exceptions.BaseError as error:
                 if _status(error) != 416:  # the file ends before the range begins
                     raise
@@ -106,12 +100,12 @@ class Objects(Store):
                 yield from (each["path"] for each in chunk)
 
     def _write(self, path: str, file: Path, /) -> None:
-        with self._at(path) as place:
-            obstore.put(self._writes, place, file)
+        with _naming(self.root / path):
+            obstore.put(self._writes, path, file)
 
     def _delete(self, path: str, /) -> None:
-        with self._at(path) as place:
-            obstore.delete(self._ranges, place)
+        with _naming(self.root / path):
+            obstore.delete(self._ranges, path)
 
 
 def _open(root: Location, options: ClientConfig) -> Any:

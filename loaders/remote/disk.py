@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import stat
 import struct
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.support.atomic import lock, replace_file
+from twinfeed.loaders.support.atomic import beside, lock, replace_file
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file, read_file
 
@@ -90,7 +89,7 @@ class Disk:
         file, size = self._file(name), len(data) + _TRAILER.size
         if not self._take(size, victims):
             return False
-        temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+        temporary = beside(file)
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
             with temporary.open("xb") as out:

@@ -9,7 +9,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".twinfeed-lock"
@@ -133,32 +133,23 @@ def lock(fd: int, how: int, /) -> bool:
     return True
 
 
-@contextmanager
-def room_for(path: Path, needed: int | None, *, work: Path | None = None) -> Iterator[None]:
-    """Name `path` in the error of a full disk, or of a file that may not grow.
-
-    The error has the bytes needed, if that number is known, and the bytes written to `work`.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        facts = [] if needed is None else [f"{needed} bytes are needed here"]
-        if work is not None:
-            written = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-            facts.append(f"{written} bytes were written")
-        problem = f"{os.strerror(error.errno)}: {', '.join(facts)}"
-        raise OSError(error.errno, problem, str(path)) from error
+def room_for(path: Path) -> AbstractContextManager[None]:
+    """Name `path` in the error of a full disk, or of a file that may not grow."""
+    return _naming(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-@contextmanager
-def writable(path: Path, advice: str) -> Iterator[None]:
+def writable(path: Path, advice: str) -> AbstractContextManager[None]:
     """Name `path`, and what to do, when it may not be written."""
+    return _naming(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
+
+
+@contextmanager
+def _naming(path: Path, advice: str, errors: tuple[int, ...]) -> Iterator[None]:
+    """Name `path`, and what to do, in the system's errors of these numbers."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in errors:
             raise
         problem = f"{os.strerror(error.errno)}: {advice}"
         raise type(error)(error.errno, problem, str(path)) from error
