@@ -76,8 +76,13 @@ def test_ranks_meet_over_files(tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="have no result"):
         Collect.load(paths[1:]).merged()
     Collect(12).save(paths[0])
-    with pytest.raises(LoaderError, match="other records"):
-        Collect.load(paths)
+    with pytest.raises(LoaderError, match="have no result"):
+        Collect.load(paths).merged()
+    paths[0].write_bytes(paths[1].read_bytes())
+    Collect(4).save(paths[1])
+    with pytest.raises(LoaderError, match=r"ids must lie in \[0, 4\)"):
+        Collect.load(paths[1:])
+    paths[1].write_bytes(paths[0].read_bytes())
     whole = paths[1].read_bytes()
     for place in range(0, len(whole), 7):
         paths[1].write_bytes(whole[:place] + b"?" + whole[place + 1 :])
@@ -150,7 +155,8 @@ def test_rows_are_the_collection_s_own() -> None:
         (TypeError, [0.5], {"a": [0]}, "integers"),
         (ValueError, [0, 1], {"a": [0]}, "row for each"),
         (ValueError, [0], {"a": 7}, "row for each"),
-        (ValueError, [0], {"b": [0]}, "as before"),
+        (ValueError, [0], {"b": [0]}, "same names and shapes"),
+        (ValueError, [0], {"a": [[0]]}, r"'a': \(1,\)"),
         (TypeError, [0], {"a": [None]}, "objects"),
     ],
 )
@@ -162,14 +168,18 @@ def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word
 
 
 def test_ranks_with_other_results_are_refused() -> None:
-    parts = [(np.array([0]), {"score": np.ones(1)}), (np.array([1]), {})]
-    with pytest.raises(ValueError, match=r"results of different names: \[\(\), \('score',\)\]"):
+    parts = [(np.array([n]), {name: np.ones(1)}) for n, name in enumerate("ab")]
+    with pytest.raises(ValueError, match=r"\{'a': \(\)\} and \{'b': \(\)\}"):
         Collect(2).merged(lambda _: parts)
+    ranks = [Collect(1), Collect(1)]
+    ranks[0].part()  # a rank without batches knows no names
+    ranks[0].add([0], score=[2])
+    assert ranks[1].merged(gather_of(ranks))["score"].tolist() == [2]
 
 
 def test_a_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     """A damaged number of records would be 16 TB of counts."""
     path = tmp_path / "rank.npz"
-    np.savez(path, n=1 << 41, only=[0, 1 << 40], ids=[0, 1 << 39])
+    np.savez(path, n=1 << 41, only=[0, 1 << 40], ids=[0, 1 << 39], **{"result a": [0, 1]})
     with pytest.raises(LoaderError, match=r"of 2 records 1 have no result .* 1 have too many"):
         Collect.load([path]).merged()

@@ -63,21 +63,17 @@ class Collect:
         for name, array in rows.items():
             if array.shape[:1] != numbers.shape:
                 raise ValueError(
-                    f"{name} must have a row for each of {validate.counted(len(numbers), 'id')}, "
-                    f"got the shape {array.shape}"
+                    f"{name} must have a row for each of the {len(numbers)} ids, got {array.shape}"
                 )
-        if self._added and rows.keys() != self._added[0][1].keys():
-            raise ValueError(f"results must be {[*self._added[0][1]]} as before, got {[*rows]}")
-        numbers = validate.check_ids(numbers[kept], self._n)
-        self._added.append((numbers, {name: array[kept] for name, array in rows.items()}))
+        ids = validate.check_ids(numbers[kept], self._n)
+        rows = {name: array[kept] for name, array in rows.items()}
+        _names([rows, *(before for _, before in self._added[:1])])
+        self._added.append((ids, rows))
 
     def part(self) -> Part:
         """Return what this rank has added: the ids, and the rows of each result."""
-        names = self._added[0][1] if self._added else ()
-        ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in self._added)])
-        return ids, {
-            name: np.concatenate([rows[name] for _, rows in self._added]) for name in names
-        }
+        self._added = [_joined(self._added)]  # without the batches, which would double the memory
+        return self._added[0]
 
     def merged(self, gather: Callable[[Part], Sequence[Part]] | None = None, /) -> dict[str, Array]:
         """Return the whole table: for each result an array with one row per record, in order.
@@ -90,53 +86,35 @@ class Collect:
             LoaderError: on every rank, records without a result, and records with several.
             ValueError: results of several ranks or batches do not fit together.
         """
-        parts = self._added if gather is None else list(gather(self.part()))
-        only = self._only
-        ids = np.concatenate([only[:0], *(ids for ids, _ in parts)])
+        ids, rows = self.part() if gather is None else _joined(gather(self.part()))
         places = self._places(ids)
-        table = {}
-        filled = [(ids, rows) for ids, rows in parts if rows or len(ids)]
-        names = {tuple(sorted(rows)) for _, rows in filled}
-        if len(names) > 1:
-            raise ValueError(f"ranks have added results of different names: {sorted(names)}")
-        ends = np.cumsum([len(ids) for ids, _ in filled])[:-1]
-        for name in filled[0][1] if filled else ():
-            arrays = [rows[name] for _, rows in filled]
-            shape = (len(only), *arrays[0].shape[1:])
-            table[name] = np.empty(shape, np.result_type(*arrays))
-            for rows, array in zip(np.split(places, ends), arrays, strict=True):
-                if array.shape[1:] != shape[1:]:
-                    raise ValueError(
-                        f"rows of {name!r} have the shapes {shape[1:]} and {array.shape[1:]}"
-                    )
-                table[name][rows] = array
-        return table
+        return {name: array[places] for name, array in rows.items()}
 
     def _places(self, added: Int64s) -> Int64s:
-        """Return the row of each id in the table.
+        """Return the place of each record of the table among the added ids.
 
         Raises:
             LoaderError: records without a result, with several results, or not in `only`.
         """
-        order = np.argsort(self._only)
-        if np.array_equal(np.sort(added), self._only[order]):
-            places: Int64s = order[np.searchsorted(self._only, added, sorter=order)]
-            return places
-        ids, times = np.unique(added, return_counts=True)
-        unknown = np.setdiff1d(ids, self._only, assume_unique=True)
+        order = np.argsort(added)
+        first = np.searchsorted(added, self._only, "left", order)
+        times = np.searchsorted(added, self._only, "right", order) - first
+        unknown = added[~np.isin(added, self._only)]
         found = []
         for what, wrong in (
-            ("no result", np.setdiff1d(self._only, ids, assume_unique=True)),
-            ("too many results", np.union1d(ids[times > 1], unknown)),
+            ("no result", self._only[times == 0]),
+            ("too many results", np.append(self._only[times > 1], unknown)),
         ):
             if len(wrong):
                 some = ", ".join(map(str, wrong[:5])) + ", …" * (len(wrong) > 5)
                 found.append(f"{len(wrong):,} have {what} ({some})")
-        raise LoaderError(
-            f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
-            advice="on each rank add every batch of one whole pass of an "
-            "ExactOnceBatchSampler, and give merged the function that gathers all parts",
-        )
+        if found:
+            raise LoaderError(
+                f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
+                advice="on each rank add every batch of one whole pass of an "
+                "ExactOnceBatchSampler, and give merged the function that gathers all parts",
+            )
+        return order[first]
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
@@ -151,25 +129,42 @@ class Collect:
         """Return a `Collect` with what all ranks have saved.
 
         Raises:
-            LoaderError: a file is damaged, or of other records than the first.
+            LoaderError: a file is damaged, or has ids or results that the first cannot have.
         """
-        collect: Collect | None = None
+        whole: Collect | None = None
         for path in paths:
             data = Path(path).read_bytes()
             try:
                 with np.load(io.BytesIO(data), allow_pickle=False) as file:
                     arrays = dict(file)
-                own = cls(arrays.pop("n"), only=arrays.pop("only"))
-                own.add(arrays.pop("ids"), **{name[7:]: rows for name, rows in arrays.items()})
+                n, only, ids = (arrays.pop(name) for name in ("n", "only", "ids"))
+                whole = whole or cls(n, only=only)
+                whole.add(ids, **{name[7:]: rows for name, rows in arrays.items()})
             except Exception as error:  # an error of zip, numpy or this class
                 raise LoaderError(f"no results of a Collect: {error}", path=path) from error
-            collect = collect or cls(own._n, only=own._only)
-            if own._n != collect._n or not np.array_equal(own._only, collect._only):
-                raise LoaderError("the results are of other records than the first", path=path)
-            collect._added += own._added
-        if collect is None:
+        if whole is None:
             raise ValueError("paths must name the file of each rank, got none")
-        return collect
+        return whole
+
+
+def _joined(parts: Iterable[Part]) -> Part:
+    """Return parts as one; a part without results is of a rank that had no batches."""
+    filled = [(ids, rows) for ids, rows in parts if rows]
+    ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in filled)])
+    names = _names(rows for _, rows in filled)
+    return ids, {name: np.concatenate([rows[name] for _, rows in filled]) for name in names}
+
+
+def _names(results: Iterable[dict[str, Array]]) -> list[str]:
+    """Return the names of results; ValueError unless all have the same names and shapes."""
+    shapes = {
+        str({name: array.shape[1:] for name, array in sorted(rows.items())}): [*rows]
+        for rows in results
+        if rows
+    }
+    if len(shapes) > 1:
+        raise ValueError(f"results must have the same names and shapes, got {' and '.join(shapes)}")
+    return next(iter(shapes.values()), [])
 
 
 def _array(value: Any) -> Array:
