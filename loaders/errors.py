@@ -8,6 +8,8 @@ written before this library catches it too. A file that is not there stays `File
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 REBUILD = (
     "build the index again with the options it was built with, which twinfeed info tells: "
@@ -140,6 +142,21 @@ class ShardWarning(UserWarning):
 def printable(text: str, /) -> str:
     """Return a text with everything escaped that is not printable: a terminal might obey it."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+@contextmanager
+def pickled() -> Iterator[None]:
+    """Say what to do about an object that cannot be pickled for another process."""
+    try:
+        yield
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error) and "local object" not in str(error):
+            raise
+        raise LoaderError(
+            f"the feed cannot be pickled for another process: {error}",
+            advice="let a source keep the path of a file or database, and open it where it is read "
+            f"(docs/own-records.md); {IMPORTABLE}",
+        ) from error
 
 
 def sendable(error: Exception, /) -> Exception:

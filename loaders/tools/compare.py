@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError
+from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.support import system
@@ -216,12 +216,8 @@ class _Task(NamedTuple):
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call in a new process; return its result or raise its error."""
-    try:
+    with pickled():
         pickle.dumps(arguments)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise LoaderError(
-            f"the feed cannot be pickled for a backend's process: {error}", advice=IMPORTABLE
-        ) from error
     try:
         with Pool(1) as pool:
             return pool.submit(function, *arguments).result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError, sendable
+from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled, sendable
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
@@ -165,7 +164,8 @@ class WorkerBatches(Iterator[Batch]):
             raise StopIteration
         try:
             if not self._begun:
-                self._iterator = _started(self._dataloader)
+                with pickled():
+                    self._iterator = iter(self._dataloader)
                 self._begun = True
                 _unregister(self._iterator)
             batch: Any = next(self._iterator)
@@ -226,20 +226,6 @@ class WorkerBatches(Iterator[Batch]):
                 worker.join(0 if said else _PATIENCE / len(workers))
                 if worker.exitcode is not None:
                     raise _died(number, workers) from error
-
-
-def _started(dataloader: DataLoader[Any], /) -> Any:
-    """Start the workers; an error says what to do about a feed that does not pickle."""
-    try:
-        return iter(dataloader)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
-            raise
-        raise LoaderError(
-            f"the feed cannot be pickled for a worker: {error}",
-            advice="let a source keep the path of a file or database, and open it where it is read "
-            f"(docs/own-records.md); {IMPORTABLE}",
-        ) from error
 
 
 def _unregister(iterator: Any) -> None:
