@@ -206,7 +206,7 @@ def test_a_resumed_fit_refuses_other_data_and_models(tmp_path: Path) -> None:
     [
         ("steps_per_epoch", "got 3 steps and 8"),
         ("take", "got 3 steps and 8"),
-        ("initial_epoch", r"got 1 and 0.*initial_epoch=loader\.epoch"),
+        ("initial_epoch", r"epoch 1, .* at epoch 0: .*initial_epoch=loader\.epoch"),
         ("another", "must come from the loader"),
     ],
 )
@@ -226,6 +226,14 @@ def test_a_fit_of_something_else_is_refused(tmp_path: Path, how: str, message: s
     with pytest.raises(ValueError, match=message):
         fit(model(), dataset, 2, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@saves_weights
+def test_two_epochs_of_an_evaluation_are_refused_with_the_cause(tmp_path: Path) -> None:
+    one = made(ExactOnceBatchSampler(RECORDS, batch_size=8))
+    resume = ResumeCallback(one, tmp_path, order="mine")
+    with pytest.raises(ValueError, match="ExactOnceBatchSampler never leaves its epoch"):
+        fit(model(), one.dataset.map(pairs), 2, callbacks=[resume])
 
 
 @pytest.mark.parametrize("change", [lambda one: one.repeat(), lambda one: one.take(3)])

@@ -256,8 +256,8 @@ class ResumeCallback(keras.callbacks.Callback):
         """Begin the epoch at the loader's position."""
         if epoch != self.loader.epoch:
             raise ValueError(
-                f"the epoch of fit must be the loader's, got {epoch} and {self.loader.epoch}: call "
-                f"fit with initial_epoch=loader.epoch"
+                f"fit begins epoch {epoch}, the loader is at epoch {self.loader.epoch}: give fit "
+                f"initial_epoch=loader.epoch; an ExactOnceBatchSampler never leaves its epoch"
             )
         steps, expected = self.params.get("steps"), len(self.loader)
         if steps not in (None, expected):
