@@ -1,6 +1,7 @@
 """Pictures say what is true of the streams and batches that they show."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,8 @@ def test_show_finds_the_field_of_foreign_shards(
     assert main(["show", index, "--out", out]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [out]
+    assert main(["show", index, "--out", "s.html"]) == 2
+    assert re.search("--out must end in one of .*png.*, got s.html", capsys.readouterr().err)
     compared = ["compare", index, "--backends", "numpy", "numpy"]
     assert main(compared) == 0
     assert main([*compared, "--size", "4"]) == 0

@@ -319,6 +319,9 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
 def _draw(figure: Any, path: str) -> None:
     path += "" if Path(path).suffix else ".png"  # matplotlib would add this extension too
+    endings = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in endings:
+        raise ValueError(f"--out must end in one of {', '.join(endings)}, got {path}")
     figure.savefig(path, dpi=100)
     say(path)
 
