@@ -210,8 +210,8 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     size = int(sizes.max())
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
-        met = len(np.unique(group[ids[:head]]))
-        head_distinct[name] = Measure(met, *_uniform_distinct(group, head))
+        found = len(np.unique(group[ids[:head]]))
+        head_distinct[name] = Measure(found, *_uniform_distinct(group, head))
         each = _distinct(batch, group[ids])[sizes == size]
         uniform = _uniform_distinct(group, size, batches=len(each))
         distinct[name] = Measure(float(each.mean()), *uniform)

@@ -330,7 +330,7 @@ def worded(sample: dict[str, Any]) -> dict[str, Any]:
     return {sample["word"].decode(): 1}
 
 
-TOLD = ["id", "record", "view", "seed", "seed32"]
+GIVEN = ["id", "record", "view", "seed", "seed32"]
 REFUSED: list[tuple[dict[str, Any], tuple[int, ...], str]] = [
     ({"decode": worded}, (1, 2), r"record 2 .*\['or'\].*\['be'\]"),
     ({"decode": worded}, (2,), r"record 2 .*\['or'\] where \['to'\] are expected"),
@@ -338,7 +338,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[int, ...], str]] = [
     ({"decode": lambda sample: {"x": sample["label"]}}, (0,), r"\('label'\); .* \['word'\]"),
     *(
         ({"transform": lambda s, name=name: s | {name: 9}}, (0,), f"record 0 .* gave '{name}' ano")
-        for name in TOLD
+        for name in GIVEN
     ),
 ]
 
@@ -361,7 +361,7 @@ def test_a_missing_field_is_named_where_an_image_is_decoded_in_place(
         batch_of(Feed(index, sampler, decode=decode, spec=spec), requested(0, 1))
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", GIVEN)
 def test_a_decoded_field_with_a_name_told_to_the_transform_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, name: str
 ) -> None:

@@ -30,8 +30,8 @@ class Requester:
         """Note that all batches before this step have been read."""
         return
 
-    def begin(self, step: int, told: int | None, /) -> None:
-        """Begin a plan at this step. The plan before has ended, at step `told`.
+    def begin(self, step: int, planned: int | None, /) -> None:
+        """Begin a plan at this step. The plan before has ended, at step `planned`.
 
         With None, all that was fetched for the plan before is dropped.
         """

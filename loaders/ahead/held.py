@@ -110,12 +110,12 @@ class Held:
         self._open: dict[int, list[HeldRange]] = {}  # by the span that is not left yet
         self._going: list[tuple[int, int]] = []  # a heap of the last step of each other range
 
-    def begin(self, step: int, told: int | None) -> None:
-        """Begin a plan at this step, after a plan up to step `told`; None drops its ranges."""
-        if told is None or self._bytes > network.NETWORK.held:
+    def begin(self, step: int, planned: int | None) -> None:
+        """Begin a plan at this step, after a plan up to step `planned`; None drops its ranges."""
+        if planned is None or self._bytes > network.NETWORK.held:
             self.clear()
         for span in list(self._open):
-            self.left([(span, told or step)])
+            self.left([(span, planned or step)])
 
     def tell(self, extents: npt.NDArray[np.void]) -> None:
         """Fetch ranges, in this order, unless they are here."""

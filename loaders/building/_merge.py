@@ -104,7 +104,7 @@ class _Merge:
                 rows = row_type(where, found.length, whole_files=survey.files > 0)
                 file = store.new(f"field-{len(self.fields)}", rows, (survey.records,))
                 self.fields[name] = _Out(file, "crc32c" if found.kind == "bytes" else None)
-        self.strings = [_Strings(store, name, *told) for name, told in survey.strings.items()]
+        self.strings = [_Strings(store, name, *sizes) for name, sizes in survey.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
         self.numbers = np.zeros(0, np.int64)  # the class of each name, as the survey numbers names

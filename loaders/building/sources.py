@@ -132,8 +132,8 @@ def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
         states = [list(_local_states(root, job)) for job in jobs]
     digests = []
     for job, state in zip(jobs, states, strict=True):
-        told = [state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest]
-        text = repr(told).encode("utf-8", "surrogateescape")
+        content = [state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest]
+        text = repr(content).encode("utf-8", "surrogateescape")
         digests.append(hashlib.sha256(text).hexdigest())
     return digests
 

@@ -94,8 +94,8 @@ class ArrayFile:
         self.close()
         if self.bytes != self.size:
             raise damaged_part(self.file)
-        told = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
-        return told | {"sha256": self.digest.hexdigest()}
+        facts = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
+        return facts | {"sha256": self.digest.hexdigest()}
 
 
 class IndexWriter:

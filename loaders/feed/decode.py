@@ -96,8 +96,8 @@ class DecodeImage:
             validate.integer("width", size[1], minimum=1),
         )
         self.fit = validate.choice("fit", fit, get_args(Fit))
-        for name, told in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
-            if size is None and told:
+        for name, given in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
+            if size is None and given:
                 raise ValueError(f"{name}= needs size=(height, width)")
         if reducing_gap is not None and not reducing_gap >= 1:
             raise ValueError(f"reducing_gap must be at least 1, got {reducing_gap!r}")
@@ -147,8 +147,8 @@ class DecodeImage:
             try:
                 image = Image.open(io.BytesIO(data), formats=FORMATS)
             except UnidentifiedImageError:
-                told = f"field {field!r} is no image, it begins with {data[:16]!r}"
-                raise UnidentifiedImageError(told) from None
+                problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
+                raise UnidentifiedImageError(problem) from None
             self._check(image.height, image.width)
             if image.mode in ("I", "F"):
                 raise ValueError(

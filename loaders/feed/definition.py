@@ -24,7 +24,7 @@ Decode = Callable[[Sample], Mapping[str, Any]]
 BatchTransform = Callable[[Batch, int], Mapping[str, Any]]
 """What makes a batch of a batch and its seed: `batch_transform=`."""
 
-TOLD = ("id", "record", "view", "seed", "seed32")
+GIVEN = ("id", "record", "view", "seed", "seed32")
 """What a transform is given beside the fields. The batch does not hold these values."""
 
 
@@ -96,7 +96,7 @@ def check_names(
     both = names.intersection(beside)
     if both:
         raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
-    taken, whose = (TOLD, "sample") if feed.transform is not None else (("id",), "batch")
+    taken, whose = (GIVEN, "sample") if feed.transform is not None else (("id",), "batch")
     both = names.intersection(("mask", *taken) if feed.sampler.padded else taken)
     if both:
         raise ValueError(

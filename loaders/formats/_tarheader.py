@@ -82,18 +82,18 @@ class _Walk:
     def member(self) -> Member | None:
         """Read the headers of the next member; None at the end of the archive."""
         start, blocks = self.at, b""
-        told: dict[bytes, Any] = {}  # extended headers of this member, by kind
+        headers: dict[bytes, Any] = {}  # extended headers of this member, by kind
         while (block := self._header()) is not None:
             kind, size = block[156:157], self._number(block[124:136])
             self.at += BLOCK
             if kind not in b"xXgLK":
-                return self._finish(start, block, size, blocks, told)
+                return self._finish(start, block, size, blocks, headers)
             data = self._payload(size)
             blocks += block + data
             if len(blocks) > 2 * LIMITS.header_bytes:
                 raise self._error(f"extended headers of more than {2 * LIMITS.header_bytes} bytes")
-            self._extend(told, kind, data[:size])
-        if told:
+            self._extend(headers, kind, data[:size])
+        if headers:
             raise self._truncated("an extended header, and no member after it", BLOCK)
         self._check_end()
         return None
@@ -138,7 +138,7 @@ class _Walk:
         self.at += len(data)
         return data
 
-    def _extend(self, told: dict[bytes, Any], kind: bytes, data: bytes) -> None:
+    def _extend(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
         """Take in one extended header."""
         if kind == b"g":
             self.shared_bytes += len(data)
@@ -147,9 +147,9 @@ class _Walk:
             self.shared.update(self._pax(data))
             return
         gnu, kind = kind in b"LK", b"x" if kind == b"X" else kind
-        if kind in told:
+        if kind in headers:
             raise self._error(f"two {'GNU long names' if gnu else 'PAX headers'} before one member")
-        told[kind] = data.rstrip(b"\x00") if gnu else self._pax(data)
+        headers[kind] = data.rstrip(b"\x00") if gnu else self._pax(data)
 
     def _pax(self, data: bytes) -> dict[bytes, bytes]:
         """Parse PAX records (`length key=value`, a newline); keep the keys that matter here."""
@@ -168,7 +168,7 @@ class _Walk:
         return records
 
     def _finish(
-        self, start: int, block: bytes, size: int, blocks: bytes, told: Mapping[bytes, Any]
+        self, start: int, block: bytes, size: int, blocks: bytes, headers: Mapping[bytes, Any]
     ) -> Member:
         """Make a member of its header block and the extended headers before the block."""
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
@@ -179,11 +179,11 @@ class _Walk:
         if block[345] and block[257:263] == b"ustar\x00":
             name = _text(block[345:500]) + b"/" + name
         if blocks or self.shared:
-            pax = self.shared | told.get(b"x", {})
+            pax = self.shared | headers.get(b"x", {})
             if any(key.startswith(_SPARSE) for key in pax):
                 raise self._unsupported(b"S", start)
-            name = self._longer(name, told.get(b"L"), pax.get(b"path"))
-            link = self._longer(link, told.get(b"K"), pax.get(b"linkpath"))
+            name = self._longer(name, headers.get(b"L"), pax.get(b"path"))
+            link = self._longer(link, headers.get(b"K"), pax.get(b"linkpath"))
             if length := pax.get(b"size"):
                 if not length.isdigit() or len(length) > 19:
                     raise self._error("PAX size that is no number", found=length)

@@ -103,8 +103,8 @@ class Index:
         self.manifest = manifest
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
-        told = self.options.root
-        self.built_at = Location.of(told, typed=False) if told and is_url(told) else None
+        built = self.options.root
+        self.built_at = Location.of(built, typed=False) if built and is_url(built) else None
         self.digest: str = digest_of(manifest)
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
@@ -250,8 +250,8 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
-        told = self.fingerprint, checked, self.cache, self.where
-        return _reopen, (str(self.path), self.shards_at, *told)
+        facts = self.fingerprint, checked, self.cache, self.where
+        return _reopen, (str(self.path), self.shards_at, *facts)
 
     @property
     def has_keys(self) -> bool:

@@ -36,8 +36,8 @@ def kind(optimizer: Any) -> str:
     """Describe an optimizer: Keras would skip the variables of another, with a warning."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
-    told = ", ".join(map(kind, parts)) or f"{len(optimizer.variables)} variables"
-    return f"{type(optimizer).__name__}({told})"
+    shown = ", ".join(map(kind, parts)) or f"{len(optimizer.variables)} variables"
+    return f"{type(optimizer).__name__}({shown})"
 
 
 def shapes(model: keras.Model) -> list[list[Any]]:

@@ -120,7 +120,7 @@ def _contents(index: Source) -> dict[str, dict[str, str]]:
     A name may be a field in one container and a column in another: a tar holds numbers as text. A
     field and a column are not compared.
     """
-    told: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
+    found: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
     for name, digest in index.digests.items():
-        told["columns" if name in index.columns else "fields"][name] = digest
-    return told
+        found["columns" if name in index.columns else "fields"][name] = digest
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.definition import TOLD, Definition, Sample
+from twinfeed.loaders.feed.definition import GIVEN, Definition, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated, same
 from twinfeed.loaders.index import Index
@@ -180,7 +180,7 @@ class Samples:
     ) -> list[Made]:
         """Call the transform with `id`, `seed` and the like, and remove these from the result."""
         for name in samples[0] if samples else ():
-            if name in self._side or name in TOLD:
+            if name in self._side or name in GIVEN:
                 whose = "the name of a side table" if name in self._side else _LOADERS_OWN
                 raise ValueError(f"field {name!r} has {whose}: give it another name in decode")
         seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
@@ -196,11 +196,11 @@ class Samples:
         whole = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
         made = self.calls.each("transform", self._call, request.records, whole, samples)
         for sample, given, record in zip(made, whole, request.records, strict=True):
-            for name in TOLD:
+            for name in GIVEN:
                 if name in sample and sample[name] is not given[name]:
                     where = self.index.describe(record)
                     raise DecodeError(f"{where}: transform gave {name!r} another value: rename it")
-        return [{name: sample[name] for name in sample if name not in TOLD} for sample in made]
+        return [{name: sample[name] for name in sample if name not in GIVEN} for sample in made]
 
     def _call(self, whole: Sample, sample: Made) -> Made:
         """Call the transform, and check that shared arrays have not changed."""

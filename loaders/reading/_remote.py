@@ -92,10 +92,10 @@ class RemoteShards(Fetcher):
         with self._lock:
             self._held.passed(step)
 
-    def begin(self, step: int, told: int | None, /) -> None:
-        """Begin a plan at this step. The plan before, up to step `told`, has ended."""
+    def begin(self, step: int, planned: int | None, /) -> None:
+        """Begin a plan at this step. The plan before, up to step `planned`, has ended."""
         with self._lock:
-            self._held.begin(step, told)
+            self._held.begin(step, planned)
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""

@@ -65,7 +65,7 @@ def locked(
     Raises:
         TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
     """
-    start, told, wait = time.monotonic(), False, WAIT if wait is None else wait
+    start, warned, wait = time.monotonic(), False, WAIT if wait is None else wait
     while (fd := _try_lock(folder, make)) is None:
         waited = time.monotonic() - start
         if waited >= wait:
@@ -74,8 +74,8 @@ def locked(
                 f"ended, or end it; if nobody writes there, delete {folder / LOCK}"
             )
             raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
-        if waited >= _PATIENCE and not told:
-            told = True
+        if waited >= _PATIENCE and not warned:
+            warned = True
             text = f"{folder}: waiting for another process that writes there"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         time.sleep(_PAUSE)

@@ -20,5 +20,5 @@ def needing(what: str, extra: str, /) -> Iterator[None]:
 
 def not_installed(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
     """Return the error of a module that is not installed."""
-    told = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
-    return ModuleNotFoundError(told, name=module)
+    problem = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
+    return ModuleNotFoundError(problem, name=module)

@@ -64,7 +64,7 @@ def find_runs(records: Int64s, stops: Int64s, /) -> Runs:
     >>> [runs.turns[a:b].tolist() for a, b in zip(runs.bounds, runs.bounds[1:])]
     [[0, 2, 4], [1, 3]]
     """
-    order = np.lexsort((records, _times_met(records)))
+    order = np.lexsort((records, _times_drawn(records)))
     sorted_records = records[order]
     file = np.searchsorted(stops, sorted_records, side="right")
     pause = np.diff(order, prepend=order[:1])
@@ -139,14 +139,14 @@ def _pieces(pieces: list[list[tuple[int, int, int]]], turns: Int64s, readers: in
     return Pieces(reader, table[:, 0], table[:, 2] - table[:, 1], bounds)
 
 
-def _times_met(records: Int64s) -> Int64s:
+def _times_drawn(records: Int64s) -> Int64s:
     """Return how often each record of the stream came before."""
     order = np.argsort(records, kind="stable")
     starts = np.flatnonzero(np.diff(records[order], prepend=-1))
     before = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    met = np.empty(len(order), np.int64)
-    met[order] = before
-    return met
+    drawn = np.empty(len(order), np.int64)
+    drawn[order] = before
+    return drawn
 
 
 def _read_in_a_circle(records: Int64s, stops: Int64s) -> npt.NDArray[np.bool_]:

@@ -292,14 +292,14 @@ def _hits(units: Int64s, places: int) -> npt.NDArray[np.bool_]:
     """Return which units are in a cache of so many units when they are used."""
     upcoming = _next_uses(units).tolist()
     kept = Kept()
-    met = np.zeros(len(units), bool)
+    cached = np.zeros(len(units), bool)
     for place, (unit, coming) in enumerate(zip(units.tolist(), upcoming, strict=True)):
-        met[place] = kept.next.pop(unit, None) is not None
+        cached[place] = kept.next.pop(unit, None) is not None
         if coming < len(units):
             kept.hold(unit, coming)
         if len(kept.next) > places:
             kept.furthest(-1)
-    return met
+    return cached
 
 
 def _next_uses(units: Int64s) -> Int64s:
