@@ -192,8 +192,8 @@ def test_loose_files_of_several_parts_are_read_as_indexed(
         for name in names.values():
             (tmp_path / name).write_bytes(name.encode())
         entries.append(Entry(f"k{n}", names))
-    index = build_index(entries, tmp_path / "x.index", fields=["a", "b"], missing="empty")
-    assert len(index.shards) == 3
+    index = build_index(entries, tmp_path / "x.index", missing="empty")
+    assert (len(index.shards), list(index.fields)) == (3, ["a", "b"])
     with Reader(index) as reader:
         read = reader.read(range(8))
     assert read["b"] == [b"%d.b" % n for n in range(8)]
