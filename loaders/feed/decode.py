@@ -197,7 +197,6 @@ class DecodeImage:
             colorspace=self._colours,
             min_height=height,
             min_width=width,
-            min_factor=part,
             buffer=_memory(nbytes) if nbytes >= _LARGE else None,
         )
         return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
