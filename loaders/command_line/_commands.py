@@ -257,7 +257,7 @@ def run_compare(options: argparse.Namespace) -> int:
     index = open_index(options.index, root=options.root)
     sampler = sampler_of(options, index)
     image = None if options.size is None else image_field(index, options.field)
-    feed = feed_of(options, index, sampler, list(index.fields), image)
+    feed = feed_of(options, index, sampler, image)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     say(*str(found).splitlines())
     return 0 if found.equal else 1
@@ -268,10 +268,7 @@ def run_show(options: argparse.Namespace) -> None:
 
     index = open_index(options.index, root=options.root)
     sampler, image = sampler_of(options, index), image_field(index, options.field)
-    lists = [name for name, field in index.fields.items() if field.kind != "bytes"]
-    lists = [name for name in lists if name not in index.columns]
-    fields = [name for name in index.fields if name not in lists]
-    feed = feed_of(options, index, sampler, fields, image, fit="pad")
+    feed = feed_of(options, index, sampler, image, fit="pad")
     _draw(show_batch(feed, step=options.step), options.out)
 
 

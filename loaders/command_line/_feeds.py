@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,25 +34,23 @@ def feed_of(
     options: argparse.Namespace,
     index: Index,
     sampler: BatchStream,
-    fields: Sequence[str],
     image: str | None,
     *,
     fit: Fit = "stretch",
 ) -> Feed:
-    """Return the feed of these fields, with `image` decoded.
+    """Return the feed of all fields, with `image` decoded.
 
     A field that a record lacks is empty, and lists are ragged. Only the image must be there.
     """
     decode = None
     if image is not None:
         decode = DecodeImage(image, size=(options.size, options.size), fit=fit)
-    stored = {name: index.fields[name] for name in fields if name not in index.columns}
+    stored = {name: field for name, field in index.fields.items() if name not in index.columns}
     lists = {name for name, field in stored.items() if field.kind != "bytes"}
     lacked = {name for name, field in stored.items() if field.missing} - {image}
     return Feed(
         index,
         sampler,
-        fields=fields,
         decode=decode,
         collate=dict.fromkeys(lists, "ragged"),
         missing={name: [] if name in lists else b"" for name in lacked},
