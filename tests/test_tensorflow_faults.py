@@ -135,6 +135,7 @@ def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
         index = copied(tmp_path / name)
         damage(index, 41)  # the first record of a shard is compared with the index
         loaders[index] = loader(index, once(), **FILES)
+    datasets = {index: one.dataset for index, one in loaders.items()}  # not yet begun
     for index, one in loaders.items():
         assert engine_of(one) == "ChooseFiles"
         with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
@@ -145,7 +146,7 @@ def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
         assert raised.value.path == str(Path(index.root) / shard)
         assert raised.value.record == number
         with pytest.raises(DataCorruptionError) as raised, original_errors():
-            list(one.dataset)
+            list(datasets[index])
         assert raised.value.path == str(Path(index.root) / shard)
 
 
