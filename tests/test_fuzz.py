@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fuzz import FOUND, TARGETS, run, workshop
 
-EACH = 100
-SLOW = {"part": 20, "image": 20, "save": 40}
+EACH = 50
+SLOW = {"part": 10, "image": 10, "save": 20}
 
 
 @pytest.fixture(autouse=True)

@@ -123,6 +123,7 @@ def installed(built: Path, source: Path, tmp_path_factory: pytest.TempPathFactor
     return install
 
 
+@pytest.mark.long
 def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
     installed: Installed,
 ) -> None:
@@ -174,6 +175,7 @@ def test_the_installed_library_is_what_is_imported(
             assert "error" not in run.stderr.lower()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
 def test_a_checker_of_types_follows_an_editable_installation_that_is_strict(
     installed: Installed, tmp_path: Path, checker: str

@@ -58,7 +58,9 @@ def test_pages_without_a_framework(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("pages", [WITH_FRAMEWORKS, *APART], ids=" ".join)
+@pytest.mark.parametrize(
+    "pages", [pytest.param(WITH_FRAMEWORKS, marks=pytest.mark.long), *APART], ids=" ".join
+)
 def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
     paste(pages, tmp_path, python=PYTHON)
 

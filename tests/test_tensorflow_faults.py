@@ -150,8 +150,11 @@ def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
         assert raised.value.path == str(Path(index.root) / shard)
 
 
-@pytest.mark.parametrize("fields", [["word"], []], ids=str)
-@pytest.mark.parametrize("at", [0, 9, 14, -1], ids=["length", "checksum", "message", "footer"])
+@pytest.mark.parametrize(
+    ("at", "fields"),
+    [(0, ["word"]), (9, []), (14, ["word"]), (-1, []), (-1, ["word"])],
+    ids=["length", "checksum", "message", "footer", "footer, of a field"],
+)
 def test_damage_outside_the_fields_names_file_and_record(
     tmp_path: Path, at: int, fields: list[str]
 ) -> None:

@@ -66,8 +66,7 @@ def fit(network: keras.Model, dataset: Any, epochs: int, **options: Any) -> Any:
     return network.fit(dataset, epochs=epochs, verbose=0, shuffle=False, **options)
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("records", [RECORDS, 9])
+@pytest.mark.parametrize(("warm", "records"), [(False, RECORDS), (True, 9)])
 def test_each_epoch_of_fit_is_the_next(warm: bool, records: int) -> None:
     one = made(sampler(records))
     dataset, seen = recording(one.dataset)
@@ -139,7 +138,7 @@ def train(
 
 
 @saves_weights
-@pytest.mark.parametrize("after", [2, 8, 11])  # resumed at (0, 0), (1, 0) and (1, 3)
+@pytest.mark.parametrize("after", [2, 11])  # resumed at (0, 0) and (1, 3)
 def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -150,17 +149,16 @@ def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) 
     for mine, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
         assert np.array_equal(mine, other)
     assert int(whole.optimizer.iterations.numpy()) == int(resumed.optimizer.iterations.numpy())
-    assert places.seen == list(range({2: 1, 8: 7, 11: 12}[after], 25))
+    assert places.seen == list(range({2: 1, 11: 12}[after], 25))
     assert (last.epoch, last.step) == (3, 0)
     names = sorted(path.name[6:] for path in (tmp_path / "cut").iterdir())
     assert names == ["-epoch3-step0", "-epoch3-step0-end"]
 
 
 @saves_weights
-@pytest.mark.parametrize("at_once", [5, 100])
-def test_several_steps_at_once_are_counted(tmp_path: Path, at_once: int) -> None:
+def test_several_steps_at_once_are_counted(tmp_path: Path) -> None:
     """Keras counts on to the end of the last execution."""
-    one = made()
+    one, at_once = made(), 5
     assert len(one) % at_once
     whole = train(tmp_path / "whole", one=one, steps_per_execution=at_once)
     state = saved(tmp_path / "whole")
@@ -285,7 +283,7 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
 
 
 @saves_weights
-@pytest.mark.parametrize(("records", "ahead"), [(8, 20), (9, 0), (17, 20)])
+@pytest.mark.parametrize(("records", "ahead"), [(9, 0), (17, 20)])
 def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
     tmp_path: Path, strategy: tf.distribute.Strategy, records: int, ahead: int
 ) -> None:
