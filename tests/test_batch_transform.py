@@ -80,12 +80,8 @@ STREAMS: dict[str, Callable[[Index], BatchStream]] = {
     "a rank": lambda index: ExactOnceBatchSampler(N, batch_size=8, final="pad").shard(3, 4),
     "a rank without rows": lambda index: ExactOnceBatchSampler(N, batch_size=21).shard(2, 3),
 }
-LOADERS: dict[str, Callable[[Feed], Any]] = {
-    "numpy": NumpyLoader,
-    "torch": TorchLoader,
-    "torch, 2 workers": lambda feed: TorchLoader(feed, num_workers=2),
-    "tensorflow": TensorFlowLoader,
-}
+HERE: list[Callable[[Feed], Any]] = [NumpyLoader, TorchLoader, TensorFlowLoader]
+LOADERS = [*HERE, lambda feed: TorchLoader(feed, num_workers=2)]
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -98,7 +94,7 @@ def test_every_loader_gives_what_the_function_makes_of_the_rows(index: Index, na
     feed = Feed(index, STREAMS[name](index), decode=decoded, batch_transform=mixed)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
     evaluation = feed.sampler.evaluation
-    for make in LOADERS.values():
+    for make in LOADERS:
         with make(feed) as loader:
             found = received(loader)
             assert found == wanted[: len(feed)]
@@ -131,7 +127,7 @@ def test_what_it_writes_to_is_no_image_that_comes_again(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(N, reuse=3, live=8, seed=3), batch_size=4)
     feed = Feed(index, sampler, decode=decoded, batch_transform=in_place)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
-    for make in (NumpyLoader, TorchLoader, TensorFlowLoader):
+    for make in HERE:
         assert twice(make(feed)) == wanted
         assert twice(make(feed, threads=3)) == wanted
 
@@ -180,7 +176,7 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
             batch["list"] for batch in NumpyLoader(Feed(index, sampler, decode=ragged, collate=how))
         ]
         found = []
-        for make in LOADERS.values():
+        for make in LOADERS:
             with make(feed) as loader:
                 found.append(received(loader))
         assert all(one == found[0] for one in found)
@@ -204,7 +200,7 @@ def test_arrays_of_any_kind_are_taken(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4, final="drop")
     feed = Feed(index, sampler, decode=decoded, batch_transform=function)
     found = []
-    for make in LOADERS.values():
+    for make in HERE:
         with make(feed) as loader:
             found.append(received(loader))
     assert all(one == found[0] for one in found)
@@ -213,11 +209,13 @@ def test_arrays_of_any_kind_are_taken(index: Index) -> None:
 def test_lengths_that_differ_are_given_by_batch_spec(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(N), batch_size=3)
     feed = Feed(index, sampler, batch_transform=trimmed)
-    with pytest.raises(DecodeError, match=r"epoch 0, step 1 .*int64\(5,\).*'tokens'.*batch_spec"):
+    with pytest.raises(
+        DecodeError, match=r"(?s)epoch 0, step 1: .*'tokens' has shape \(5,\).*batch_spec"
+    ):
         list(NumpyLoader(feed))
     spec = {"tokens": ((None,), "int64")}
     feed = Feed(index, sampler, batch_transform=trimmed, batch_spec=spec)
-    for make in LOADERS.values():
+    for make in HERE:
         with make(feed) as loader:
             assert [batch["tokens"].shape[1] for batch in loader] == [3, 5, 4, 5, 5, 3, 5, 2]
     assert TensorFlowLoader(feed).dataset.element_spec["tokens"].shape == (None, None)
@@ -232,7 +230,7 @@ def test_lengths_that_collation_pads_stay_free(index: Index) -> None:
     with NumpyLoader(Feed(index, sampler, **options)) as loader:
         wanted = received(loader)
     feed = Feed(index, sampler, **options, batch_transform=same)
-    for make in LOADERS.values():
+    for make in HERE:
         with make(feed) as loader:
             assert received(loader) == wanted
 
@@ -267,7 +265,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 def test_what_it_may_not_return(index: Index, name: str) -> None:
     function, error, message = REFUSED[name]
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
-    for make in (NumpyLoader, TorchLoader, TensorFlowLoader):
+    for make in HERE:
         feed = Feed(index, sampler, decode=decoded, batch_transform=function)
         with pytest.raises(error, match=message), make(feed) as loader:
             next(iter(loader))
@@ -275,16 +273,16 @@ def test_what_it_may_not_return(index: Index, name: str) -> None:
 
 def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(N), batch_size=11)
-    changes = {"x": "x", "dtype": "x"}
+    changes = {"y": "y", "dtype": "x"}
     for what, field in changes.items():
 
         def function(batch: dict[str, Any], seed: int, what: str = what) -> dict[str, Any]:
             later = batch["id"][0] > 0
             made = {"x": batch["x"].astype("f8") if later and what == "dtype" else batch["x"]}
-            return made | ({"y": batch["x"]} if later and what == "x" else {})
+            return made | ({"y": batch["x"]} if later and what == "y" else {})
 
         feed = Feed(index, sampler, decode=decoded, batch_transform=function)
-        with pytest.raises(DecodeError, match=f"epoch 0, step 1 .*'{field}'"):
+        with pytest.raises(DecodeError, match=f"epoch 0, step 1: .*'{field}'"):
             list(NumpyLoader(feed))
 
 
@@ -323,7 +321,7 @@ def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
     sampler = ExactOnceBatchSampler(N, batch_size=5, final="pad")
     feed = Feed(index, sampler, decode=ragged, collate={"list": Pad(value=-1, multiple=4)})
     found = []
-    for make in LOADERS.values():
+    for make in HERE:
         with make(feed) as loader:
             found.append(received(loader))
     assert all(one == found[0] for one in found)

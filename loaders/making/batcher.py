@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.planner import Planner, Plans
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
+from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making.batch_function import Shapes, spread, tried_function
+from twinfeed.loaders.making.batch_function import BatchFunction, Shapes
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import first_of, tried
@@ -51,17 +51,14 @@ class Batcher(Closing):
         )
         self._index = feed.index
         self._side = dict(feed.side)
-        self._collate = check_collate(feed.collate)
+        self._samples = self.shapes = Shapes(self.spec, check_collate(feed.collate))
         self._empty = empty
-        self._function = tried_function(feed, _first_batch)
+        self._function = _function_of(feed)
+        if self._function is not None:
+            self.shapes = self._function.shapes
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
         self._planner: Planner | None = None  # what reads ahead
-
-    @property
-    def shapes(self) -> Shapes:
-        """The spec of a sample in the fields of a batch, and how they are collated."""
-        return Shapes(self.spec, self._collate) if self._function is None else self._function.shapes
 
     def __call__(self, request: Request, /) -> Batch:
         """Make one batch.
@@ -81,13 +78,8 @@ class Batcher(Closing):
             raise
         if self._planner is not None:
             self._planner.passed(request.step)
-        if len(kept.ids) and values.keys() != self.spec.keys():
-            raise DecodeError(
-                f"{self._index.describe(kept.records[0])}: {self.samples.last} gave the fields "
-                f"{sorted(values)} where {sorted(self.spec)} are expected: name them with spec="
-            )
         whole = request if self._function is None else kept
-        batch = self.meter.timed("collating", self._collated, whole, kept, joined, values)
+        batch = self.meter.timed("collating", self._collated, whole, joined, values)
         if self._function is not None:
             batch = self.meter.timed("transforming", self._function, batch, request)
         if held is not None:
@@ -96,20 +88,13 @@ class Batcher(Closing):
         return batch
 
     def _collated(
-        self,
-        request: Request,
-        kept: Request,
-        joined: dict[str, Array],
-        values: Mapping[str, Sequence[Any]],
+        self, request: Request, joined: dict[str, Array], values: Mapping[str, Sequence[Any]]
     ) -> Batch:
-        if not len(kept.ids):  # no values tell the fields
-            values = dict.fromkeys(self.spec, ())
-        if kept is not request:
-            held = request.ids >= 0
+        held = request.ids >= 0
+        if not held.all():
             joined = {name: _padded(rows, held) for name, rows in joined.items()}
-            values = {name: spread(column, held) for name, column in values.items()}
         try:
-            fields = collate(values, self.spec, how=self._collate, empty=self._empty)
+            fields = self._samples.collated(values, held, empty=self._empty)
         except MisfitError as error:
             where = self._index.describe(request.records[error.place])
             raise DecodeError(f"{where}: {error}") from error
@@ -175,6 +160,13 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
     padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
     padded[held] = rows
     return padded
+
+
+def _function_of(feed: Definition) -> BatchFunction | None:
+    """Return the function of a feed's batches, tried on the first batch, once."""
+    if feed.batch_transform is not None and "_function" not in vars(feed):
+        vars(feed)["_function"] = BatchFunction(feed, *_first_batch(feed))
+    return vars(feed).get("_function")
 
 
 def _first_batch(feed: Definition) -> tuple[Batch, Request]:
