@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from format_help import archive, member
 from inside import MANIFEST, crc32c, digest_of, file_digest, tfrecord
-from making_shards import flip, tars, write_tfrecord
+from making_shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
     Index,
@@ -75,6 +75,14 @@ def test_the_report_is_the_same_with_an_executor(tmp_path: Path, workers: int | 
         ("d-000001.tar", 4),
         ("d-000003.tar", 4),
     ]
+
+
+def test_what_follows_a_break_belongs_to_it(tmp_path: Path) -> None:
+    (shard,) = tfrecords(tmp_path, shards=1)
+    index = build_index(shard, tmp_path / "x.index")
+    flip(shard, [record.offset for record in tfrecord.scan(shard)][7])
+    flip(shard, int(index.table("image")["offset"][8]))
+    assert [(bad.record, bad.rest) for bad in verify(index).bad] == [(7, True)]
 
 
 class Counting(Executor):
