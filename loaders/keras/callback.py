@@ -409,7 +409,6 @@ class ResumeCallback(keras.callbacks.Callback):
         """Return the history of a run that has ended."""
         history = keras.callbacks.History()
         history.set_model(model)
-        history.on_train_begin()
         _known.tell([history], known)
         model.history = history
         return history
