@@ -139,11 +139,9 @@ class BucketBatchSampler(BatchStream):
         return epoch * self.num_records + int(self._batches_of(epoch)[1][step])
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        numbers = self._batches_of(epoch)[0][start : start + len(lows)]
-        drawn = (self._batch(epoch, number) for number in numbers.tolist())
-        return np.concatenate(
-            [ids[low:high] for ids, low, high in zip(drawn, lows, highs, strict=True)]
-        )
+        numbers = self._batches_of(epoch)[0][start : start + len(lows)].tolist()
+        drawn = zip(numbers, lows, highs, strict=True)
+        return np.concatenate([self._batch(epoch, one)[low:high] for one, low, high in drawn])
 
     def _batch(self, epoch: int, number: int) -> Int64:
         """Return the records of a batch by its number in the order of costs.

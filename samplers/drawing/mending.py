@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -68,8 +68,6 @@ def poor_pair(owner: Int64, records: Int64, sizes: Int64, k: int, /) -> tuple[in
     classes_of = defaultdict(list)
     for record, number in zip(records[small].tolist(), owner[small].tolist(), strict=True):
         classes_of[record].append(number)
-    shared: Counter[tuple[int, int]] = Counter()
-    for classes in classes_of.values():
-        shared.update(combinations(classes, 2))
+    shared = Counter(chain.from_iterable(combinations(each, 2) for each in classes_of.values()))
     poor = (pair for pair, both in shared.items() if sizes[list(pair)].sum() - both < 2 * k)
     return next(poor, None)
