@@ -107,6 +107,20 @@ def test_a_damaged_number_of_bytes_is_counted_again(tmp_path: Path) -> None:
         assert len(list(disk.entries())) == min(n + 1, 2)
 
 
+def test_what_is_not_written_takes_no_room(tmp_path: Path) -> None:
+    """Where the folder is in the way, and where another process has written the entry; and what was damaged."""
+    disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
+    (tmp_path / "cache" / "aa").touch()
+    with pytest.warns(RuntimeWarning, match="not cached"):
+        assert not disk.put(NAME, bytes(100), iter(()))
+    (tmp_path / "cache" / "aa").unlink()
+    for name in (NAME, NAME, f"{'b' * 24}-0"):
+        assert disk.put(name, bytes(100), iter(()))
+    (tmp_path / "cache" / "aa" / f"{NAME}.chunk").write_bytes(bytes(112))  # damaged
+    assert disk.get(NAME, 100) is None
+    assert disk.put(NAME, bytes(100), iter(()))
+
+
 WITHOUT_LOCKS = """
 import sys
 from pathlib import Path
