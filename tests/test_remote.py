@@ -327,7 +327,7 @@ def test_an_endpoint_without_encryption_is_allowed_first(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:1")  # which counts
     with pytest.raises(LoaderError, match="cannot be reached") as caught:
         open_index(f"{s3}/x.index")
-    assert str(caught.value.found).startswith("HTTP error: error sending request")
+    assert str(caught.value.found).startswith("HTTP error: error sending request (Connect) (")
 
 
 def test_a_pattern_that_nothing_matches_is_named(s3: str, tmp_path: Path) -> None:
