@@ -108,7 +108,7 @@ def test_a_damaged_number_of_bytes_is_counted_again(tmp_path: Path) -> None:
 
 
 def test_what_is_not_written_takes_no_room(tmp_path: Path) -> None:
-    """Where the folder is in the way, and where another process has written the entry; and what was damaged."""
+    """A folder is in the way; another process has written the entry; an entry is damaged."""
     disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
     (tmp_path / "cache" / "aa").touch()
     with pytest.warns(RuntimeWarning, match="not cached"):

@@ -38,6 +38,7 @@ from twinfeed.samplers import (
     RandomSampler,
     SequentialSampler,
     ShardShuffleSampler,
+    ViewSampler,
 )
 
 ENGINES = ["gather", "choose_from_datasets"]
@@ -57,6 +58,13 @@ IN_STORED_ORDER = {
 STORED = BatchSampler(SequentialSampler(61), batch_size=8)
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def test_views_of_records_in_stored_order_are_read_from_files() -> None:
+    order = ViewSampler(SequentialSampler(61), [1, 2, 5] * 20 + [3], per_epoch="one", seed=8)
+    stream = BatchSampler(order, batch_size=8)
+    one = loader(packed(61), stream, engine="choose_from_datasets")
+    assert [noted(batch) for batch in one.dataset] == expected(packed(61), stream, range(1))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
