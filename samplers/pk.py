@@ -16,7 +16,7 @@ from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
 from twinfeed.samplers.drawing.mending import poor_pair
-from twinfeed.samplers.label_lists import LabelLists
+from twinfeed.samplers.label_lists import by_class, label_lists
 from twinfeed.samplers.misnamed import counterparts
 
 
@@ -186,15 +186,15 @@ class PKBatchSampler(BatchStream):
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, NDArray[Any] | None]:
         """Return the records by class; and the label of each class, if records have several."""
-        lists = LabelLists.of(labels)
+        lists = label_lists(labels)
         if lists is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self.num_records = len(order.records) if lists is None else lists.number
+        self.num_records = len(order.records if lists is None else lists[0])
         self._several = lists is not None
         chosen = None if records is None else validate.records(records, self.num_records)
         self.part = chosen
         if lists is not None:
-            return lists.order(chosen)
+            return by_class(*lists, chosen)
         return (order if chosen is None else order._some(chosen)), None
 
     def _check_lists(self, names: NDArray[Any]) -> None:
