@@ -6,23 +6,18 @@ security.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import os
 import random
-import struct
 import subprocess
 import sys
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import HTML, LFS, RECORDS, of_members
 from format_help import (
-    END,
     archive,
     block,
     contents,
@@ -37,12 +32,10 @@ from format_help import (
 from inside import (
     COMPRESSED,
     LIMITS,
-    TarWriter,
     decode_list,
     encode,
     length_delimited,
     locate,
-    masked,
     parse,
     shards,
     tar,
@@ -57,17 +50,6 @@ from twinfeed.loaders import (
     TruncatedShardError,
     verify,
 )
-
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "zlib": zlib.compress,
-}
-RECORDS = (b"one", b"", b"three" * 5)
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
-HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head>" + b" " * 500
-XML = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code></Error>'
 
 
 def records(path: Path, **options: Any) -> list[bytes]:
@@ -102,28 +84,6 @@ def told(error: DataCorruptionError, path: Path) -> DataCorruptionError:
 # A. TFRecord bytes
 
 
-def test_a01_length_checksum_wrong_stops_the_shard(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    shard = write_records(path, *RECORDS)
-    path.write_bytes(flip(shard, 19 + 9))
-    heard: list[DataCorruptionError] = []
-    error = tfrecord_error(path, on_bad=heard.append)
-    assert error.problem == "corrupted length at offset 19"
-    assert (error.record, error.offset, heard) == (1, 19, [])
-
-
-def test_a02_data_checksum_wrong_spoils_one_record(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(flip(write_records(path, *RECORDS), 12))
-    error = tfrecord_error(path)
-    assert error.problem == "corrupted data at offset 0"
-    assert error.record == 0
-    assert str(error.expected).startswith("data CRC 0x")
-    heard: list[DataCorruptionError] = []
-    assert records(path, on_bad=heard.append) == list(RECORDS[1:])
-    assert [each.record for each in heard] == [0]
-
-
 def test_a03_truncated_at_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a"
     shard = write_records(path, *RECORDS)
@@ -139,65 +99,6 @@ def test_a03_truncated_at_every_byte(tmp_path: Path) -> None:
         start = max(end for end in ends if end < size)
         assert (error.offset, error.record) == (start, ends[start])
         assert error.found == f"{size - start} bytes"
-
-
-@pytest.mark.parametrize("length", [1 << 30, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
-def test_a04_absurd_length_is_refused_before_it_is_read(length: int, tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    head = struct.pack("<Q", length)
-    path.write_bytes(head + struct.pack("<I", masked(head)) + bytes(100))
-    assert isinstance(tfrecord_error(path, max_record_bytes=1 << 64), TruncatedShardError)
-    error = tfrecord_error(path, max_record_bytes=1000)
-    assert "max_record_bytes=1000" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [(LFS, "git lfs pull"), (HTML, "HTML page"), (XML, "XML page")],
-    ids=["git-lfs", "html", "xml"],
-)
-@pytest.mark.parametrize("error_of", [tfrecord_error, tar_error])
-def test_a08_pointer_or_error_page_instead_of_data(
-    content: bytes, what: str, error_of: Callable[[Path], DataCorruptionError], tmp_path: Path
-) -> None:
-    (tmp_path / "a").write_bytes(content)
-    assert what in str(error_of(tmp_path / "a"))
-
-
-@pytest.mark.parametrize("error_of", [tfrecord_error, tar_error])
-def test_other_files_taken_for_shards_are_named(
-    error_of: Callable[[Path], DataCorruptionError], tmp_path: Path
-) -> None:
-    from PIL import Image
-
-    path = tmp_path / "a"
-    for kind in ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"):
-        Image.new("RGB", (64, 64)).save(path, kind)
-        error = error_of(path)
-        assert f": a {kind} image" in error.problem
-        assert "loose images are indexed as they are: give the folder" in str(error.advice)
-    for content, what in [
-        (b"PAR1" + bytes(600), "a Parquet file"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(600), "an HDF5 file"),
-        ("d-00000.tar\nd-00001.tar é\n".encode(), "a text file"),
-        ("x{}".format("é" * 300).encode(), "a text file"),
-    ]:
-        path.write_bytes(content)
-        assert error_of(path).problem.endswith(f": {what}")
-    for content in (b"0001.txt", b"\xff\n" * 300, b"a\x00\n" * 300):
-        path.write_bytes(content)
-        assert "text" not in error_of(path).problem
-
-
-def test_each_container_knows_the_other(tmp_path: Path) -> None:
-    write_tar(tmp_path / "x.tfrecords", {"1.txt": b"one"})
-    write_records(tmp_path / "x.tar", *RECORDS)
-    error = tfrecord_error(tmp_path / "x.tfrecords")
-    assert error.problem.endswith("a tar archive")
-    assert error.advice == "index it with container='tar'"
-    error = tar_error(tmp_path / "x.tar")
-    assert error.problem.endswith("a TFRecord file")
-    assert error.advice == "index it with container='tfrecord'"
 
 
 def test_a08_a_record_may_begin_as_a_page_does(tmp_path: Path) -> None:
@@ -220,32 +121,12 @@ def test_a09_writer_that_was_not_closed(tmp_path: Path) -> None:
     assert "its writer may not have been closed" in str(error)
 
 
-def test_a11_scan_of_a_badly_damaged_shard_ends(tmp_path: Path) -> None:
-    path, rng = tmp_path / "a", random.Random(0)
-    shard = bytearray(write_records(path, *[rng.randbytes(100) for _ in range(200)]))
-    for record in range(200):
-        shard[record * 116 + 12 + rng.randrange(100)] ^= 1
-    path.write_bytes(shard)
-    heard: list[DataCorruptionError] = []
-    with no_hang():
-        assert records(path, on_bad=heard.append) == []
-    assert [error.record for error in heard] == list(range(200))
-
-
 # B. tar bytes
-
-
-def small_tar(path: Path) -> bytes:
-    """Write a small archive: two samples, three members, one name in a PAX header."""
-    with TarWriter(path) as writer:
-        writer.write("1", {"txt": b"one", "cls": b"7"})
-        writer.write("n" * 120, {"txt": b"x" * 600})
-    return path.read_bytes()
 
 
 def test_b12_b13_truncated_at_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    shard = small_tar(path)
+    path.write_bytes(shard := of_members())
     whole = contents(tar.scan(path))
     last = len(shard) - 1024  # the last member's padding belongs to it
     for size in range(1, len(shard)):
@@ -262,70 +143,28 @@ def test_b12_b13_truncated_at_every_byte(tmp_path: Path) -> None:
         assert [each.category for each in heard] == [ShardWarning]
 
 
-ONE = member(b"1.txt", b"one")
-LONG = member(b"././@LongLink", b"a.txt\0", b"L")
-LINE = "malformed PAX record"
+def test_texts_of_one_short_line_are_not_called_text(tmp_path: Path) -> None:
+    for error_of in (tfrecord_error, tar_error):
+        for content in (b"0001.txt", b"\xff\n" * 300, b"a\x00\n" * 300):
+            (tmp_path / "a").write_bytes(content)
+            assert "text" not in error_of(tmp_path / "a").problem
 
 
-def damaged_tars() -> Iterator[tuple[str, bytes, int, str]]:
-    """Yield (what is wrong, the archive, the offset of the error, a word of its message)."""
-    yield "cut in a member", ONE + block(b"2.txt", 10) + b"12345", 1024, "ends within member"
-    yield "cut in the padding", ONE[:-1], 0, "ends within member"
-    yield "cut in an extended header", pax({b"path": b"b"})[:600], 512, "ends within an extended"
-    for end in (END, b"", bytes(100)):
-        yield "no member after a header", pax({b"path": b"b"}) + end, 1024, "no member after it"
-    yield "checksum", ONE + flip(ONE, 3), 1024, "bad header checksum at offset 1024"
-    for text in (b"0 path=x\n", b"path=x\n", b"5 x=\njunk", b"9 path=x", b"99999 path=x\n"):
-        yield "pax", member(b"pax", text, b"x") + ONE, 1024, LINE
-    for text in (b"10 path=xy\n", b"9" * 22 + b" path=x\n", b"-10 path=x\n", b"7 path\n"):
-        yield "pax", member(b"pax", text, b"x") + ONE, 1024, LINE
-    for text in (b"6 =x\n\n", b"5\n", bytes(20), b"5 a=\n" + bytes(10)):
-        yield "pax", member(b"pax", text, b"x") + ONE, 1024, LINE
-    for kind in (b"x", b"g", b"L", b"K"):
-        yield "empty header", block(b"long", 0, kind) + ONE, 512, "extended header at offset 0"
-    for digits in (b"-1", b"1e3", b"0x10", b" 3", b"9" * 30, b"1_0", "٣".encode()):
-        yield "pax size", pax({b"size": digits}) + ONE, 1536, "PAX size that is no number"
-    names = [pax({b"path": name}) for name in (b"b.txt", b"c.txt")]
-    yield "PAX and GNU names", names[0] + LONG + ONE, 2560, "names differ"
-    yield "two GNU names", LONG + LONG + ONE, 2048, "two GNU long names"
-    yield "two PAX headers", names[0] + names[1] + ONE, 2048, "two PAX headers"
-    for size in (b"\xff" * 12, b"\xff" * 11 + b"\x01", b"\xc0" + bytes(11)):
-        for kind in (b"0", b"x", b"L", b"5"):
-            yield "negative", member(b"1.txt", b"one", kind, size=size), 0, "negative size"
-    for size in (
-        b"-0000000012 ",
-        b"-1" + bytes(10),
-        b"0000000000x\0",
-        b"0o7" + bytes(9),
-        b"9" * 12,
-    ):
-        for kind in (b"0", b"x", b"L", b"5"):
-            yield "octal", member(b"1.txt", b"one", kind, size=size), 0, "no octal number"
-    one = pax({b"comment": b"x"}, b"g")
-    yield "small headers pile up", one * 4000 + ONE, len(one) * 2048 + 1024, "headers of more than"
-    one = pax({b"comment": b"x" * 100_000}, b"g")
-    yield "global headers pile up", one * 11 + ONE, 11 * len(one), "global PAX headers"
-    for kind in (b"1", b"2"):
-        link = block(b"3.txt", 0, kind, link=b"1.txt")
-        yield "link", ONE + link, 1024, "field 'txt' is a link to '1.txt', not a file"
-    for name in (b"a\nb.txt", b"a.t\nxt", b"a\0b.txt", b"\xff.txt", b"a.t\xffxt"):
-        yield "name", ONE + pax({b"path": name}) + ONE, 1024, "NUL, newline or no UTF-8"
-    apart = ONE + member(b"2.jpg", b"two") + member(b"1.cls", b"1")
-    yield "key in two places", apart, 2048, "key '1' comes again, first at offset 0"
-    yield "joined", ONE + END + member(b"2.txt", b""), 2048, "something begins at 2048"
-    yield "joined and cut", ONE + END + ONE[:600], 2048, "something begins at 2048"
-    yield "overwritten by zeros", ONE + bytes(1024) + ONE, 2048, "something begins at 2048"
+def test_names_and_lists_longer_than_any_are_refused() -> None:
+    with pytest.raises(DataCorruptionError, match="name of more than") as caught:
+        locate(encode({"x" * 5000: 1}))
+    assert len(str(caught.value)) < 1000
+    values = b"\x0a\x00" * (LIMITS.values + 1)
+    with pytest.raises(DataCorruptionError, match=f"more than {LIMITS.values} values"):
+        decode_list("bytes_list", values)
+    assert len(decode_list("bytes_list", values[2:])) == LIMITS.values
 
 
-def test_b12_b14_b16_b18_b19_b21_b22_b24_b28_damaged_tars_are_refused(tmp_path: Path) -> None:
-    """Each error names the file, the offset, the record, and what to do."""
-    for number, (what, data, offset, word) in enumerate(damaged_tars()):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(data if "cut" in what or what.startswith("no ") else data + END)
-        error = tar_error(path)
-        assert (word in error.problem, error.offset) == (True, offset), (what, error)
-        assert isinstance(error, TruncatedShardError) == ("ends within" in error.problem), what
-        assert error.record is not None, what
+def test_b27_the_names_of_compressed_shards_are_refused() -> None:
+    for _, extensions in COMPRESSED.values():
+        for extension in (*extensions, extensions[0].upper()):
+            with pytest.raises(DataCorruptionError, match="cannot be read by id"):
+                shards.expand(f"a.tar.{extension}")
 
 
 def test_b13_a_tar_of_no_bytes_is_a_warning(tmp_path: Path) -> None:
@@ -392,12 +231,9 @@ def test_b16_pax_header_is_for_the_member_not_for_the_gnu_header_between(tmp_pat
     assert contents(tar.scan(path)) == [("n" * 120, {"txt": b"one"})]
 
 
-def test_b16_pax_path_and_linkpath(tmp_path: Path) -> None:
+def test_b16_pax_path(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", pax({b"path": "é/1.txt".encode()}), member(b"x", b"one"))
     assert contents(tar.scan(path)) == [("é/1", {"txt": b"one"})]
-    where = pax({b"linkpath": b"far/away"})
-    path = archive(tmp_path / "a.tar", where, member(b"1.txt", b"", b"2", link=b"near"))
-    assert "link to 'far/away'" in tar_error(path).problem
 
 
 def test_b17_global_pax_header_holds_until_it_is_changed(tmp_path: Path) -> None:
@@ -419,9 +255,6 @@ def test_b18_sizes_in_base_256(tmp_path: Path) -> None:
     three = (0x80 << 88 | 3).to_bytes(12, "big")
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=three))
     assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
-    huge = (0x80 << 88 | 1 << 70).to_bytes(12, "big")
-    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=huge))
-    assert isinstance(tar_error(path), TruncatedShardError)
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
@@ -431,28 +264,7 @@ def test_b19_extended_header_that_claims_gigabytes(kind: bytes, tmp_path: Path) 
     with path.open("wb") as file:
         file.write(block(b"long", (0x80 << 88 | 1 << 35).to_bytes(12, "big"), kind))
         file.truncate(1 << 36)
-    error = tar_error(path)
-    assert error.expected == f"1 to {LIMITS.header_bytes} bytes"
-    archive(path, member(b"long", b"", kind), member(b"1.txt", b"one"))
-    assert "extended header" in tar_error(path).problem
-
-
-def test_names_longer_than_any_file_has_are_refused(tmp_path: Path) -> None:
-    name = b"a/" * 3000 + b"1.txt"
-    path = archive(tmp_path / "a.tar", pax({b"path": name}), member(b"x", b"one"))
-    error = tar_error(path)
-    assert error.problem == f"name longer than {LIMITS.name_bytes} bytes"
-    assert error.found == f"{len(name)} bytes"
-    with pytest.raises(DataCorruptionError, match="name of more than") as caught:
-        locate(encode({"x" * 5000: 1}))
-    assert len(str(caught.value)) < 1000
-
-
-def test_a_list_of_too_many_single_values_is_refused_before_it_is_made() -> None:
-    values = b"\x0a\x00" * (LIMITS.values + 1)
-    with pytest.raises(DataCorruptionError, match=f"more than {LIMITS.values} values"):
-        decode_list("bytes_list", values)
-    assert len(decode_list("bytes_list", values[2:])) == LIMITS.values
+    assert tar_error(path).expected == f"1 to {LIMITS.header_bytes} bytes"
 
 
 @pytest.mark.parametrize(
@@ -491,15 +303,6 @@ def test_b22_names_are_keys_and_lead_nowhere(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_b23_one_extension_twice_names_both_offsets(tmp_path: Path) -> None:
-    path = archive(tmp_path / "a.tar", member(b"1.jpg", b"one"), member(b"1.JPG", b"two"))
-    error = tar_error(path)
-    assert "field 'jpg' twice in one sample: offsets 512 and 1536" in str(error)
-    assert error.key == "1"
-    with pytest.raises(ValueError, match="duplicate"):
-        webdataset_samples(path)
-
-
 def test_b24_parts_that_lie_apart_are_put_together_on_request(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "a.tar",
@@ -517,8 +320,6 @@ def test_b24_parts_that_lie_apart_are_put_together_on_request(tmp_path: Path) ->
         ("1", {"jpg": b"one", "cls": b"1", "txt": b"!"}),
     ]
     assert [record.number for record in records] == [2, 1, 0]
-    with pytest.raises(DataCorruptionError, match="'jpg' twice"):
-        list(tar.scan(archive(path, *[member(b"1.jpg", b""), member(b"2.a", b"")] * 2), join=True))
 
 
 def test_b26_names_split_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
@@ -526,49 +327,19 @@ def test_b26_names_split_at_the_first_dot_of_the_base_name(tmp_path: Path) -> No
     assert contents(tar.scan(path)) == [("d.v1/1", {"seg.png": b"1"})] == webdataset_samples(path)
 
 
-def test_a07_b27_compressed_shards_are_refused_with_advice(tmp_path: Path) -> None:
-    """By their first bytes, and by their names."""
-    for kind, (_, extensions) in COMPRESSED.items():
-        for extension in (*extensions, extensions[0].upper()):
-            with pytest.raises(DataCorruptionError, match="cannot be read by id"):
-                shards.expand(f"a.tar.{extension}")
-        if kind not in COMPRESS:
-            continue
-        path = tmp_path / "a"
-        for data, error_of in (
-            (small_tar(path), tar_error),
-            (write_records(path, *RECORDS * 10), tfrecord_error),
-        ):
-            path.write_bytes(COMPRESS[kind](data))
-            error = error_of(path)
-            assert f"{kind}-compressed" in error.problem
-            assert "convert it, as a stream, with twinfeed pack SHARD FOLDER" in str(error.advice)
+def test_b_sample_as_long_as_allowed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"x" * 600), member(b"1.cls", b"x" * 600))
+    assert len(list(tar.scan(path, max_record_bytes=1200))) == 1
 
 
-def test_b28_zeros_may_follow_the_end_and_nothing_else(tmp_path: Path) -> None:
-    one = member(b"1.txt", b"one")
-    for after in (bytes(5000) + b"junk", b"x"):
-        error = tar_error(archive(tmp_path / "a.tar", one, END, after, end=b""))
-        assert error.offset == 512 * 4 + len(after) - len(after.lstrip(b"\0"))
-    padded = archive(tmp_path / "a.tar", one, end=bytes(10240))
-    assert contents(tar.scan(padded)) == [("1", {"txt": b"one"})]
-
-
-def test_b28_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
+def test_b28_zeros_follow_the_end_and_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", member(b"1.txt", b"one"), end=bytes(10240))
+    assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
     path.write_bytes(bytes(20 * 512))  # what tar makes of no files
     assert contents(tar.scan(path)) == []
     path.write_bytes(bytes(21 * 512))
     with pytest.warns(ShardWarning, match="nothing but zeros"):
         assert contents(tar.scan(path)) == []
-
-
-def test_b_sample_longer_than_allowed(tmp_path: Path) -> None:
-    path = archive(tmp_path / "a.tar", member(b"1.txt", b"x" * 600), member(b"1.cls", b"x" * 600))
-    assert len(list(tar.scan(path, max_record_bytes=1200))) == 1
-    error = tar_error(path, max_record_bytes=1199)
-    assert "max_record_bytes=1199" in error.problem
-    assert error.offset == 0, "the second member is meant"
 
 
 # G. security

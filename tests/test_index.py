@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import LIMITS, MANIFEST, SHARD, StringColumn, index_writer, paths, row_type
+from inside import MANIFEST, SHARD, StringColumn, index_writer, paths, row_type
 from inside import arrays as _arrays
 from making_shards import flip, tars, tfrecords, tree, write_tar, write_tfrecord
 
@@ -288,16 +288,6 @@ def test_an_index_with_another_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StaleIndexError, match="this is another index") as caught:
         open_index(index.path, digest=digest)
     assert caught.value.expected == f"digest {digest}"
-
-
-def test_a_manifest_too_deep_or_too_long_is_refused(tmp_path: Path) -> None:
-    index = build_index(tars(tmp_path), tmp_path / "x.index")
-    (index.path / MANIFEST).write_text("[" * 200_000)
-    with pytest.raises(IndexFormatError, match="is not JSON"):
-        open_index(index.path)
-    os.truncate(index.path / MANIFEST, LIMITS.manifest_bytes + 1)  # of zeros that take no room
-    with pytest.raises(IndexFormatError, match="a file of too many bytes"):
-        open_index(index.path)
 
 
 @pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])

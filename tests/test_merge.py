@@ -170,18 +170,6 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     }
 
 
-def test_a_part_that_holds_fewer_records_than_it_tells_is_refused(tmp_path: Path) -> None:
-    options = IndexOptions(container="tar")
-    part = ShardPart(options, "a.tar", 0, records=3, file=tmp_path / "0.part")
-    part.fields = {"x": FieldFacts("bytes")}
-    with new_part(tmp_path / "0.part") as out:
-        out.add(2, {"rows-0": np.zeros(2, row_type(0, 0, whole_files=False))})
-        out.finish(part)
-    with pytest.raises(IndexFormatError, match="a part is missing or damaged"):
-        merged([tmp_path / "0.part"], tmp_path / "x.index")
-    assert not list((tmp_path / "x.index").glob("*"))
-
-
 def test_loose_files_of_several_parts_are_read_as_indexed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,22 +224,6 @@ def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:
     assert list(scan(only)) == []
 
 
-def test_on_bad_hears_of_bad_samples_and_the_rest_keep_their_numbers(tmp_path: Path) -> None:
-    path = archive(
-        tmp_path / "a.tar",
-        member(b"0.txt", b"zero"),
-        member(b"1.txt", b"one"),
-        member(b"1.TXT", b"again"),
-        member(b"2.txt", b"two"),
-        member(b"0.cls", b"late"),
-        member(b"4.txt", b"four"),
-    )
-    bad: list[DataCorruptionError] = []
-    found = list(scan(path, on_bad=bad.append))
-    assert [(record.key, record.number) for record in found] == [("0", 0), ("2", 2), ("4", 4)]
-    assert [(error.key, error.record) for error in bad] == [("1", 1), ("0", 3)]
-
-
 def test_sound_archives_warn_of_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 import tracemalloc
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from format_help import flip, tensorflow_records, write_records
+from format_help import tensorflow_records, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.loaders import DataCorruptionError
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.tfrecord import scan
 from twinfeed.loaders.support.checksum import crc32c, masked
@@ -81,39 +79,6 @@ def test_memory_is_bounded_by_the_longest_record_not_the_shard(tmp_path: Path) -
     finally:
         tracemalloc.stop()
     assert peak < 4_000_000
-
-
-def test_on_bad_hears_of_each_bad_record_and_the_rest_keep_their_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    shard = write_records(path, b"zero", b"one", b"two", b"three")
-    second = 16 + 4
-    path.write_bytes(flip(flip(shard, second + 12), len(shard) - 5))
-    bad: list[DataCorruptionError] = []
-    found = list(scan(path, example=False, on_bad=bad.append))
-    assert [record.number for record in found] == [0, 2]
-    assert [(error.record, error.offset) for error in bad] == [(1, 20), (3, 20 + 19 + 19)]
-    assert all(error.path == str(path) for error in bad)
-
-
-def test_bad_example_is_bad_for_its_record_only(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    write_records(path, b"", b"\x0a\x7f", b"")
-    bad: list[DataCorruptionError] = []
-    assert [record.number for record in scan(path, on_bad=bad.append)] == [0, 2]
-    assert bad[0].record == 1
-    assert bad[0].offset == 16 + 12
-    with pytest.raises(DataCorruptionError, match=r"not a valid tf\.train\.Example"):
-        list(scan(path))
-
-
-def test_errors_survive_pickling(tmp_path: Path) -> None:
-    write_records(tmp_path / "a", b"\x0a\x7f")
-    with pytest.raises(DataCorruptionError) as caught:
-        list(scan(tmp_path / "a"))
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert type(copy) is DataCorruptionError
-    assert str(copy) == str(caught.value)
-    assert copy.__dict__ == caught.value.__dict__
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
