@@ -170,13 +170,8 @@ def _function_of(feed: Definition) -> BatchFunction | None:
 
 
 def _first_batch(feed: Definition) -> tuple[Batch, Request]:
-    """Make the first batch of a rank, as `batch_transform` is given it.
-
-    A rank whose first batch is empty takes the first sample of the stream.
-    """
-    request = Request.of(feed.sampler, 0, 0) if len(feed.sampler) else first_of(feed)
-    held = request.ids >= 0
-    request = request.where(held) if held.any() else first_of(feed)
+    """Make a batch of a rank's size, as `batch_transform` is given it; each rank makes the same."""
+    request = first_of(feed, feed.sampler.batch_size)
     plain = copy.copy(feed)
     vars(plain)["batch_transform"] = None
     with Batcher(plain) as batcher:

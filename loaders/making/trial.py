@@ -51,13 +51,14 @@ def tried(feed: Definition, /) -> dict[str, FieldSpec]:
     return spec
 
 
-def first_of(feed: Definition) -> Request:
-    """Return the first sample of the stream, the same for every rank; record 0 without samples."""
+def first_of(feed: Definition, rows: int = 1) -> Request:
+    """Return the first samples of the stream, the same for every rank; record 0 without samples."""
     whole = Schedule(feed.sampler).whole.sampler
     if not len(whole):
         return Request.plain(np.zeros(1, np.int64))
     drawn = Request.of(whole, 0, 0)
-    return drawn.where(np.arange(len(drawn.ids)) == np.argmax(drawn.ids >= 0))
+    held = drawn.ids >= 0
+    return drawn.where(held & (np.cumsum(held) <= rows))
 
 
 def _first_sample(feed: Definition, first: Request) -> Mapping[str, Any]:
