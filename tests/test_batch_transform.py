@@ -333,3 +333,20 @@ def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Feed(index, sampler, decode=ragged, collate={"list": pad})[0, 0]
+
+
+def test_each_rank_tries_the_function_on_the_same_rows(index: Index) -> None:
+    """Else ranks could disagree on the shapes and dtypes of the fields."""
+    sampler, seen = BatchSampler(RandomSampler(N, seed=3), batch_size=4), []
+
+    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        seen.append(batch["id"].tolist())
+        return batch
+
+    first = sampler.batch(0, 0).tolist()
+    for rank, own in ((0, first[:2]), (1, first[2:])):
+        seen.clear()
+        assert (
+            Feed(index, sampler.shard(rank, 2), batch_transform=function)[0, 0]["id"][0] == own[0]
+        )
+        assert seen == [first[:2]] * 3 + [own]
