@@ -174,6 +174,8 @@ def test_ranks_with_other_results_are_refused() -> None:
     ranks = [Collect(1), Collect(1)]
     ranks[0].part()  # a rank without batches knows no names
     ranks[0].add([0], score=[2])
+    with pytest.raises(ValueError, match="same names and shapes"):
+        ranks[0].add([0], score=[[2]])
     assert ranks[1].merged(gather_of(ranks))["score"].tolist() == [2]
 
 

@@ -90,9 +90,9 @@ class FieldSpec(NamedTuple):
 class MisfitError(ValueError):
     """Report a value that does not fit its field; `place` is its place in the batch."""
 
-    def __init__(self, problem: str, /, *, place: int) -> None:
-        super().__init__(problem)
-        self.place = place
+    def __init__(self, problem: str, advice: str, /, *, place: int) -> None:
+        super().__init__(f"{problem}: {advice}")
+        self.problem, self.place = problem, place
 
 
 def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, FieldSpec]:
@@ -140,9 +140,9 @@ def array_of(name: str, value: Any, place: int, /) -> Array:
 
 def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
     return MisfitError(
-        f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold: "
-        f"make it an array of numbers or a string in decode or transform; a list of strings is "
-        f"collated with 'ragged'",
+        f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold",
+        "make it an array of numbers or a string in decode or transform; a list of strings is "
+        "collated with 'ragged'",
         place=place,
     )
 
@@ -322,8 +322,8 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
 
 def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:
     return MisfitError(
-        f"field {name!r} holds {found} where {expected} is expected: give every record the dtype "
-        f"of the first, or say with spec= what all of them hold",
+        f"field {name!r} holds {found} where {expected} is expected",
+        "give every record the dtype of the first, or say with spec= what all of them hold",
         place=place,
     )
 
@@ -335,8 +335,8 @@ def _other_shape(
     also = ", or collate it with 'pad'" if len(shape) == len(other) else ""
     images = ", as DecodeImage(size=(height, width)) does" if len(shape) == len(other) == 3 else ""
     return MisfitError(
-        f"field {name!r} has shape {shape} beside {beside}: make them equal in decode"
-        f"{images}{also}",
+        f"field {name!r} has shape {shape} beside {beside}",
+        f"make them equal in decode{images}{also}",
         place=place,
     )
 

@@ -58,7 +58,9 @@ class Shapes(NamedTuple):
             values = dict.fromkeys(self.spec, ())
         if values.keys() != self.spec.keys():
             raise MisfitError(
-                f"the fields are {sorted(values)} where {sorted(self.spec)} are expected", place=0
+                f"the fields are {sorted(values)} where {sorted(self.spec)} are expected",
+                "name them with spec=",
+                place=0,
             )
         rows = {name: _rows(value) for name, value in values.items()}
         if not held.all():
@@ -105,7 +107,7 @@ class BatchFunction:
             return {"id": request.ids, **self.shapes.collated(values, held)}
         except MisfitError as error:
             raise DecodeError(
-                f"batch_transform at epoch {request.epoch}, step {request.step}: {error}",
+                f"batch_transform at epoch {request.epoch}, step {request.step}: {error.problem}",
                 advice="make each batch like the first, or say what differs with batch_spec=, "
                 "with None for a length",
             ) from error

@@ -67,7 +67,7 @@ class Collect:
                 )
         ids = validate.check_ids(numbers[kept], self._n)
         rows = {name: array[kept] for name, array in rows.items()}
-        _names([rows, *(before for _, before in self._added[:1])])
+        _names([rows, *(before for _, before in self._added[-1:])])
         self._added.append((ids, rows))
 
     def part(self) -> Part:

@@ -116,12 +116,12 @@ UNFIT: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("first", "later", "told"), UNFIT)
+@pytest.mark.parametrize(("first", "later", "found"), UNFIT)
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
 def test_a_value_that_would_lose_by_a_cast_is_refused(
-    first: Any, later: Any, told: str, how: Mode
+    first: Any, later: Any, found: str, how: Mode
 ) -> None:
-    with pytest.raises(MisfitError, match=f"field 'x' holds {told}.* is expected") as caught:
+    with pytest.raises(MisfitError, match=f"field 'x' holds {found}.* is expected") as caught:
         collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
     assert caught.value.place == 2
 
@@ -169,7 +169,7 @@ def test_values_of_other_axes_are_refused(how: Mode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "found"),
     [
         ([b"a", b"b"], "a list of byte strings"),
         (["a", "b"], "a list of strings"),
@@ -181,8 +181,8 @@ def test_values_of_other_axes_are_refused(how: Mode) -> None:
         (np.ma.masked_array([1, 2], [0, 1]), "a MaskedArray"),
     ],
 )
-def test_what_no_batch_can_hold_is_refused(value: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=f"field 'x' holds {told}.*in decode or transform"):
+def test_what_no_batch_can_hold_is_refused(value: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=f"field 'x' holds {found}.*in decode or transform"):
         spec_of({"x": value})
 
 
