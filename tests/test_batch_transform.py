@@ -286,20 +286,8 @@ def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
             list(NumpyLoader(feed))
 
 
-def test_arguments_that_do_not_fit(index: Index) -> None:
+def test_single_records_have_no_batch_to_transform(index: Index) -> None:
     padded = ExactOnceBatchSampler(N, batch_size=5, final="pad")
-    for options, error, message in (
-        ({"batch_transform": 3}, TypeError, "a function of a batch and its seed, got 3"),
-        ({"collate_fn": mixed}, TypeError, "batch_transform="),
-        ({"batch_transform": lambda b, s: {"mask": b["label"]}}, ValueError, "'mask' has a name"),
-        (
-            {"batch_transform": lambda b, s: b, "batch_spec": {"z": ((), "int64")}},
-            ValueError,
-            r"batch_spec names \['z'\], the fields are",
-        ),
-    ):
-        with pytest.raises(error, match=message):
-            Feed(index, padded, **options)[0, 0]  # type: ignore[arg-type]
     dataset = RecordDataset(Feed(index, padded, batch_transform=lambda b, s: b))
     with pytest.raises(ValueError, match=r"whole batches.*RequestSampler"):
         dataset[3]

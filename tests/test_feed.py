@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from twinfeed.samplers import (
 
 pytestmark = pytest.mark.usefixtures("readahead")
 
+SAMPLER = ExactOnceBatchSampler(6, batch_size=4)
 WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
 
 
@@ -199,11 +201,6 @@ def test_a_failing_callable_names_the_record(
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_sampler_for_other_data_is_refused(index: Index) -> None:
-    with pytest.raises(ValueError, match="made for 7 records, the index has 6"):
-        Feed(index, ExactOnceBatchSampler(7, batch_size=2))
-
-
 def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
     feed = Feed(index, sampler, decode=measure)
     request = Request.of(sampler, 0, 0)
@@ -221,12 +218,6 @@ def test_a_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
     sizes = [len(pickle.dumps(Batcher(feed))) for feed in (few, Feed(many["data"], sampler))]
     assert b"samplers" not in pickle.dumps(Batcher(few))
     assert abs(sizes[0] - sizes[1]) < 200
-
-
-def test_it_does_not_change(index: Index, sampler: ExactOnceBatchSampler) -> None:
-    feed = Feed(index, sampler)
-    with pytest.raises(AttributeError, match="a Feed does not change: make another Feed"):
-        feed.sampler = sampler
 
 
 def test_what_it_was_given_may_change_and_what_it_gives_may_not(
@@ -248,13 +239,6 @@ def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
     for step in (2, 0, 1):
         assert feed[3, step]["id"].tolist() == feed.sampler.batch(3, step).tolist()
     assert (feed.sampler.epoch, feed.sampler.step) == (0, 0)
-    for position in ((-1, 0), (0, -1), (0, 3)):
-        with pytest.raises(IndexError, match="epoch"):
-            feed[position]
-    with pytest.raises(TypeError, match="step must be an integer, got '2'"):
-        feed[0, "2"]  # type: ignore[index]
-    with pytest.raises(TypeError, match=r"feed\[epoch, step\] is a batch, got feed\[0\]: iterate"):
-        next(iter(feed))  # type: ignore[call-overload]
     with ThreadPoolExecutor(3) as pool:
         sent = pickle.loads(pickle.dumps(feed))
         found = pool.map(sent.__getitem__, [(3, step) for step in (2, 0, 1)])
@@ -319,84 +303,6 @@ def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
     assert len(decoded) == 2 * alone
 
 
-def test_what_is_no_index_or_no_batch_sampler_is_refused(index: Index) -> None:
-    with pytest.raises(TypeError, match="got a str: open_index"):
-        Feed(str(index.path), ExactOnceBatchSampler(6, batch_size=2))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="got a RandomSampler: BatchSampler"):
-        Feed(index, RandomSampler(6, seed=0))  # type: ignore[arg-type]
-
-
-def worded(sample: dict[str, Any]) -> dict[str, Any]:
-    return {sample["word"].decode(): 1}
-
-
-GIVEN = ["id", "record", "view", "seed", "seed32"]
-REFUSED: list[tuple[dict[str, Any], tuple[int, ...], str]] = [
-    ({"decode": worded}, (1, 2), r"record 2 .*\['or'\].*\['be'\]"),
-    ({"decode": worded}, (2,), r"record 2 .*\['or'\] where \['to'\] are expected"),
-    ({"decode": lambda _: None}, (0,), "must return a dict of fields, got a NoneType"),
-    ({"decode": lambda sample: {"x": sample["label"]}}, (0,), r"\('label'\); .* \['word'\]"),
-    *(
-        ({"transform": lambda s, name=name: s | {name: 9}}, (0,), f"record 0 .* gave '{name}' ano")
-        for name in GIVEN
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "records", "told"), REFUSED)
-def test_wrong_results_of_functions_are_refused(
-    index: Index, sampler: ExactOnceBatchSampler, options: Any, records: Any, told: str
-) -> None:
-    with pytest.raises(DecodeError, match=told):
-        batch_of(Feed(index, sampler, **options), requested(*records))
-
-
-def test_a_missing_field_is_named_where_an_image_is_decoded_in_place(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    decode = DecodeImage("jpg")
-    decode.reads = ()  # type: ignore[assignment]
-    spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
-    with pytest.raises(DecodeError, match=r"KeyError\('jpg'\); it was given \['word'\]"):
-        batch_of(Feed(index, sampler, decode=decode, spec=spec), requested(0, 1))
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_decoded_field_with_a_name_told_to_the_transform_is_refused(
-    index: Index, sampler: ExactOnceBatchSampler, name: str
-) -> None:
-    feed = Feed(index, sampler, decode=lambda _: {name: 5}, transform=lambda sample: sample)
-    with pytest.raises(ValueError, match=f"field '{name}' .* itself gives to every sample"):
-        batch_of(feed, requested(0))
-
-
-@pytest.mark.parametrize(("name", "final"), [("id", "smaller"), ("mask", "pad")])
-def test_a_field_with_a_name_of_the_batch_is_refused(
-    tmp_path: Path, index: Index, name: str, final: Any
-) -> None:
-    sampler = ExactOnceBatchSampler(6, batch_size=4, final=final)
-    told = f"{name!r} has a name that the loader itself gives to every batch"
-    with pytest.raises(ValueError, match=f"^field {told}: .* in decode"):
-        batch_of(Feed(index, sampler, decode=lambda _: {name: 5}), requested(0))
-    with pytest.raises(ValueError, match=f"^side table {told}"):
-        Feed(index, sampler, side={name: np.zeros(6)})
-    column = pack([{name: n} for n in range(6)], tmp_path / "column")["data"]
-    with pytest.raises(ValueError, match=f"^column {told}: build the index with fields="):
-        Feed(column, sampler)
-    field = pack([{name: b"x"} for n in range(6)], tmp_path / "field")["data"]
-    with pytest.raises(ValueError, match=f"^field {told}: leave it out with fields=, or .* decode"):
-        Feed(field, sampler)
-    renamed = Feed(field, sampler, decode=lambda sample: {"own": sample[name]})
-    assert batch_of(renamed, requested(0))["own"] == [b"x"]
-
-
-def test_a_side_table_does_not_replace_a_column(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    with pytest.raises(ValueError, match="side table 'label' has the name of a column"):
-        Feed(index, sampler, side={"label": np.zeros(6)})
-
-
 def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: Index) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
@@ -413,13 +319,6 @@ def test_a_value_that_does_not_fit_names_its_record(
     told = r"record 3 \(.*\): field 'x' holds int64 where uint8 is expected"
     with pytest.raises(DecodeError, match=told):
         batch_of(Feed(index, sampler, decode=decode, collate=how), requested(2, 3))
-
-
-@pytest.mark.parametrize("what", ["decode", "transform"])
-def test_none_is_no_value(index: Index, sampler: ExactOnceBatchSampler, what: str) -> None:
-    feed = Feed(index, sampler, **{what: lambda s: {"x": None if s["word"] == b"or" else 1}})
-    with pytest.raises(DecodeError, match=rf"record 2 .*{what} gave None for field 'x'"):
-        batch_of(feed, requested(1, 2))
 
 
 def test_numbers_come_in_the_byte_order_of_the_machine(
@@ -551,18 +450,6 @@ def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
     assert batch_of(feed, requested(1, 3))["one"].tolist() == [1, 1]
 
 
-def test_a_side_table_and_a_field_of_one_name_are_refused(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    side = {"word": np.arange(6)}
-    with pytest.raises(ValueError, match="field 'word' has the name of a side table"):
-        Feed(index, sampler, side=side)
-    for transform in (None, dict):
-        feed = Feed(index, sampler, decode=dict, transform=transform, side=side)
-        with pytest.raises(ValueError, match=r"'word' has the name of a side table.* in decode"):
-            batch_of(feed, requested(0))
-
-
 @pytest.mark.parametrize("how", ["stack", "ragged"])
 def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
     index: Index, sampler: ExactOnceBatchSampler, how: Any
@@ -648,38 +535,6 @@ def test_a_side_table_of_torch_is_refused(index: Index, sampler: ExactOnceBatchS
         Feed(index, sampler, side={"w": torch.zeros(6)})  # type: ignore[dict-item]
 
 
-def test_arguments_that_are_none_are_refused_at_once(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
-    with pytest.raises(KeyError, match="no field 'zz'"):
-        Feed(index, sampler, fields=["zz"])
-    with pytest.raises(TypeError, match="fields must be a list of names, got 'word'"):
-        Feed(index, sampler, fields="word")
-    for name in ("decode", "transform"):
-        with pytest.raises(TypeError, match=f"{name} must be a function of a sample, got 'jpg'"):
-            Feed(index, sampler, **{name: "jpg"})
-        with pytest.raises(TypeError, match=f"{name} must be .*, got <class .*DecodeImage"):
-            Feed(index, sampler, **{name: DecodeImage})
-    for name in ("side", "spec"):
-        with pytest.raises(TypeError, match=rf"{name} must be a dict, got \[1\]"):
-            Feed(index, sampler, **{name: [1]})
-    for one in (3, ((2,), "no dtype"), ((2,), np.int64, 1)):
-        with pytest.raises(TypeError, match=r"spec of 'x' must be as in FieldSpec\(.*, got "):
-            Feed(index, sampler, spec={"x": one})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
-        plan(index)  # type: ignore[arg-type]
-    for rows in ([1, 2], np.array(["a"] * 6)):
-        with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
-            Feed(index, sampler, side={"w": rows})  # type: ignore[dict-item]
-    for rows in (np.zeros(3), np.zeros(7)):
-        with pytest.raises(ValueError, match=f"'w' has {len(rows)} rows, the sampler 6"):
-            Feed(index, sampler, side={"w": rows})
-    with pytest.raises(ValueError, match=r"collate names \['wrod'\], the fields are \['word'\]"):
-        batch_of(Feed(index, sampler, collate={"wrod": "pad"}), requested(0))
-    with pytest.raises(TypeError, match="the name of a field must be a str, got 1"):
-        batch_of(Feed(index, sampler, decode=lambda _: {1: 2}), requested(0))  # type: ignore[dict-item]
-
-
 # What repeats itself
 
 
@@ -719,11 +574,6 @@ def test_a_transform_that_draws_by_itself_is_refused(
     spec = {"x": FieldSpec((), np.dtype(float))}
     with pytest.raises(ValueError, match=told):
         next(made(Feed(index, sampler, transform=draw, spec=spec)))
-
-
-def test_a_decode_that_draws_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
-    with pytest.raises(ValueError, match=r"^decode returned different things.*draw in transform"):
-        next(made(Feed(index, sampler, decode=DRAWS["numpy"])))
 
 
 def states() -> list[Any]:
@@ -768,11 +618,6 @@ def test_threads_that_share_a_batch_call_a_seeded_transform_in_turn(
     assert shared == alone
 
 
-def test_seeded_refuses_what_has_no_seed_to_set() -> None:
-    with pytest.raises(TypeError, match="also must hold objects with set_random_seed, got 3"):
-        Seeded(dict, also=[3])  # type: ignore[list-item]
-
-
 def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
     told = []
 
@@ -802,3 +647,185 @@ def test_a_transform_may_write_into_what_decode_gave(tmp_path: Path) -> None:
         transform=brighter,
     )
     assert [batch["x"].tolist() for batch in NumpyLoader(feed)] == [[[1, 1], [1, 1]]]
+
+
+# What is refused
+
+
+def feed(at: int | None = None, *, of: Any = SAMPLER, **options: Any) -> Callable[[Index], object]:
+    """Return what makes a feed of these options, and a batch of the record `at`."""
+
+    def make(index: Index) -> object:
+        feed = Feed(index, of, **options)
+        return feed if at is None else batch_of(feed, requested(at - 1, at) if at else requested(0))
+
+    return make
+
+
+def worded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {sample["word"].decode(): 1}
+
+
+def decoded_in_place(index: Index) -> object:
+    decode = DecodeImage("jpg")
+    decode.reads = ()  # type: ignore[assignment]
+    spec = {"jpg": FieldSpec((2, 2, 3), np.dtype(np.uint8))}
+    return feed(1, decode=decode, spec=spec)(index)
+
+
+def none(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": None if sample["word"] == b"or" else 1}
+
+
+GIVEN = ["id", "record", "view", "seed", "seed32"]
+TABLE = {"word": np.arange(6)}
+TAKEN = "has the name of a side table"
+NAMES = {"id": SAMPLER, "mask": ExactOnceBatchSampler(6, batch_size=4, final="pad")}
+OF_BATCH = "has a name that the loader itself gives to every batch"
+ARRAY = "side table 'w' must be an array of numbers"
+
+REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+    (feed(of=ExactOnceBatchSampler(7, batch_size=2)), ValueError, "for 7 records, the index has 6"),
+    (lambda index: Feed(str(index.path), SAMPLER), TypeError, "got a str: open_index"),  # type: ignore[arg-type]
+    (feed(of=RandomSampler(6, seed=0)), TypeError, "got a RandomSampler: BatchSampler"),
+    (
+        lambda i: setattr(feed()(i), "sampler", 0),
+        AttributeError,
+        "does not change: make another Feed",
+    ),
+    (plan, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
+    (feed(fields=["zz"]), KeyError, "no field 'zz'"),
+    (feed(fields="word"), TypeError, "fields must be a list of names, got 'word'"),
+    *(
+        row
+        for name in ("decode", "transform")
+        for row in (
+            (feed(**{name: "jpg"}), TypeError, f"{name} must be a function of a sample, got 'jpg'"),
+            (
+                feed(**{name: DecodeImage}),
+                TypeError,
+                f"{name} must be .*, got <class .*DecodeImage",
+            ),
+            (feed(2, **{name: none}), DecodeError, rf"record 2 .*{name} gave None for field 'x'"),
+        )
+    ),
+    *((feed(**{n: [1]}), TypeError, rf"{n} must be a dict, got \[1\]") for n in ("side", "spec")),
+    *(
+        (feed(spec={"x": one}), TypeError, r"spec of 'x' must be as in FieldSpec\(.*, got ")
+        for one in (3, ((2,), "no dtype"), ((2,), np.int64, 1))
+    ),
+    (feed(side={"w": [1, 2]}), TypeError, ARRAY),
+    (feed(side={"w": np.array(["a"] * 6)}), TypeError, ARRAY),
+    (feed(side={"w": np.zeros(3)}), ValueError, "'w' has 3 rows, the sampler 6"),
+    (feed(side={"w": np.zeros(7)}), ValueError, "'w' has 7 rows, the sampler 6"),
+    (feed(side={"label": np.zeros(6)}), ValueError, "table 'label' has the name of a column"),
+    (feed(side=TABLE), ValueError, f"field 'word' {TAKEN}"),
+    (feed(0, decode=dict, side=TABLE), ValueError, f"'word' {TAKEN}.* in decode"),
+    (feed(0, decode=dict, transform=dict, side=TABLE), ValueError, f"'word' {TAKEN}.* in decode"),
+    (feed(0, collate={"wrod": "pad"}), ValueError, r"\['wrod'\], the fields are \['word'\]"),
+    (feed(0, decode=lambda _: {1: 2}), TypeError, "the name of a field must be a str, got 1"),
+    (feed(2, decode=worded), DecodeError, r"record 2 .*\['or'\].*\['be'\]"),
+    (
+        lambda index: batch_of(Feed(index, SAMPLER, decode=worded), requested(2)),
+        DecodeError,
+        r"record 2 .*\['or'\] where \['to'\] are expected",
+    ),
+    (feed(0, decode=lambda _: None), DecodeError, "return a dict of fields, got a NoneType"),
+    (
+        feed(0, decode=lambda sample: {"x": sample["label"]}),
+        DecodeError,
+        r"\('label'\); .* \['word'\]",
+    ),
+    (decoded_in_place, DecodeError, r"KeyError\('jpg'\); it was given \['word'\]"),
+    *(
+        (
+            feed(0, transform=lambda sample, name=name: sample | {name: 9}),
+            DecodeError,
+            f"record 0 .* gave '{name}' ano",
+        )
+        for name in GIVEN
+    ),
+    *(
+        (
+            feed(0, decode=lambda _, name=name: {name: 5}, transform=lambda sample: sample),
+            ValueError,
+            f"field '{name}' .* itself gives to every sample",
+        )
+        for name in GIVEN
+    ),
+    *(
+        row
+        for name, of in NAMES.items()
+        for row in (
+            (
+                feed(0, of=of, decode=lambda _, name=name: {name: 5}),
+                ValueError,
+                f"^field {name!r} {OF_BATCH}: .* in decode",
+            ),
+            (feed(of=of, side={name: np.zeros(6)}), ValueError, f"^side table {name!r} {OF_BATCH}"),
+        )
+    ),
+    (
+        lambda index: next(made(Feed(index, SAMPLER, decode=DRAWS["numpy"]))),
+        ValueError,
+        r"^decode returned different things.*draw in transform",
+    ),
+    (lambda _: Seeded(dict, also=[3]), TypeError, "hold objects with set_random_seed, got 3"),  # type: ignore[list-item]
+    (lambda index: Feed(index, SAMPLER)[-1, 0], IndexError, "epoch"),
+    (lambda index: Feed(index, SAMPLER)[0, -1], IndexError, "epoch"),
+    (lambda index: Feed(index, SAMPLER)[0, 2], IndexError, "epoch"),
+    (lambda index: Feed(index, SAMPLER)[0, "2"], TypeError, "step must be an integer, got '2'"),  # type: ignore[index]
+    (
+        lambda index: next(iter(Feed(index, SAMPLER))),  # type: ignore[call-overload]
+        TypeError,
+        r"feed\[epoch, step\] is a batch, got feed\[0\]: iterate",
+    ),
+    (lambda _: DecodeImage(mode="CMYK"), ValueError, "one of 'RGB', 'L', got 'CMYK'"),  # type: ignore[arg-type]
+    (lambda _: DecodeImage((64, 64)), TypeError, r"field, got \(64, 64\); size= resizes"),  # type: ignore[arg-type]
+    (lambda _: DecodeImage(size=(0, 4)), ValueError, "height"),
+    (lambda _: DecodeImage(size=(4, -1)), ValueError, "width"),
+    (lambda _: DecodeImage(size=(2.5, 3)), TypeError, "height"),  # type: ignore[arg-type]
+    (lambda _: DecodeImage(size=64), ValueError, r"\(height, width\), got 64"),  # type: ignore[arg-type]
+    (lambda _: DecodeImage(fit="crop"), ValueError, r"fit= needs size=\(height, width\)"),
+    (
+        lambda _: DecodeImage(size=(2, 2), fit="fill"),
+        ValueError,
+        "'stretch', 'crop', 'pad', got 'fi",
+    ),  # type: ignore[arg-type]
+    (lambda _: DecodeImage(reducing_gap=2.0), ValueError, r"reducing_gap= needs size=\(height"),
+    (lambda _: DecodeImage(size=(2, 2), reducing_gap=0.5), ValueError, "at least 1, got 0.5"),
+    (lambda _: DecodeImage(size=(2, 2), reducing_gap=float("nan")), ValueError, "1, got nan"),
+    (feed(collate={"word": "concat"}), ValueError, "stack, pad, ragged, or a Pad, got 'concat'"),
+    (feed(0, batch_transform=3), TypeError, "a function of a batch and its seed, got 3"),
+    (feed(0, collate_fn=dict), TypeError, "batch_transform="),
+    (
+        feed(0, of=NAMES["mask"], batch_transform=lambda batch, _: {"mask": batch["label"]}),
+        ValueError,
+        "'mask' has a name",
+    ),
+    (
+        feed(0, batch_transform=lambda b, _: b, batch_spec={"z": ((), "int64")}),
+        ValueError,
+        r"batch_spec names \['z'\], the fields are",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_makes_no_sense_is_refused_in_words(
+    index: Index, call: Callable[[Index], object], kind: type[Exception], word: str
+) -> None:
+    with pytest.raises(kind, match=word):
+        call(index)
+
+
+def test_columns_and_fields_with_a_name_of_the_batch_are_refused(tmp_path: Path) -> None:
+    for name, of in NAMES.items():
+        column = pack([{name: n} for n in range(6)], tmp_path / f"{name} column")["data"]
+        with pytest.raises(ValueError, match=f"^column {name!r} {OF_BATCH}: .* with fields="):
+            Feed(column, of)
+        field = pack([{name: b"x"} for n in range(6)], tmp_path / f"{name} field")["data"]
+        with pytest.raises(ValueError, match=f"^field {name!r} {OF_BATCH}: leave it out .* decode"):
+            Feed(field, of)
+        renamed = Feed(field, of, decode=lambda sample, name=name: {"own": sample[name]})
+        assert batch_of(renamed, requested(0))["own"] == [b"x"]

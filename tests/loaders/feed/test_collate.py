@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from twinfeed.loaders import FieldSpec, Pad, Ragged
-from twinfeed.loaders.feed.collate import MisfitError, Mode, check_collate, collate, spec_of
+from twinfeed.loaders.feed.collate import MisfitError, Mode, collate, spec_of
 
 FLOAT = np.dtype(np.float32)
 
@@ -88,11 +88,6 @@ def test_padding_is_zeros_and_empty_bytes(how: Mode) -> None:
 def test_stack_of_unequal_shapes_names_the_field_and_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"'x' has shape \(2,\) beside \(1,\).*with 'pad'"):
         of([np.ones(1, FLOAT), np.ones(2, FLOAT)], (1,))
-
-
-def test_a_mode_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="stack, pad, ragged, or a Pad, got 'concat'"):
-        check_collate({"x": "concat"})  # type: ignore[dict-item]
 
 
 def test_ragged_arrays_that_differ_beyond_the_first_axis_name_the_field() -> None:
