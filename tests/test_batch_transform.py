@@ -166,9 +166,9 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
             "word": batch["word"],
         }
 
-    for sampler in (
-        BatchSampler(RandomSampler(N, seed=3), batch_size=4),
-        ExactOnceBatchSampler(N, batch_size=5, final="pad"),
+    for sampler, loaders in (
+        (BatchSampler(RandomSampler(N, seed=3), batch_size=4), HERE),
+        (ExactOnceBatchSampler(N, batch_size=5, final="pad"), LOADERS),
     ):
         how = {"list": "ragged"}
         feed = Feed(index, sampler, decode=ragged, collate=how, batch_transform=function)
@@ -176,7 +176,7 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
             batch["list"] for batch in NumpyLoader(Feed(index, sampler, decode=ragged, collate=how))
         ]
         found = []
-        for make in LOADERS:
+        for make in loaders:
             with make(feed) as loader:
                 found.append(received(loader))
         assert all(one == found[0] for one in found)
