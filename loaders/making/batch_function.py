@@ -44,28 +44,25 @@ class Shapes(NamedTuple):
     def collated(
         self,
         values: Mapping[str, Any],
-        held: npt.NDArray[np.bool_],
+        held: npt.NDArray[np.bool_] | None = None,
         /,
         *,
         empty: Empty = aligned,
     ) -> Batch:
-        """Collate the values of the samples at the places that are held; the others are padding.
+        """Collate the values of the samples at the places that are held (None: at all places).
 
         Raises:
             MisfitError: other fields, or values that do not fit their field.
         """
-        if not held.any():  # no values tell the fields
-            values = dict.fromkeys(self.spec, ())
         if values.keys() != self.spec.keys():
             raise MisfitError(
                 f"the fields are {sorted(values)} where {sorted(self.spec)} are expected",
                 "name them with spec=",
                 place=0,
             )
-        rows = {name: _rows(value) for name, value in values.items()}
-        if not held.all():
-            rows = {name: _spread(each, held) for name, each in rows.items()}
-        return collate(rows, self.spec, how=self.how, empty=empty)
+        if held is not None:
+            values = {name: _spread(rows, held) for name, rows in values.items()}
+        return collate(values, self.spec, how=self.how, empty=empty)
 
 
 class BatchFunction:
@@ -102,15 +99,19 @@ class BatchFunction:
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
         held = request.ids >= 0
-        values = self._called(batch, request) if held.any() else {}
+        values: dict[str, Any] = dict.fromkeys(self.shapes.spec, ())
+        if held.any():
+            values = self._called(batch, request)
+        rows = {name: _rows(value) for name, value in values.items()}
         try:
-            return {"id": request.ids, **self.shapes.collated(values, held)}
+            fields = self.shapes.collated(rows, None if held.all() else held)
         except MisfitError as error:
             raise DecodeError(
                 f"batch_transform at epoch {request.epoch}, step {request.step}: {error.problem}",
                 advice="make each batch like the first, or say what differs with batch_spec=, "
                 "with None for a length",
             ) from error
+        return {"id": request.ids, **fields}
 
     def _called(self, batch: Batch, request: Request) -> dict[str, Any]:
         """Return what the function makes of a batch, without the ids.

@@ -79,7 +79,7 @@ class Batcher(Closing):
         if self._planner is not None:
             self._planner.passed(request.step)
         whole = request if self._function is None else kept
-        batch = self.meter.timed("collating", self._collated, whole, joined, values)
+        batch = self.meter.timed("collating", self._collated, whole, kept, joined, values)
         if self._function is not None:
             batch = self.meter.timed("transforming", self._function, batch, request)
         if held is not None:
@@ -88,10 +88,16 @@ class Batcher(Closing):
         return batch
 
     def _collated(
-        self, request: Request, joined: dict[str, Array], values: Mapping[str, Sequence[Any]]
+        self,
+        request: Request,
+        kept: Request,
+        joined: dict[str, Array],
+        values: Mapping[str, Sequence[Any]],
     ) -> Batch:
-        held = request.ids >= 0
-        if not held.all():
+        if not len(kept.ids):  # no values tell the fields
+            values = dict.fromkeys(self.spec, ())
+        held = None if kept is request else request.ids >= 0
+        if held is not None:
             joined = {name: _padded(rows, held) for name, rows in joined.items()}
         try:
             fields = self._samples.collated(values, held, empty=self._empty)
