@@ -122,7 +122,7 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
 
 def check_files(root: str, names: Sequence[str]) -> None:
     """Raise FileNotFoundError if none of these files lies below the root."""
-    if names and not any(os.path.lexists(join(root, name)) for name in names):
+    if not any(os.path.lexists(join(root, name)) for name in names):
         raise _missing(root, "the files of this index are missing here", names)
 
 
