@@ -87,10 +87,10 @@ class BatchFunction:
             raise ValueError(f"batch_spec names {sorted(unknown)}, the fields are {sorted(values)}")
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = {
-            name: "ragged" if isinstance(value, Ragged) else "stack"
-            for name, value in values.items()
+            name: "stack" if isinstance(rows, np.ndarray) else "ragged"
+            for name, rows in values.items()
         }
-        spec = spec_of({name: _rows(value)[0] for name, value in values.items()}, how)
+        spec = spec_of({name: rows[0] for name, rows in values.items()}, how)
         for name in spec.keys() & tried(feed):
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
@@ -102,9 +102,8 @@ class BatchFunction:
         values: dict[str, Any] = dict.fromkeys(self.shapes.spec, ())
         if held.any():
             values = self._called(batch, request)
-        rows = {name: _rows(value) for name, value in values.items()}
         try:
-            fields = self.shapes.collated(rows, None if held.all() else held)
+            fields = self.shapes.collated(values, None if held.all() else held)
         except MisfitError as error:
             raise DecodeError(
                 f"batch_transform at epoch {request.epoch}, step {request.step}: {error.problem}",
@@ -114,7 +113,7 @@ class BatchFunction:
         return {"id": request.ids, **fields}
 
     def _called(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Return what the function makes of a batch, without the ids.
+        """Return the rows of what the function makes of a batch, without the ids.
 
         Raises:
             DecodeError: the function failed, or returned what is no batch of as many rows.
@@ -127,7 +126,7 @@ class BatchFunction:
                 raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
             if not np.array_equal(made.get("id", ids), ids):
                 raise ValueError("it gave 'id' another value: rename it")
-            return {name: _value(name, made[name], len(ids)) for name in made if name != "id"}
+            return {name: _rows(name, made[name], len(ids)) for name in made if name != "id"}
         except Exception as error:
             raise DecodeError(
                 f"batch_transform failed at epoch {request.epoch}, step {request.step}: {error!r}",
@@ -135,22 +134,15 @@ class BatchFunction:
             ) from error
 
 
-def _value(name: str, value: Any, count: int) -> Any:
-    """Return a value of a batch as an array, a list of strings or a `Ragged`."""
-    strings = isinstance(value, list) and any(isinstance(one, (bytes, str)) for one in value)
-    if not strings and not isinstance(value, Ragged):
-        value = array_of(name, value, 0)
-        value = np.ascontiguousarray(value) if value.ndim else value  # torch has no negative steps
-    rows = value.lengths if isinstance(value, Ragged) else value
-    if np.shape(rows)[:1] != (count,):
+def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
+    """Return the rows of a value of a batch: an array, or a list of strings or of ragged arrays."""
+    if isinstance(value, Ragged):
+        value = np.split(value.values, np.cumsum(value.lengths)[:-1])
+    elif not isinstance(value, list) or not any(isinstance(one, (bytes, str)) for one in value):
+        value = np.ascontiguousarray(array_of(name, value, 0))  # torch has no negative steps
+    if len(value) != count:
         raise ValueError(f"field {name!r} must have a row for each of {count} samples")
-    return value
-
-
-def _rows(value: Any) -> Sequence[Any]:
-    if not isinstance(value, Ragged):
-        return value  # type: ignore[no-any-return]
-    return np.split(value.values, np.cumsum(value.lengths)[:-1])
+    return value  # type: ignore[no-any-return]
 
 
 def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
