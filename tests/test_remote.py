@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from batches import expected, made
 from inside import ALONE, EXTENT, opening, wire
 from inside import network as _network
-from making_shards import tfrecords
+from making_shards import tars, tfrecords
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -330,6 +331,13 @@ def test_an_endpoint_without_encryption_is_allowed_first(
     assert str(caught.value.found).startswith("HTTP error: error sending request (Connect) (")
 
 
+def test_a_shard_without_an_ending_is_known_by_its_first_bytes(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    tars(tmp_path, shards=1)[0].rename(tmp_path / "shard")
+    assert build_index(f"{server.url}/shard", tmp_path / "x.index").container == "tar"
+
+
 def test_a_pattern_that_nothing_matches_is_named(s3: str, tmp_path: Path) -> None:
     build_index(tfrecords(tmp_path), f"{s3}/there/x.index")
     for place in (f"{s3}/there", f"{s3}/nowhere", tmp_path, tmp_path / "nowhere"):
@@ -485,6 +493,14 @@ def test_errors_of_the_network_pickle(tmp_path: Path, server: RangeServer) -> No
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert type(again) is type(error)
+
+
+def test_a_process_that_ends_waits_for_no_request_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = SimpleNamespace(is_alive=lambda: False)
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    assert all(wire.Wire().submit(int, 1, soon=soon).cancelled() for soon in (True, False))
 
 
 def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: RangeServer) -> None:
