@@ -81,8 +81,7 @@ def _label(value: Any) -> Label:
         stripped = name.strip()
         if stripped and name != stripped:
             raise ValueError(
-                f"label {name!r} has space around it, which an index would not read back: "
-                f"give {stripped!r}"
+                f"label {name!r} has space around it, which no index keeps: give {stripped!r}"
             )
         if stripped:
             return name

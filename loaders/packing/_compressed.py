@@ -145,9 +145,7 @@ def _broken(
 ) -> DataCorruptionError:
     """Return the error of a stream that is cut or damaged, or of a file that is no stream."""
     return error(
-        f"what begins at offset {start} cannot be decompressed: {why}",
-        path=name,
-        offset=start,
+        f"what begins at offset {start} cannot be decompressed: {why}", path=name, offset=start
     )
 
 

@@ -126,9 +126,7 @@ class Store(ABC):
 def not_written(place: Location, /) -> LoaderError:
     """Return the error of an index that is to be written to a web server."""
     return LoaderError(
-        "a web server cannot be written to",
-        path=place,
-        advice="write to a store, as in s3://bucket/train.index",
+        "a web server cannot be written to", path=place, advice="write to a store, as s3://bucket/x"
     )
 
 

@@ -176,8 +176,7 @@ def _check_arrays(index: Index) -> None:
     damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
     if damaged:
         raise errors.IndexFormatError(
-            f"damaged index: {', '.join(damaged)} do not match their digests",
-            path=index.where,
+            f"damaged index: {', '.join(damaged)} do not match their digests", path=index.where
         )
 
 
