@@ -31,8 +31,9 @@ from twinfeed.loaders import DataCorruptionError, TruncatedShardError
 class Damage(NamedTuple):
     """Bytes in place of a shard, and the error that names `offset` and holds `words`.
 
-    `beside` has the numbers of the records that are read where bad records are left out. None: the
-    scan ends with the error. `record` is None if any number will do.
+    `beside` has the numbers of the records that are read where bad records are left out, and `bad`
+    those of the bad ones. None: the scan ends with the error. `record` is None if any number will
+    do.
     """
 
     what: str
@@ -43,6 +44,7 @@ class Damage(NamedTuple):
     beside: tuple[int, ...] | None = None
     kind: type[DataCorruptionError] = DataCorruptionError
     options: dict[str, Any] = {}  # noqa: RUF012
+    bad: tuple[int, ...] = ()
 
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -101,14 +103,15 @@ def tfrecords() -> Iterator[Damage]:
     shard = of_records(*RECORDS)
     yield Damage("length", flip(shard, 19 + 9), 19, "corrupted length at offset 19", 1)
     words = "corrupted data at offset 0", "expected: data CRC 0x"
-    yield Damage("data", flip(shard, 12), 0, words, 0, (1, 2))
+    yield Damage("data", flip(shard, 12), 0, words, 0, (1, 2), bad=(0,))
     shard = of_records(b"zero", b"one", b"two", b"three")
     twice = flip(flip(shard, 20 + 12), len(shard) - 5)
-    yield Damage("data of two", twice, 20, "corrupted data at offset 20", 1, (0, 2))
+    words = "corrupted data at offset 20"
+    yield Damage("data of two", twice, 20, words, 1, (0, 2), bad=(1, 3))
     message = of_records(b"", b"\x0a\x7f", b"")
     examples: dict[str, Any] = {"example": True}
     words = "not a valid tf.train.Example"
-    yield Damage("message", message, 28, words, 1, (0, 2), options=examples)
+    yield Damage("message", message, 28, words, 1, (0, 2), options=examples, bad=(1,))
     for length in (1 << 30, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
         head = struct.pack("<Q", length)
         data = head + struct.pack("<I", masked(head)) + bytes(100)
@@ -120,7 +123,8 @@ def tfrecords() -> Iterator[Damage]:
     many = bytearray(of_records(*[rng.randbytes(100) for _ in range(200)]))
     for record in range(200):
         many[record * 116 + 12 + rng.randrange(100)] ^= 1
-    yield Damage("every record", bytes(many), 0, "corrupted data", 0, ())
+    every = tuple(range(200))
+    yield Damage("every record", bytes(many), 0, "corrupted data", 0, (), bad=every)
     with TemporaryDirectory() as folder:
         data = write_tar(Path(folder, "a"), {"1.txt": b"one"}).read_bytes()
     words = ": a tar archive", "index it with container='tar'"
@@ -136,19 +140,22 @@ def tars() -> Iterator[Damage]:
         kind = TruncatedShardError if cut else DataCorruptionError
         beside = {"link": (0,), "name": (0,), "key in two places": (0, 1)}.get(what)
         end = b"" if "cut" in what or what.startswith("no ") else END
-        yield Damage(what, data + end, offset, word, None, beside, kind)
+        bad = () if beside is None else (len(beside),)
+        yield Damage(what, data + end, offset, word, None, beside, kind, bad=bad)
     twice = member(b"1.jpg", b"one") + member(b"1.JPG", b"two")
     words = "field 'jpg' twice in one sample: offsets 512 and 1536", "key: 1"
-    yield Damage("an extension twice", twice + END, 1024, words, 0, ())
+    yield Damage("an extension twice", twice + END, 1024, words, 0, (), bad=(0,))
     apart = (member(b"1.jpg", b"") + member(b"2.a", b"")) * 2
     join: dict[str, Any] = {"join": True}
     words = "'jpg' twice"
-    yield Damage("an extension twice, joined", apart + END, 1024, words, 0, (), options=join)
+    yield Damage(
+        "an extension twice, joined", apart + END, 1024, words, 0, (), options=join, bad=(0, 1)
+    )
     names = (b"0.txt", b"1.txt", b"1.TXT", b"2.txt", b"0.cls", b"4.txt")
     data = b"".join(member(name, b"data") for name in names)
-    yield Damage("two samples", data + END, 2048, "'txt' twice", 1, (0, 2, 4))
+    yield Damage("two samples", data + END, 2048, "'txt' twice", 1, (0, 2, 4), bad=(1, 3))
     far = pax({b"linkpath": b"far/away"}) + member(b"1.txt", b"", b"2", link=b"near")
-    yield Damage("a PAX link", far + END, 0, "link to 'far/away'", 0, ())
+    yield Damage("a PAX link", far + END, 0, "link to 'far/away'", 0, (), bad=(0,))
     huge = member(b"1.txt", b"one", size=(0x80 << 88 | 1 << 70).to_bytes(12, "big"))
     yield Damage("a huge size", huge + END, 0, "", kind=TruncatedShardError)
     name = b"a/" * 3000 + b"1.txt"
@@ -159,7 +166,9 @@ def tars() -> Iterator[Damage]:
         yield Damage("something after the end", ONE + END + after, 2048 + zeros, "")
     long = member(b"1.txt", b"x" * 600) + member(b"1.cls", b"x" * 600)
     most = {"max_record_bytes": 1199}
-    yield Damage("a long sample", long + END, 0, "max_record_bytes=1199", 0, (), options=most)
+    yield Damage(
+        "a long sample", long + END, 0, "max_record_bytes=1199", 0, (), options=most, bad=(0,)
+    )
 
 
 def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
