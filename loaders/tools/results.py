@@ -66,9 +66,9 @@ class Collect:
                     f"{name} must have a row for each of the {len(numbers)} ids, got {array.shape}"
                 )
         ids = validate.check_ids(numbers[kept], self._n)
-        rows = {name: array[kept] for name, array in rows.items()}
-        _names([rows, *(before for _, before in self._added[-1:])])
-        self._added.append((ids, rows))
+        part = ids, {name: array[kept] for name, array in rows.items()}
+        _names([part, *self._added[-1:]])
+        self._added.append(part)
 
     def part(self) -> Part:
         """Return what this rank has added: the ids, and the rows of each result."""
@@ -99,7 +99,7 @@ class Collect:
         order = np.argsort(added)
         first = np.searchsorted(added, self._only, "left", order)
         times = np.searchsorted(added, self._only, "right", order) - first
-        unknown = added[~np.isin(added, self._only)]
+        unknown = np.unique(added[~np.isin(added, self._only)])
         found = []
         for what, wrong in (
             ("no result", self._only[times == 0]),
@@ -129,7 +129,7 @@ class Collect:
         """Return a `Collect` with what all ranks have saved.
 
         Raises:
-            LoaderError: a file is damaged, or has ids or results that the first cannot have.
+            LoaderError: a file is damaged, or of other records or results than the first.
         """
         whole: Collect | None = None
         for path in paths:
@@ -139,6 +139,8 @@ class Collect:
                     arrays = dict(file)
                 n, only, ids = (arrays.pop(name) for name in ("n", "only", "ids"))
                 whole = whole or cls(n, only=only)
+                if n != whole._n or not np.array_equal(only, whole._only):
+                    raise ValueError("it is of other records than the first")
                 whole.add(ids, **{name[7:]: rows for name, rows in arrays.items()})
             except Exception as error:  # an error of zip, numpy or this class
                 raise LoaderError(f"no results of a Collect: {error}", path=path) from error
@@ -148,19 +150,19 @@ class Collect:
 
 
 def _joined(parts: Iterable[Part]) -> Part:
-    """Return parts as one; a part without results is of a rank that had no batches."""
-    filled = [(ids, rows) for ids, rows in parts if rows]
+    """Return parts as one; a part without ids and results is of a rank that had no batches."""
+    filled = [(ids, rows) for ids, rows in parts if rows or len(ids)]
     ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in filled)])
-    names = _names(rows for _, rows in filled)
+    names = _names(filled)
     return ids, {name: np.concatenate([rows[name] for _, rows in filled]) for name in names}
 
 
-def _names(results: Iterable[dict[str, Array]]) -> list[str]:
+def _names(parts: Iterable[Part]) -> list[str]:
     """Return the names of results; ValueError unless all have the same names and shapes."""
     shapes = {
         str({name: array.shape[1:] for name, array in sorted(rows.items())}): [*rows]
-        for rows in results
-        if rows
+        for ids, rows in parts
+        if rows or len(ids)
     }
     if len(shapes) > 1:
         raise ValueError(f"results must have the same names and shapes, got {' and '.join(shapes)}")
