@@ -23,8 +23,6 @@ from twinfeed.samplers import BatchStream
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-# Graphs run as they were made: to rewrite those of short runs is a tenth of the work.
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 RECORDS, CLASSES = 61, 7
 

@@ -1,6 +1,6 @@
 """A run of Keras's `fit` that is killed anywhere and resumed ends as a run without a stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,14 @@ pytestmark = [
 ]
 
 Callbacks = Callable[[Path], list[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _as_written() -> Iterator[None]:
+    """Run graphs as they were made: to rewrite those of 30 runs is a fifth of the work."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def made(stream: BatchStream | None = None) -> TensorFlowLoader:

@@ -18,9 +18,10 @@ OPTIONAL = {
 }
 
 
-def loaded_by(module: str) -> set[str]:
-    """The top-level packages that importing `module` loads."""
-    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+def loaded_by(module: str, after: str = "sys") -> set[str]:
+    """The top-level packages that importing `module` loads, after another module."""
+    code = f"import sys, {after}; before = {{*sys.modules}}; import {module}; "
+    code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -43,7 +44,5 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
 @pytest.mark.frameworks
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax", "grain"])
 def test_a_backend_does_without_the_others(backend: str) -> None:
-    code = f"import sys, {backend}; before = {{*sys.modules}}; import twinfeed.loaders.{backend}; "
-    code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & FRAMEWORKS - {backend}
+    loaded = loaded_by(f"twinfeed.loaders.{backend}", after=backend)
+    assert not loaded & FRAMEWORKS - {backend}

@@ -27,12 +27,6 @@ def index_of(records: int) -> Index:
     return pack_words(Path(mkdtemp()), records)
 
 
-@cache
-def whole_of(make: Callable[[], BatchStream]) -> list[Noted]:
-    """Two epochs of a plain loop."""
-    return expected(index_of(make().num_records), make(), epochs=(0, 1), **OPTIONS)
-
-
 def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
     """Other workers, another depth and another reading ahead for each case in turn."""
     workers = 0 if sampler.live is not None else WORKERS[number % len(WORKERS)]
@@ -53,7 +47,7 @@ def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
 def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:
     """Resumed at the start, in the middle, before the last step, and at the end."""
     index, steps = index_of(make().num_records), len(make())
-    whole = whole_of(make)
+    whole = expected(index, make(), epochs=(0, 1), **OPTIONS)
     feed = Feed(index, make(), **OPTIONS)
     options = options_of(number, feed.sampler)
     states, got = _followed(TorchLoader(feed, **options), steps)
