@@ -62,6 +62,8 @@ class Pool(ThreadPoolExecutor):
             pipe.send_bytes(call)
             answer = pipe.recv_bytes()
         except (EOFError, OSError):
+            with self._lock:  # a start elsewhere would take how it ended, as it is reaped
+                process.join()
             self._end(_how(process))
             raise BrokenProcessPool(self._died) from None
         result, error, warned = pickle.loads(answer)
@@ -95,7 +97,6 @@ class Pool(ThreadPoolExecutor):
 
 def _how(process: SpawnProcess) -> str:
     """Say how a process ended."""
-    process.join()
     code = process.exitcode or 0
     how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
     return f"a worker process {how}"

@@ -41,6 +41,24 @@ def test_a_process_that_dies_ends_all() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_how_a_process_died_is_known_while_another_starts() -> None:
+    """A start asks for the ended processes, as `active_children` does, and takes how they ended.
+
+    A matter of which thread comes first, hence the turns.
+    """
+    for _ in range(8):
+        with Pool(1) as pool:
+            call = pool.submit(signal.pause)
+            while not pool._started:
+                pass
+            with pool._lock:  # as a start has it
+                next(iter(pool._started.values()))[0].kill()
+                while multiprocessing.active_children():
+                    pass
+            with pytest.raises(BrokenProcessPool, match="killed by SIGKILL"):
+                call.result()
+
+
 def test_an_interrupt_is_not_heard() -> None:
     with Pool(1) as pool:
         process = pool.submit(os.getpid).result()
