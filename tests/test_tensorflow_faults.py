@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import weakref
 from itertools import chain, islice
@@ -353,6 +354,30 @@ def test_nothing_hangs_at_exit() -> None:
     assert dict(zip(hows, map(int, ended), strict=True)) == ends, done.stderr
     for how, words in zip(hows, said, strict=False):
         assert ("record 40 " in words) == (ends[how] == 1), words
+
+
+LIVE = """
+import tensorflow as tf
+from tensorflow_help import loader, packed
+from twinfeed.samplers import SequentialSampler, BatchSampler
+feed = loader(packed(61), BatchSampler(SequentialSampler(61), batch_size=4))
+live = [iter(feed), iter(feed.dataset), iter(tf.data.Dataset.range(3))]
+next(live[0])
+"""
+
+
+@pytest.mark.long
+def test_live_iterators_at_exit() -> None:
+    """In an interpreter of its own: a fork keeps its modules at exit."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIVE],
+        env=os.environ | QUIET | {"PYTHONPATH": f"{TESTS}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Exception ignored" not in done.stderr, done.stderr
 
 
 def replace_words(index: Index, new: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import warnings
@@ -30,7 +31,7 @@ OTHER_PASS = (
 
 _END = object()
 
-_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork
+_LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork and at exit
 
 
 def _after_fork() -> None:
@@ -38,7 +39,14 @@ def _after_fork() -> None:
         loader._forked()
 
 
+def _at_exit() -> None:
+    """End the passes that run, while the modules that end them are whole."""
+    for loader in list(_LOADERS):
+        loader._end()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 if TYPE_CHECKING:
     from typing import Self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,8 @@ from twinfeed.loaders.tensorflow._callbacks import drop
 
 # As TensorFlow names the class of its iterators, which it does not export.
 _Owned: Any = tf.data.IteratorSpec(tf.TensorSpec([])).value_type
+# The end of the program takes what `_destroy` needs before it takes the last iterators.
+atexit.register(setattr, _Owned, "__del__", lambda _: None)
 
 
 def guarded(dataset: Any, /) -> Any:
