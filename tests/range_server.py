@@ -166,9 +166,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             self.wfile.write(body[:-1])
             self._over()
+            with self.server.lock:
+                self.server.sent += len(body)
             self.wfile.write(body[-1:])
             self.wfile.flush()
-        self.server.sent += len(body)
 
     def _head(self, status: int, file: Path | None, start: int = 0, stop: int = -1) -> None:
         if file is not None and not file.exists():
