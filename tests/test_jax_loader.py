@@ -30,7 +30,9 @@ def shuffled(**options) -> BatchSampler:
     return BatchSampler(RandomSampler(40, seed=0), batch_size=8, **options)
 
 
-@pytest.mark.parametrize(("devices", "processes"), [(8, 1), (4, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("devices", "processes"), [(8, 1), (4, 2), pytest.param(1, 2, marks=pytest.mark.long)]
+)
 def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, processes: int) -> None:
     port, flag = free_port(), f"--xla_force_host_platform_device_count={devices}"
     ranks = [[str(processes), str(rank), port] for rank in range(processes)]

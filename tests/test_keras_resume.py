@@ -223,16 +223,19 @@ def moving() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.3, momentum=0.9, use_ema=True, ema_momentum=0.8)
 
 
+def evaluated_averaged(folder: Path) -> list[Any]:
+    return [keras.callbacks.SwapEMAWeights()]
+
+
 @pytest.mark.parametrize(
     ("callbacks", "optimizer", "eager"),
     [
         (best, None, False),
         (scheduled, None, True),
-        (decaying, None, True),
         (averaged, moving, True),
-        (lambda folder: [keras.callbacks.SwapEMAWeights()], moving, True),
+        pytest.param(decaying, None, True, marks=pytest.mark.long),
+        pytest.param(evaluated_averaged, moving, True, marks=pytest.mark.long),
     ],
-    ids=["best", "scheduled", "decaying", "averaged", "evaluated-averaged"],
 )
 def test_a_run_killed_anywhere_ends_as_one_that_never_was(
     tmp_path: Path, callbacks: Callbacks, optimizer: Any, eager: bool

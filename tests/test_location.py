@@ -158,7 +158,7 @@ def test_a_literal_key_goes_before_a_pattern(tmp_path: Path, bucket: Any) -> Non
 def test_an_index_lies_where_it_was_put(tmp_path: Path, bucket: Any, odd: str) -> None:
     """And no other index is overwritten, in the store or in the cache."""
     cache = DiskCache(tmp_path / "cache", bytes=10**8)
-    places = [odd, *sorted(decoys(odd))[:2]]
+    places = [odd, *sorted(decoys(odd))[:1]]
     for place in places:
         bucket.put_object(Key=f"data/{place}/s.tfrecord", Body=shard(tmp_path, place))
         build_index([f"s3://bucket/data/{place}/s.tfrecord"], f"s3://bucket/data/{place}/x.index")

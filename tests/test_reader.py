@@ -462,7 +462,10 @@ def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
     assert caught.value.expected == "at most 1048576 bytes"
 
 
-def test_a_server_that_is_gone_is_no_missing_file(tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_no_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINFEED_PATIENCE", "1")
     index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound and not listening: it refuses

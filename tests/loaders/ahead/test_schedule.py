@@ -25,7 +25,7 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
-RECORDS, EPOCHS = 3000, 3
+RECORDS, EPOCHS = 3000, 2
 
 
 @settings(max_examples=60)
