@@ -75,6 +75,8 @@ def test_ranks_meet_over_files(tmp_path: Path) -> None:
     assert table["square"].tolist() == ranks[0].merged(gather_of(ranks))["square"].tolist()
     with pytest.raises(LoaderError, match="have no result"):
         Collect.load(paths[1:]).merged()
+    for one in (paths[1], str(paths[1])):
+        assert len(Collect.load(one).part()[0]) == 4
     Collect(12).save(paths[0])
     with pytest.raises(LoaderError, match="other records"):
         Collect.load(paths)

@@ -125,14 +125,14 @@ class Collect:
         replace_file(Path(path), file.getvalue())
 
     @classmethod
-    def load(cls, paths: Iterable[str | os.PathLike[str]], /) -> Collect:
-        """Return a `Collect` with what all ranks have saved.
+    def load(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /) -> Collect:
+        """Return a `Collect` with what all ranks have saved, each in a file.
 
         Raises:
             LoaderError: a file is damaged, or of other records or results than the first.
         """
         whole: Collect | None = None
-        for path in paths:
+        for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
             data = Path(path).read_bytes()
             try:
                 with np.load(io.BytesIO(data), allow_pickle=False) as file:
