@@ -97,6 +97,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (pk(p=5), ValueError, "p must be at most the number of classes in the data, 4"),
     (pk(k=4), ValueError, "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass"),
     (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
+    (pk(k=lambda step: 2), TypeError, "k must be a number, or a schedule by global step"),
     (pk(k=4, coverage="once"), ValueError, "(the smallest has 1): pass small='drop' or"),
     (pk(k={0: 1, 9: 4}, batches_per_epoch=3), ValueError, "fewer than k=4"),
     (pk(k=9, small="drop"), ValueError, "p must be at most"),
