@@ -41,7 +41,7 @@ from inside import main as command_line
 from twinfeed.loaders import CompressedShards, LoaderError, Reader, build_index, open_index, verify
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
 
-FOUND = ["location:41", "url:5058", "url:9077"]
+FOUND = ["classes:502866", "location:41", "url:5058", "url:9077"]
 FOUND += [f"index:{number}" for number in (4, 21, 31, 46, 58, 79, 351, 401, 433)]
 
 DOCUMENTED = (LoaderError, OSError)

@@ -108,6 +108,10 @@ def file_digest(file: Path) -> str:
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 
 
+CLASS_ORDER = {"classorder-records", "classorder-starts", "classorder-sizes"}
+"""The arrays of the order of the records by class."""
+
+
 COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
 
 
@@ -127,7 +131,9 @@ def check(manifest: Mapping[str, Any], /) -> None:
     _names("fields", [field["name"] for field in fields])
     _need("fields", all(_whole(field["missing"]) for field in fields))
     _names("columns", manifest["columns"])
-    _need("class_order", isinstance(manifest["class_order"], str | None))
+    order = manifest["class_order"]
+    _need("class_order", isinstance(order, str | None))
+    _need("class_order", order is None or arrays.keys() >= CLASS_ORDER)
     _need("fingerprint", isinstance(manifest["fingerprint"], str))
     digests = manifest["digests"]
     _need("digests", isinstance(digests, dict) and _strings(digests.values()))
