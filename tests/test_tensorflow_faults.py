@@ -371,7 +371,7 @@ def test_live_iterators_at_exit() -> None:
     """In an interpreter of its own: a fork keeps its modules at exit."""
     done = subprocess.run(
         [sys.executable, "-c", LIVE],
-        env=os.environ | QUIET | {"PYTHONPATH": f"{TESTS}"},
+        env=os.environ | QUIET | {"PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -108,8 +108,8 @@ def file_digest(file: Path) -> str:
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 
 
-CLASS_ORDER = {"classorder-records", "classorder-starts", "classorder-sizes"}
-"""The arrays of the order of the records by class."""
+CLASS_ORDER = {f"classorder-{name}": name for name in ("records", "starts", "sizes")}
+"""The arrays of the records' order by class, and what each is to a `ClassOrder`."""
 
 
 COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
@@ -133,7 +133,7 @@ def check(manifest: Mapping[str, Any], /) -> None:
     _names("columns", manifest["columns"])
     order = manifest["class_order"]
     _need("class_order", isinstance(order, str | None))
-    _need("class_order", order is None or arrays.keys() >= CLASS_ORDER)
+    _need("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
     _need("fingerprint", isinstance(manifest["fingerprint"], str))
     digests = manifest["digests"]
     _need("digests", isinstance(digests, dict) and _strings(digests.values()))

@@ -25,7 +25,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.features import WIRES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index.class_arrays import check_class_order
-from twinfeed.loaders.index.manifest import digest_of, impossible, read_manifest
+from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, impossible, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import bring_index
@@ -288,12 +288,11 @@ class Index:
         """
         if self.manifest["class_order"] is None:
             return None
-        names = ("records", "starts", "sizes")
-        arrays = {name: self._arrays.mapped(f"classorder-{name}") for name in names}
+        arrays = {name: self._arrays.mapped(array) for array, name in CLASS_ORDER.items()}
         if "class order" not in self._arrays.checked:
             try:
                 check_class_order(**arrays, num_records=len(self))
-            except (KeyError, ValueError) as error:
+            except ValueError as error:
                 problem = "damaged index: its class order is none"
                 raise IndexFormatError(problem, path=self.where, found=error) from None
             self._arrays.checked.add("class order")
