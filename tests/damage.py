@@ -398,3 +398,68 @@ PARTS = [
     ("facts.json", b'"keys-text"', b'"keys-next"'),
     ("facts.json", b'"options": {', b'"options": {"nobody": 1, '),
 ]
+
+
+def flipped(part: float, bit: int) -> Callable[[bytes], bytes]:
+    """Return what flips a bit after this part of the bytes."""
+    return lambda data: flip(data, int(part * len(data)), 1 << bit)
+
+
+def stated(**values: Any) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | values).encode()
+
+
+def arrays_bomb(_: bytes) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **{str(n): np.zeros(1 << 20) for n in range(4)})
+    return file.getvalue()
+
+
+def weights(odd: bool) -> Callable[[bytes], bytes]:
+    """Return what writes floats that numpy lacks, or a huge array. h5py comes with Keras."""
+
+    def write(_: bytes) -> bytes:
+        import h5py
+
+        memory = io.BytesIO()
+        with h5py.File(memory, "w") as file:
+            if odd:
+                floats = h5py.h5t.IEEE_F32LE.copy()
+                floats.set_ebias(1 << 20)
+                h5py.h5d.create(file.id, b"weights", floats, h5py.h5s.create(h5py.h5s.SCALAR))
+            else:
+                file.create_dataset("0", (1 << 20, 1 << 10), "f4", chunks=(1 << 10, 1))
+        return memory.getvalue()
+
+    return write
+
+
+FILES = "state.json", "arrays.npz", "model.weights.h5", "checksums.json"
+DRAW = random.Random(0)
+
+# A file of a save of Keras, how it is changed, whether its checksum is right, a word of the error.
+SAVES: list[tuple[str, Callable[[bytes], bytes], bool, str]] = [
+    *(
+        (name, flipped(DRAW.random(), DRAW.randrange(8)), False, "")
+        for name in FILES
+        for _ in range(40)
+    ),
+    *((name, lambda data: data[: len(data) // 2], False, "cannot be read") for name in FILES),
+    *((name, lambda _: b"", False, "cannot be read") for name in FILES),
+    *((name, lambda _: b"[]", False, "cannot be read") for name in FILES),
+    ("state.json", stated(version=1), False, "is of version 1"),
+    ("state.json", stated(weights=[["dense/kernel", 3]]), True, "weights have no shapes"),
+    ("state.json", stated(weights=1), True, "weights are of type int"),
+    ("state.json", stated(optimizer=True), True, "optimizer are of type bool"),
+    ("state.json", stated(random=None), True, "random are of type NoneType"),
+    ("state.json", stated(random=["no array"]), True, "another model"),
+    (
+        "state.json",
+        lambda data: data.replace(b'"step": 0', b'"step": %d' % (1 << 62), 1),
+        True,
+        "must be below",
+    ),
+    ("arrays.npz", arrays_bomb, True, "claim more bytes than the file has"),
+    ("model.weights.h5", weights(odd=False), True, "claim more bytes than the file has"),
+    ("model.weights.h5", weights(odd=True), True, "another model"),
+]

@@ -5,6 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
+
+from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.samplers import BatchSampler, RandomSampler
+
+
+def made(seed: int = 1) -> TensorFlowLoader:
+    stream = BatchSampler(RandomSampler(RECORDS, seed=seed), batch_size=8)
+    return loader(packed(RECORDS), stream, decode=numbers)
+
+
+def pairs(batch: dict[str, Any]) -> tuple[Any, Any]:
+    return batch["x"], batch["label"]
+
+
+def model(optimizer: Any = "adam", *first: keras.layers.Layer, units: int = CLASSES) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    network = keras.Sequential([keras.Input([5]), *first, keras.layers.Dense(units)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(optimizer, loss, run_eagerly=True)
+    return network
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -2,6 +2,8 @@
 
 import re
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,55 +11,198 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_help import Interrupt
+from keras_help import Interrupt, made, model, pairs
+from making_shards import tree
 from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed, word
 
 from twinfeed.loaders import DecodeError, NumpyLoader, pack
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler, SubsetSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    RandomSampler,
+    StateMismatchError,
+    SubsetSampler,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-
-def made() -> TensorFlowLoader:
-    stream = BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8)
-    return loader(packed(RECORDS), stream, decode=numbers)
-
-
-def pairs(batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    return batch["x"], batch["label"]
-
-
-def model(*first: keras.layers.Layer, units: int = CLASSES) -> keras.Model:
-    network = keras.Sequential([keras.Input([5]), *first, keras.layers.Dense(units)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    network.compile("adam", loss, run_eagerly=True)
-    return network
 
 
 def fit(folder: Path, network: keras.Model | None = None, **options: Any) -> Any:
     return ResumeCallback(made(), folder).fit(network or model(), pairs, verbose=0, **options)
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ({"batch_size": 8}, r"no batch_size=: .* BatchSampler\(order, batch_size=32\)"),
-        ({"initial_epoch": 1}, "no initial_epoch=: the last save says .*: leave it out"),
-        ({"sample_weight": np.ones(8)}, r"\(inputs, targets, weights\)"),
-        ({"shuffle": True}, r"no shuffle=: the feed's sampler shuffles"),
-        ({"steps_per_epoch": 2}, "no steps_per_epoch=: .* batches_per_epoch="),
-        ({"validation_split": 0.2}, r"split\(…\), and give validation_data="),
-        ({"x": np.ones(8)}, "no x=: arrange makes"),
-    ],
-)
-def test_an_option_of_the_loader_or_its_sampler_is_refused(
-    tmp_path: Path, option: dict[str, Any], says: str
+def as_arrays(batch: dict[str, Any]) -> tuple[Any, ...]:
+    return batch["x"], np.asarray(batch["label"])
+
+
+class Odd(keras.callbacks.Callback):
+    """A callback whose state cannot be saved."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.get_state = lambda: {"odd": state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def on_torch() -> TorchLoader:
+    return TorchLoader(made().feed)
+
+
+@contextmanager
+def unmoved(one: TensorFlowLoader, network: keras.Model | None = None) -> Iterator[None]:
+    before = network and network.get_weights()
+    try:
+        yield
+    finally:
+        assert (one.epoch, one.step) == (0, 0)
+        np.testing.assert_equal(network and network.get_weights(), before)
+
+
+Call = Callable[[Path], object]
+
+
+def given(
+    arrange: Any = pairs,
+    *,
+    of: Callable[[Any], Any] | None = None,
+    make: Callable[[], Any] = made,
+    units: int = CLASSES,
+    **options: Any,
+) -> Call:
+    """Return a `fit` of a new callback; `of` makes `arrange` of the loader."""
+
+    def call(folder: Path) -> None:
+        one = make()
+        resume = ResumeCallback(one, folder / "new")
+        resume.fit(model(units=units), of(one) if of else arrange, **{"verbose": 0} | options)
+
+    return call
+
+
+def own(
+    dataset: Callable[[tf.data.Dataset], Any], order: Any = "mine", at: str = "new", **options: Any
+) -> Call:
+    """Return a `model.fit` of the user's on a dataset made of the loader's."""
+
+    def call(folder: Path) -> None:
+        one = made()
+        resume = ResumeCallback(one, folder / at, order=order)
+        data = dataset(one.dataset.map(pairs))
+        with unmoved(one):
+            model().fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[resume], **options)
+
+    return call
+
+
+def restored(network: Callable[[], keras.Model], seed: int = 1) -> Call:
+    """Return a `restore` that moves neither the loader nor the model."""
+
+    def call(folder: Path) -> None:
+        one, other = made(seed), network()
+        with unmoved(one, other):
+            ResumeCallback(one, folder / "saved").restore(other)
+
+    return call
+
+
+def layers(*given: keras.layers.Layer, **options: Any) -> keras.Model:
+    network = keras.Sequential([keras.Input([5]), *given])
+    if options:
+        network.compile(**options)
+    return network
+
+
+LOADER = r"as in TensorFlowLoader\(feed\), got a"
+ARRANGE = r"makes \(inputs, targets\) of a batch .* got a"
+MAP = r"give loader.dataset.map\(pairs\)"
+OUTPUTS = r"record \d+ \(.*\) has the label [2-6], and the model has 2 outputs: .* \(7\)"
+OTHERS = "must come from the loader, got others"
+OPTIONS = ["batch_size", "initial_epoch", "sample_weight", "shuffle", "steps_per_epoch", "x", "y"]
+OPTIMIZERS: list[Callable[[], Any]] = [
+    lambda: "sgd",
+    lambda: keras.optimizers.Adam(amsgrad=True),
+    lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)),
+    lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+]
+
+REFUSED: list[tuple[Call, type[Exception], str]] = [
+    (lambda path: ResumeCallback(made().feed, path), TypeError, LOADER),  # type: ignore[arg-type]
+    (lambda path: ResumeCallback(made(), path, save_freq=5), TypeError, "save_freq=: every="),  # type: ignore[call-arg]
+    (lambda path: ResumeCallback(made(), path, every=0), ValueError, "every must be at least 1"),
+    (given(epochs="3"), TypeError, "epochs must be an int"),
+    *((given(**{name: 1}), ValueError, f"takes no {name}=: ") for name in OPTIONS),
+    (given(validation_split=0.2), ValueError, r"split\(…\), and give validation_data="),
+    *((given(wrong), TypeError, ARRANGE) for wrong in (np.ones([8, 5]), None, {"x": 1})),
+    (given(of=lambda one: one), TypeError, ARRANGE),
+    (given(of=lambda one: one.feed), TypeError, ARRANGE),
+    (lambda path: fit(path, validation_data=made().feed), TypeError, MAP),
+    (lambda path: fit(path, validation_data=on_torch()), TypeError, MAP),
+    (lambda path: fit(path, validation_data=made().dataset), TypeError, MAP),
+    (given(callbacks=keras.callbacks.BackupAndRestore("x")), ValueError, "leave BackupAndRestore"),
+    *(
+        (given(callbacks=Odd(x)), TypeError, "get_state of Odd")
+        for x in ({1}, {1: 2}, np.array({}))
+    ),
+    (given(units=2), ValueError, OUTPUTS),
+    (given(as_arrays, make=on_torch, units=2), ValueError, OUTPUTS),
+    (given(of=lambda one: (as_arrays(batch) for batch in one), make=on_torch), ValueError, OTHERS),
+    (
+        given(of=lambda one: one.dataset.map(pairs).repeat()),
+        ValueError,
+        "8 batches of an epoch",
+    ),
+    (given(of=lambda one: one.dataset.map(pairs).take(3)), ValueError, "8 batches of an epoch"),
+    (own(lambda dataset: dataset.repeat(), steps_per_epoch=3), ValueError, "got 3 steps and 8"),
+    (own(lambda dataset: dataset.take(3)), ValueError, "got 3 steps and 8"),
+    (own(lambda dataset: dataset, initial_epoch=1), ValueError, "epoch 1, .* at epoch 0: give"),
+    (own(lambda _: made().dataset.map(pairs)), ValueError, OTHERS),
+    (own(lambda dataset: dataset, order=None), ValueError, r"resume\.fit\(model.* order='mine'"),
+    (own(lambda dataset: dataset, at="saved"), ValueError, "not restored.*fresh=True"),
+    (
+        restored(model, seed=2),
+        StateMismatchError,
+        r"(?s)seed: the state has 1, .*the save is",
+    ),
+    (restored(lambda: layers(keras.layers.Dense(7))), ValueError, "compiled before restore"),
+    (
+        restored(lambda: model("adam", keras.layers.Normalization())),
+        ValueError,
+        r"another model: it has 2 weights, this model 5, of which \S+/mean \(5,\) is in the place",
+    ),
+    (restored(lambda: model(units=8)), ValueError, r"kernel \(5, 8\) is in the place of"),
+    (
+        restored(lambda: layers(keras.layers.Dense(7, use_bias=False), optimizer="adam")),
+        ValueError,
+        r"nothing is in the place of \S+/bias \(7,\)",
+    ),
+    *(
+        (restored(lambda other=other: model(other())), ValueError, r"of the optimizer Adam\(6 var")
+        for other in OPTIMIZERS
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the saves of a run."""
+    folder = tmp_path_factory.mktemp("world")
+    fit(folder / "saved")
+    return folder
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_makes_no_sense_is_refused_and_writes_nothing(
+    world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
-        fit(tmp_path, **option)
+    before = tree(world)
+    with pytest.raises(kind, match=word):
+        call(world)
+    assert tree(world) == before
 
 
 def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
@@ -67,9 +212,6 @@ def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
 def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
     """With weights of classes, and a model that is built in its first step."""
-
-    def arrays(batch: dict[str, Any]) -> tuple[Any, ...]:
-        return batch["x"], np.asarray(batch["label"])
 
     def trained(loader: Any, arrange: Any) -> list[Any]:
         keras.utils.set_random_seed(1)
@@ -81,38 +223,7 @@ def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
         assert (loader.epoch, loader.step) == (2, 0)
         return [each.tolist() for each in network.get_weights()]
 
-    other = trained(make(made().feed), arrays)
-    assert other == trained(made(), pairs)
-    others = ((batch["x"], batch["label"]) for batch in NumpyLoader(made().feed))
-    with pytest.raises(ValueError, match="must come from the loader, got others"):
-        ResumeCallback(make(made().feed), tmp_path / "other").fit(model(), others, verbose=0)
-    with pytest.raises(ValueError, match="outputs: give the last layer"):
-        ResumeCallback(make(made().feed), tmp_path / "few").fit(model(units=2), arrays, verbose=0)
-
-
-def test_a_feed_or_a_dataset_in_the_place_of_the_loader_is_refused(tmp_path: Path) -> None:
-    one: Any
-    for one in (made().feed, made().dataset):
-        with pytest.raises(TypeError, match=r"as in TensorFlowLoader\(feed\), got a"):
-            ResumeCallback(one, tmp_path)
-
-
-def test_options_of_other_callbacks_are_refused_with_their_counterparts(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="ResumeCallback takes no save_freq=: every= is the number"):
-        ResumeCallback(made(), tmp_path, save_freq=5)  # type: ignore[call-arg]
-
-
-def test_validation_data_is_a_dataset(tmp_path: Path) -> None:
-    feed = made().feed
-    for one in (made(), TorchLoader(feed), feed):
-        with pytest.raises(TypeError, match=r"give loader.dataset.map\(pairs\)"):
-            fit(tmp_path, validation_data=one)
-
-
-def test_whole_batches_as_validation_data_are_refused(tmp_path: Path) -> None:
-    says = r"dataset of inputs and targets: give loader.dataset.map\(pairs\)"
-    with pytest.raises(TypeError, match=says):
-        fit(tmp_path, validation_data=made().dataset)
+    assert trained(make(made().feed), as_arrays) == trained(made(), pairs)
 
 
 def test_images_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
@@ -132,11 +243,9 @@ def test_images_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_label_beyond_the_outputs_of_the_model_is_named(tmp_path: Path) -> None:
-    """And is none where the targets are not the labels, or where no such record is drawn."""
-    says = r"record \d+ \(.*\) has the label [2-6], and the model has 2 outputs: .* \(7\)"
-    with pytest.raises(ValueError, match=says):
-        fit(tmp_path, model(units=2))
+def test_labels_beyond_the_outputs_that_nothing_trains_on_are_taken(
+    tmp_path: Path,
+) -> None:
     one = made()
     ResumeCallback(one, tmp_path / "halves").fit(
         model(units=2), lambda batch: (batch["x"], batch["label"] // 4), verbose=0
@@ -177,16 +286,8 @@ def test_other_class_numbers_in_the_validation_are_told(
         assert re.match(f"{says}.*--classes {tmp_path}/train/data.index", said[0])
 
 
-def test_epochs_are_a_number(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="epochs must be an int"):
-        ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs="3")  # type: ignore[arg-type]
-
-
-def test_arrange_is_a_function_or_a_dataset(tmp_path: Path) -> None:
+def test_a_dataset_of_the_loader_is_taken(tmp_path: Path) -> None:
     one = made()
-    for wrong in (np.ones([8, 5]), one, one.feed, None, [1], {"x": 1}):
-        with pytest.raises(TypeError, match=r"makes \(inputs, targets\) of a batch .* got a"):
-            ResumeCallback(one, tmp_path).fit(model(), wrong)
     ResumeCallback(one, tmp_path).fit(model(), one.dataset.map(pairs), verbose=0)
 
 
@@ -210,37 +311,10 @@ def test_callbacks_may_be_one_or_none_or_hold_the_callback_itself(tmp_path: Path
     assert (resume.loader.epoch, resume.loader.step) == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("first", "units", "says"),
-    [
-        (
-            keras.layers.Dense(5),
-            CLASSES,
-            r"this model 4, of which \S+/kernel \(5, 5\) is in the place of \S+/kernel",
-        ),
-        (keras.layers.Normalization(), CLASSES, r"this model 5, of which \S+/mean \(5,\) is in"),
-        (None, CLASSES + 1, rf"this model 2, of which \S+/kernel \(5, {CLASSES + 1}\) is in the"),
-    ],
-)
-def test_what_a_model_has_other_than_the_saved_one_is_named(
-    tmp_path: Path, first: Any, units: int, says: str
-) -> None:
-    fit(tmp_path)
-    with pytest.raises(ValueError, match=rf"is of another model: it has 2 weights, {says}"):
-        fit(tmp_path, model(*filter(None, [first]), units=units))
-
-
-def test_a_layer_that_a_model_lacks_is_named(tmp_path: Path) -> None:
-    fit(tmp_path, model(keras.layers.Dense(CLASSES)))
-    says = rf"of which nothing is in the place of \S+/kernel \({CLASSES}, {CLASSES}\)"
-    with pytest.raises(ValueError, match=says):
-        fit(tmp_path)
-
-
 def test_random_layers_that_the_saved_model_lacks_are_told_once(tmp_path: Path) -> None:
     fit(tmp_path)
     with pytest.warns(UserWarning, match="its random layers begin anew") as told:
-        fit(tmp_path, model(keras.layers.Dropout(0.1)), epochs=2)
+        fit(tmp_path, model("adam", keras.layers.Dropout(0.1)), epochs=2)
     assert sum("random layers" in str(one.message) for one in told) == 1
 
 

@@ -31,8 +31,7 @@ def check_loader(loader: Any) -> None:
     """Raise TypeError for anything but a loader."""
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"ResumeCallback takes the loader, as in TensorFlowLoader(feed), got a "
-            f"{type(loader).__name__}"
+            f"loader must be as in TensorFlowLoader(feed), got a {type(loader).__name__}"
         )
 
 
@@ -91,8 +90,7 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     given, theirs = (getattr(one, "element_spec", None) for one in (data, validation))
     if isinstance(theirs, dict) and "id" in theirs and not isinstance(given, dict | None):
         raise TypeError(
-            "validation_data must be a dataset of inputs and targets: give "
-            "loader.dataset.map(pairs)"
+            "validation_data must hold inputs and targets: give loader.dataset.map(pairs)"
         )
     feed = getattr(loader, "feed", None)
     texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
