@@ -39,7 +39,6 @@ from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, writ
 from twinfeed.loaders import (
     DataCorruptionError,
     FromJson,
-    FromTable,
     Index,
     IndexFormatError,
     LoaderError,
@@ -75,16 +74,6 @@ def index(tmp_path: Path) -> Index:
 # Part A as an index meets it.
 
 
-def test_fault_5_all_shards_empty(tmp_path: Path) -> None:
-    for name in ("a.tfrecord", "b.tfrecord"):
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match="no records: all 2 shards are empty"):
-        build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
-    with pytest.raises(FileNotFoundError, match="no index here"):
-        open_index(tmp_path / "x.index")
-    assert not (tmp_path / "x.index").exists()
-
-
 def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
     """It is a record, and what it lacks is said."""
     shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
@@ -92,8 +81,6 @@ def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
     assert len(index) == 2
     with Reader(index) as reader, pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
         reader.read([0])
-    with pytest.raises(DataCorruptionError, match="lacks the field 'x'"):
-        build_index(shard, tmp_path / "x.index", fields=["x"])
 
 
 def test_a_bad_checksum_names_the_place_and_the_field(index: Index) -> None:
@@ -514,8 +501,6 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
         exclude=[bad],
     )
     assert len(without) == 8
-    with pytest.raises(ValueError, match="join= is for tar"):
-        build_index(tfrecords(tmp_path), tmp_path / "y.index", join=True)
 
 
 def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
@@ -652,61 +637,6 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
     with pytest.raises(ValueError, match="missing or damaged"):
         merged([part], tmp_path / "y.index")
     assert not marker.exists()
-
-
-def test_fault_39_label_table_that_does_not_match(tmp_path: Path) -> None:
-    shards = tars(tmp_path, shards=1)
-    good: dict[str, Any] = {f"k{n}": n % 2 for n in range(10)}
-    missing = {key: label for key, label in good.items() if key not in ("k3", "k7")}
-    cases: list[tuple[dict[str, Any], str]] = [
-        (missing, r"2 records are not in the table \(first: 'k3', 'k7'\)"),
-        (good | {"x1": 0}, r"1 rows of the table have no record \(first: 'x1'\)"),
-        (
-            good | {"k4": float("nan")},
-            r"1 labels are not a name or an integer \(first: \('k4', nan\)",
-        ),
-        (good | {"k4": None}, "1 labels are not a name or an integer"),
-        (good | {"k4": ""}, "1 labels are not a name or an integer"),
-        (good | {"k4": "cat"}, "must be all integers or all names, got an integer"),
-    ]
-    for table, message in cases:
-        with pytest.raises(ValueError, match=message):
-            build_index(shards, tmp_path / "x.index", label=FromTable(table))
-    file = tmp_path / "labels.csv"
-    file.write_text("k1,a\nk2,b\nk1,c\n")
-    with pytest.raises(ValueError, match=r"labels.csv: keys are there twice \(1: \['k1'\]\)"):
-        FromTable(file)
-    file.write_text("k1,a\nk2\n")
-    with pytest.raises(ValueError, match=r"rows lack a column \(1, first: row 2\)"):
-        FromTable(file)
-    file.write_text("k1,nan\n")
-    with pytest.raises(ValueError, match=r"not a name or an integer \(first: \('k1', nan\)"):
-        FromTable(file).match(["k1"])
-    assert FromTable({"k1": "nan"}).match(["k1"]) == ["nan"]
-    write_tar(shards[0], [("a/k1", {"txt": b""}), ("b/k1", {"txt": b""})])
-    with pytest.raises(ValueError, match="a label table is joined by key"):
-        build_index(tfrecords(tmp_path), tmp_path / "y.index", label=FromTable(good))
-
-
-def test_fault_40_patterns_that_name_nothing_or_too_much(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no shard matches"):
-        build_index(tmp_path / "*.tar", tmp_path / "x.index")
-    odd = ["a-{0..9.tar", "a{", "a}", "a}{", "{a{b,c}", "{{a,b},c}", "{a,b"]
-    many = ["{0..999999999}", "{0..9999}{0..9999}", "{0..1000000}", "{a,b}" * 60]
-    for pattern in odd + many:
-        with pytest.raises(ValueError, match=r"braces in the shard pattern|more than 1000000"):
-            build_index(tmp_path / pattern, tmp_path / "x.index")
-    assert not (tmp_path / "x.index").exists()
-
-
-def test_fault_41_incomplete_set_of_shards(tmp_path: Path) -> None:
-    shards = tfrecords(tmp_path, shards=10)
-    for n in (2, 5, 9):
-        shards[n].unlink()
-    pattern = tmp_path / "*.tfrecord"
-    with pytest.raises(ValueError, match="3 of 10 missing, first: 00002, 00005, 00009"):
-        build_index(pattern, tmp_path / "x.index")
-    assert len(build_index(pattern, tmp_path / "x.index", complete=False)) == 70
 
 
 # Part F.
@@ -917,8 +847,6 @@ def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: 
     rewrite(index.path, describe)
     with pytest.raises(UnsafeContentError, match="unsafe path"):
         open_index(index.path)
-    with pytest.raises(ValueError, match="must lie below the root"):
-        build_index(tmp_path / "*.tfrecord", tmp_path / "y" / "x.index")
 
 
 def test_an_index_whose_folder_is_no_index(tmp_path: Path) -> None:
