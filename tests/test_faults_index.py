@@ -203,16 +203,6 @@ def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
     assert [bad.record for bad in verify(index).bad] == [0]
 
 
-def test_fault_30_shards_missing(tmp_path: Path) -> None:
-    shards = tars(tmp_path, shards=12)
-    build_index(shards, tmp_path / "x.index")
-    for shard in shards[3:10]:
-        shard.unlink()
-    names = ", ".join(shard.name for shard in shards[3:8])
-    with pytest.raises(FileNotFoundError, match=f"7 of 12 shards are missing here: {names};"):
-        open_index(tmp_path / "x.index")
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
     tmp_path: Path, workers: int
@@ -309,15 +299,6 @@ def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
         reader.close()
         with pytest.raises(FileNotFoundError, match=gone):
             reader.read([0])
-
-
-def test_fault_32_index_of_other_shards(tmp_path: Path) -> None:
-    for name, each in (("a", 10), ("b", 11)):
-        (tmp_path / name).mkdir()
-        tfrecords(tmp_path / name, each=each)
-    index = build_index(tmp_path / "a" / "*.tfrecord", tmp_path / "a" / "x.index")
-    with pytest.raises(StaleIndexError):
-        open_index(index.path, root=tmp_path / "b")
 
 
 def test_fault_33_index_cut_at_any_place(index: Index, tmp_path: Path) -> None:
@@ -847,11 +828,3 @@ def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: 
     rewrite(index.path, describe)
     with pytest.raises(UnsafeContentError, match="unsafe path"):
         open_index(index.path)
-
-
-def test_an_index_whose_folder_is_no_index(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no index here"):
-        open_index(tmp_path / "nowhere")
-    shutil.rmtree(tmp_path)
-    with pytest.raises(FileNotFoundError, match="twinfeed index SHARDS --out"):
-        open_index(tmp_path)

@@ -6,10 +6,9 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from damage import at, rewrite
-from inside import LIMITS, arrays, file_digest, manifest
+from damage import rewrite
+from inside import LIMITS, manifest
 from making_shards import tars
 from range_server import RangeServer
 
@@ -52,26 +51,6 @@ def test_fault_78_a_manifest_that_differs_at_each_request(
     assert caught.value.path == f"{server.url}/x.index"
     asked = [name for name, _, _ in server.ranges]
     assert asked.count("x.index/manifest.json") < 10
-
-
-@pytest.mark.parametrize("read_whole", [arrays.READ_WHOLE, 0])
-def test_an_archive_or_objects_in_place_of_an_array_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
-) -> None:
-    """numpy.load would open an archive, and unpack much from a few bytes."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", read_whole)
-    index = made(tmp_path)
-    rewrite(index.path, at("arrays", "shardsums", "dtype", value="|O"))
-    with pytest.raises(IndexFormatError, match=r"shardsums\.npy cannot be read"):
-        open_index(index.path)
-    index = made(tmp_path)
-    (file,) = index.path.glob("columns-*/column-0.npy")
-    with file.open("wb") as out:
-        np.savez_compressed(out, np.zeros(1000))
-    entry = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    rewrite(index.path, lambda manifest: manifest["arrays"]["column-0"].update(entry))
-    with pytest.raises(IndexFormatError, match=r"column-0\.npy cannot be read"):
-        open_index(index.path)
 
 
 @pytest.mark.parametrize("values", ["[]", "{}", '"ab"', "[[1,1]]", "1.5"])

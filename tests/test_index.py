@@ -12,22 +12,27 @@ import sys
 import textwrap
 import time
 import tracemalloc
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from inside import MANIFEST, SHARD, StringColumn, index_writer, paths, row_type
+from inside import MANIFEST, SHARD, Reading, StringColumn, index_writer, paths, row_type
 from inside import arrays as _arrays
-from making_shards import flip, tars, tfrecords, tree, write_tar, write_tfrecord
+from making_shards import flip, tars, tfrecords, tree, write_tar
+from refusing import Call, Refused, check_refused
 
 from twinfeed.loaders import (
     Index,
     IndexFormatError,
+    LoaderError,
     Reader,
     StaleIndexError,
     build_index,
     open_index,
+    pack,
 )
 from twinfeed.samplers import PKBatchSampler
 
@@ -115,16 +120,6 @@ def test_small_indexes_hold_no_file_open(tmp_path: Path) -> None:
     assert held[-1].keys([29]) == ["k29"]
 
 
-def test_a_shard_or_a_folder_of_indexes_is_no_index_but_leads_to_one(tmp_path: Path) -> None:
-    shard = tars(tmp_path, shards=1)[0]
-    with pytest.raises(FileNotFoundError, match="a file, not an index; index it: twinfeed index"):
-        open_index(shard)
-    for name in ("train.index", "eval.index", ".old"):
-        build_index(shard, tmp_path / name, root=tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"but in it: eval\.index, train\.index; open one"):
-        open_index(tmp_path)
-
-
 def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -136,15 +131,6 @@ def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path
     (moved / "x.index").rename(tmp_path / "x.index")
     with pytest.raises(FileNotFoundError, match=r"3 of 3 shards .* give root= the folder"):
         open_index(tmp_path / "x.index")
-    (tmp_path / "x.index").rename(tmp_path / "x")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "x").rename(tmp_path / "below" / "x.index")
-    with pytest.raises(FileNotFoundError, match="give root= the folder that holds them"):
-        open_index(tmp_path / "below" / "x.index")
-    tars(tmp_path)
-    with pytest.raises(FileNotFoundError, match="give root= the folder"):
-        open_index(tmp_path / "below" / "x.index")
-    (tmp_path / "below" / "x.index").rename(tmp_path / "x.index")
     again = open_index(tmp_path / "x.index", root=moved)
     assert again.fingerprint == index.fingerprint
     with Reader(again) as reader:
@@ -193,30 +179,11 @@ def test_keys_that_are_no_utf8_come_back_byte_for_byte() -> None:
     assert column.tolist() == [name, "kōen", ""]
 
 
-def test_a_column_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    write_tfrecord(tmp_path / "a.tfrecord", [{"text": b"a", "label": 1}])
-    index = build_index(tmp_path / "a.tfrecord", tmp_path / "x.index", label="label")
-    with pytest.raises(KeyError, match=r"no column 'text': .* \['label'\]; a Reader reads fields"):
-        index.columns["text"]
-    assert index.columns.get("text") is None
-
-
-def test_ids_are_checked(tmp_path: Path) -> None:
+def test_keys_are_of_ids_or_of_all_records(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
-    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), got 30"):
-        index.keys([30])
-    with pytest.raises(IndexError, match=r"ids must lie in \[0, 30\), got -1"):
-        index.keys(np.array([-1, 3]))
-    with pytest.raises(TypeError, match="ids must be integers in one dimension, got float64"):
-        index.keys(np.array([0.5]))
-    with pytest.raises(
-        TypeError, match=r"ids must be integers in one dimension, got .* shape \(\)"
-    ):
-        index.keys(5)  # type: ignore[arg-type]
     assert index.keys([]) == []
     assert index.keys() == index.keys(range(30))
-    with pytest.raises(KeyError, match="no field 'jpg': this index has the fields"):
-        index.table("jpg")
+    assert index.columns.get("label") is None
 
 
 def test_nothing_in_the_files_tells_of_time_or_place(tmp_path: Path) -> None:
@@ -233,6 +200,7 @@ def test_arrays_are_mapped_and_shared(tmp_path: Path) -> None:
     assert isinstance(index, Index)
     with pytest.raises(ValueError, match="read-only"):
         index.labels[0] = 1
+    assert open_index(index.path, digest=index.digest).fingerprint == index.fingerprint
 
 
 def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
@@ -279,17 +247,6 @@ def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
     assert len(sums) == 3  # the shards, and their paths
 
 
-def test_an_index_with_another_digest_is_refused(tmp_path: Path) -> None:
-    shards = tars(tmp_path)
-    index = build_index(shards, tmp_path / "x.index", label="cls")
-    digest = index.digest
-    assert open_index(index.path, digest=digest).fingerprint == index.fingerprint
-    build_index(shards, index.path, label="cls", missing="skip")
-    with pytest.raises(StaleIndexError, match="this is another index") as caught:
-        open_index(index.path, digest=digest)
-    assert caught.value.expected == f"digest {digest}"
-
-
 @pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
 def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
@@ -317,3 +274,104 @@ def test_a_build_mends_the_damaged_arrays_of_the_same_index(tmp_path: Path) -> N
         open_index(index.path)
     assert build_index(tmp_path / "*.tar", index.path, label="cls").digest == index.digest
     assert len(open_index(index.path)) == len(index)
+
+
+def opened(name: str, **options: Any) -> Call:
+    """A call that opens an index of the world."""
+    return lambda world: open_index(world / name, **options)
+
+
+def of(use: Callable[[Index], object]) -> Call:
+    """A call that uses an index of a text, of no labels, and of a column of two numbers."""
+    return lambda world: use(open_index(world / "data.index"))
+
+
+def reading(**options: Any) -> Call:
+    """A call that makes the options of reading."""
+    return lambda _: Reading(**options)
+
+
+IDS = "ids must be integers in one dimension, got "
+KIND = "are for tfrecord, got files"
+
+# What is wrong, the class of the error, and a word that names what is there or what to do.
+REFUSED: Refused = [
+    (
+        opened("nowhere/x"),
+        FileNotFoundError,
+        r"no index here \(no manifest.*twinfeed index SHARDS --",
+    ),
+    (opened("y.index"), FileNotFoundError, r"beside it: a\.index, data\.index; check"),
+    (opened("."), FileNotFoundError, r"but in it: a\.index, data\.index; open one"),
+    (opened("a/d-000000.tar"), FileNotFoundError, "a file, not an index; index it: twinfeed index"),
+    (opened("a.index"), FileNotFoundError, r"7 of 12 .* missing here: a/.*03\.tar.*; .* root="),
+    (opened("a.index", root="/proc"), FileNotFoundError, "12 of 12 .* give root= the folder"),
+    (lambda world: open_index(world / "a.index", root=world / "b"), StaleIndexError, "has changed"),
+    (
+        opened("data.index", digest="0"),
+        StaleIndexError,
+        "this is another index.*expected: digest 0",
+    ),
+    (opened("data.index", cache="/tmp"), TypeError, "cache must be a DiskCache, got '/tmp'"),
+    (lambda world: Reader(world / "data.index"), TypeError, r"got a PosixPath: open_index\(path\)"),  # type: ignore[arg-type]
+    (
+        of(attrgetter("labels")),
+        LoaderError,
+        r"no labels.*label=, of the fields \['text'\].*a folder",
+    ),
+    (of(lambda index: index.columns["text"]), KeyError, r"column 'text': .* \['box'\]; a Reader"),
+    (
+        of(lambda index: index.table("jpg")),
+        KeyError,
+        r"no field 'jpg': this index has .*\['text'\]",
+    ),
+    (of(lambda index: index.keys([2])), IndexError, r"ids must lie in \[0, 2\), got 2"),
+    (
+        of(lambda index: index.keys(np.array([-1, 1]))),
+        IndexError,
+        r"ids must lie in \[0, 2\), got -1",
+    ),
+    (of(lambda index: index.keys(np.array([0.5]))), TypeError, f"{IDS}float64"),
+    (of(lambda index: index.keys(1)), TypeError, rf"{IDS}.* shape \(\)"),  # type: ignore[arg-type]
+    (
+        reading(container="zip"),
+        ValueError,
+        "container must be one of 'tar', 'tfrecord', 'files', got",
+    ),
+    (reading(missing="ignore"), ValueError, "one of 'error', 'skip', 'empty', got 'ignore'"),
+    (reading(lists="png"), TypeError, "lists must be a list of names, got 'png'"),
+    (reading(example="no"), TypeError, "example must be True or False, got 'no'"),
+    (reading(join=1), TypeError, "join must be True or False, got 1"),
+    (reading(max_record_bytes=0), ValueError, "max_record_bytes must be at least 1, got 0"),
+    *(
+        (reading(container="files", **one), ValueError, KIND)
+        for one in ({"key": "a"}, {"lists": ["a"]})
+    ),
+    *(
+        (reading(background=one), ValueError, "background must be an int64 or a name, got")
+        for one in (0.5, True, "", 2**63, "\ud800")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index, and one that lacks shards, which lie elsewhere with other bytes."""
+    world = tmp_path_factory.mktemp("world")
+    pack([{"text": b"a", "box": [1, 2], "__key__": f"{n}"} for n in range(2)], world)
+    for name, each in (("a", 1), ("b", 2)):
+        (world / name).mkdir()
+        tars(world / name, shards=12, each=each)
+    build_index(world / "a" / "*.tar", world / "a.index")
+    build_index(world / "a" / "*.tar", world / ".old.index")
+    for number in range(3, 10):
+        (world / "a" / f"d-{number:06d}.tar").unlink()
+    (world / "b" / "a").symlink_to(".")
+    return world
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_is_no_index_is_refused_in_words(
+    world: Path, call: Call, kind: type[Exception], word: str
+) -> None:
+    check_refused(world, call, kind, word)

@@ -202,12 +202,6 @@ def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
     assert len(pack(numbered(0, 4), tmp_path)["data"]) == 4
 
 
-def test_a_file_in_place_of_the_folder_is_no_race(tmp_path: Path) -> None:
-    (tmp_path / "out").touch()
-    with pytest.raises(FileExistsError, match="out"):
-        pack(numbered(0, 4), tmp_path / "out")
-
-
 def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: Path) -> None:
     inside, most = 0, 0
 

@@ -1,0 +1,28 @@
+"""What a room refuses, as a table: a call on a world, the class of the error, a word of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from making_shards import tree
+
+Call = Callable[[Path], object]
+Refused = list[tuple[Call, type[Exception], str]]
+
+
+def check_refused(world: Path, call: Call, kind: type[Exception], word: str) -> None:
+    """A call raises the error, and neither writes nor deletes in the world, but for what is `made`.
+
+    The word is a regular expression, in which "." is any character.
+    """
+
+    def kept() -> set[str]:
+        return {name for name in tree(world) if not name.startswith("made/")}
+
+    before = kept()
+    with pytest.raises(kind, match=re.compile(word, re.DOTALL)):
+        call(world)
+    assert kept() == before
