@@ -143,8 +143,6 @@ def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None
     ):
         with pytest.raises(TypeError, match="give the trainer the TorchLoader itself"):
             next(iter(made))
-    with pytest.raises(AttributeError, match="ignore_data_skip=True"):
-        skip_first_batches(one, 2)
     assert not hasattr(one, "dataset")
 
 

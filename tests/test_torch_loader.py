@@ -16,6 +16,7 @@ import pytest
 import torch
 from batches import expected, noted, received, take
 from inside import tried
+from own_source import Words
 from running import started_threads
 from torch.utils.data import DataLoader
 from torch_help import OPTIONS, RECORDS, lengths, pack_words
@@ -80,13 +81,6 @@ def test_arrays_arrive_as_tensors_and_bytes_as_lists(index: Index) -> None:
 
 def counted(sample: dict[str, Any]) -> dict[str, Any]:
     return {"numbers": np.arange(len(sample["word"]) % 5, dtype=np.float32)}
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "gpu", 1.5])
-def test_a_device_that_torch_cannot_use_is_refused_at_once(index: Index, device: Any) -> None:
-    feed = Feed(index, ExactOnceBatchSampler(len(index), batch_size=4))
-    with pytest.raises(ValueError, match=f"torch can use here, got {device!r}: "):
-        TorchLoader(feed, device=device)
 
 
 def often(sample: dict[str, Any]) -> dict[str, Any]:
@@ -165,8 +159,6 @@ def test_requests_without_batches_of_torch(index: Index) -> None:
         collate_fn=as_tensors,
     )
     assert received(loader) == expected(index, sampler)
-    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got BatchSampler"):
-        RequestSampler(sampler)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
@@ -452,8 +444,6 @@ def test_a_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
     state = loader_of(packed(tmp_path / "one", words)).state_dict()
     with pytest.raises(StateMismatchError, match="state is of other records: 'word'"):
         loader_of(packed(tmp_path / "other", [*words[:-1], b"else"])).load_state_dict(state)
-    with pytest.raises(StateMismatchError, match="n: the state has 8, this sampler has 7"):
-        loader_of(packed(tmp_path / "fewer", words[:-1])).load_state_dict(state)
 
 
 def test_a_state_that_knows_no_records_warns(tmp_path: Path) -> None:
@@ -470,13 +460,6 @@ def test_a_state_costs_no_digest_of_the_data(index: Index, monkeypatch: pytest.M
     first = loader.state_dict()
     monkeypatch.setattr(hashlib, "blake2b", None)
     assert loader.state_dict() == first
-
-
-def test_a_state_of_other_data_is_refused(index: Index) -> None:
-    other = BatchSampler(RandomSampler(RECORDS, seed=6), batch_size=5)
-    state = TorchLoader(Feed(index, other)).state_dict()
-    with pytest.raises(StateMismatchError, match=r"seed.*6.*5"):
-        TorchLoader(Feed(index, random())).load_state_dict(state)
 
 
 @pytest.mark.parametrize("sampler", [
@@ -531,12 +514,6 @@ def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
             assert RECORDS <= len(calls) <= RECORDS + 8 - 1
 
 
-def test_workers_are_refused_where_decoded_images_are_reused(index: Index) -> None:
-    sampler = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
-    with pytest.raises(ValueError, match="needs num_workers=0"):
-        TorchLoader(Feed(index, sampler), num_workers=1)
-
-
 # Ends
 
 
@@ -577,47 +554,12 @@ def test_a_break_leaves_no_thread(index: Index) -> None:
     assert started_threads() == []
 
 
-def test_what_is_no_batch_sampler_is_refused(index: Index) -> None:
-    order: Any = RandomSampler(RECORDS, seed=0)
-    with pytest.raises(TypeError, match=r"got a RandomSampler: BatchSampler\(sampler"):
-        Feed(index, order)
-    for carry in (TorchLoader, RecordDataset):
-        with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
-            carry(index)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"RandomSampler is a sampler.*DataLoader\(batch_sampler="):
-        list(DataLoader(list(range(RECORDS)), sampler=order))
-
-
 def test_it_pickles(index: Index) -> None:
     """Trainers that start their processes anew send the loader along."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     list(take(loader, 2))
     copy = pickle.loads(pickle.dumps(loader))
     assert received(copy) == received(loader)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefetch": -1}, "prefetch must be at least 0, got -1"),
-        ({"threads": -1}, "threads must be at least 0, got -1"),
-        ({"prefetch": 0, "num_workers": 2}, "prefetch=0 needs num_workers=0, got num_workers=2"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"persistent_workers": True}, "persistent_workers"),
-    ],
-)
-def test_options_that_contradict_are_refused(
-    index: Index, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        TorchLoader(Feed(index, random()), **options)
-
-
-@pytest.mark.parametrize(("threads", "kind"), [(-3, ValueError), (1.5, TypeError)])
-def test_a_number_of_threads_is_checked(index: Index, threads: Any, kind: Any) -> None:
-    for carry in (TorchLoader, RecordDataset):
-        with pytest.raises(kind, match=f"threads must be .*, got {threads}"):
-            carry(Feed(index, random()), threads=threads)
 
 
 def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
@@ -670,29 +612,6 @@ def test_requests_begin_at_the_first_batch_whatever_the_sampler_has_drawn(index:
     assert next(iter(RequestSampler(Feed(index, stream)))).ids.tolist() == first
 
 
-def test_torchs_own_collation_of_whole_batches_is_refused_in_words(index: Index) -> None:
-    feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=3), batch_size=5))
-    loader = DataLoader(RecordDataset(feed), batch_sampler=RequestSampler(feed))
-    with pytest.raises(TypeError, match="give collate_fn=as_tensors"):
-        next(iter(loader))
-    with pytest.raises(KeyError, match="else"):
-        RecordDataset(feed).__getitems__(next(iter(RequestSampler(feed))))["else"]
-
-
-def test_a_dataloader_that_is_given_the_wrong_thing_says_what_it_takes(index: Index) -> None:
-    feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=3), batch_size=5))
-    requests: Any = RequestSampler(feed)
-    loader: Any = DataLoader(RecordDataset(feed), sampler=requests, collate_fn=as_tensors)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="batch_sampler= or batch_size=None"):
-        next(iter(loader))
-    loader = DataLoader(feed)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"takes RecordDataset\(feed\)"):
-        next(iter(loader))
-    loader = DataLoader(RecordDataset(feed), batch_sampler=feed.sampler, collate_fn=as_tensors)
-    with pytest.raises(TypeError, match=r"got a list of samples: .*, or leave collate_fn= out"):
-        next(iter(loader))
-
-
 CHECKED: dict[str, Callable[..., Any]] = {
     "numpy": lambda feed, **options: list(NumpyLoader(feed, **options)),
     "torch": lambda feed, **options: list(TorchLoader(feed, **options)),
@@ -712,3 +631,84 @@ def test_damage_is_found_unless_checksums_are_turned_off(tmp_path: Path, name: s
     CHECKED[name](feed, checksums=False)
     with pytest.raises(DataCorruptionError, match=r"number 5"):
         CHECKED[name](feed)
+
+
+def fed(index: Any, sampler: BatchStream | None = None, **options: Any) -> Feed:
+    return Feed(index, sampler or random(), **options)
+
+
+def whole(sampler: BatchStream | None = None, **options: Any) -> Callable[[Any], TorchLoader]:
+    return lambda index: TorchLoader(fed(index, sampler), **options)
+
+
+def own(**options: Any) -> Callable[[Index], object]:
+    """Return what draws from a DataLoader of the user's, whose sampler is made of the feed."""
+
+    def call(index: Index) -> object:
+        made = {
+            name: one(fed(index)) if "sampler" in name else one for name, one in options.items()
+        }
+        return next(iter(DataLoader(RecordDataset(fed(index)), **made)))
+
+    return call
+
+
+def stream(feed: Feed) -> BatchStream:
+    return feed.sampler
+
+
+class Unforked(Words):
+    """A source that forked workers cannot use."""
+
+    fork_safe = False
+
+
+FORKED = {"num_workers": 1, "multiprocessing_context": "fork"}
+TWICE = ViewSampler(RandomSampler(RECORDS, seed=5), [2] * RECORDS, per_epoch="one", seed=0)
+REUSING = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
+STATE = BatchSampler(RandomSampler(RECORDS, seed=6), batch_size=5).state_dict()
+
+
+def captions(index: Index) -> Feed:
+    side = {"caption": np.zeros(2 * RECORDS)}
+    return fed(index, BatchSampler(TWICE, batch_size=5), side=side)
+
+
+REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+    (TorchLoader, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
+    (RecordDataset, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
+    (RequestSampler, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
+    *((whole(device=one), ValueError, f"here, got {one!r}: ") for one in ("cuda:99", "gpu", 1.5)),
+    (whole(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
+    (whole(threads=-3), ValueError, "threads must be at least 0, got -3"),
+    (whole(prefetch=0, num_workers=2), ValueError, "prefetch=0 needs num_workers=0, got"),
+    (whole(num_workers=-1), ValueError, "num_workers"),
+    (whole(persistent_workers=True), ValueError, "persistent_workers"),
+    (whole(REUSING, num_workers=1), ValueError, "needs num_workers=0"),
+    (lambda _: whole(**FORKED)(Unforked()), ValueError, "fork_safe=False.*'spawn'"),
+    (lambda index: whole()(index).dataset, AttributeError, "no dataset.*ignore_data_skip=True"),
+    (lambda index: whole(evaluation())(index).dataset[0], TypeError, "take a RecordDataset"),
+    (lambda index: whole()(index).load_state_dict(STATE), StateMismatchError, "seed: .* 6"),
+    (lambda index: RecordDataset(fed(index), threads=1.5), TypeError, "must be .*, got 1.5"),
+    (lambda index: RecordDataset(fed(index))[RECORDS], IndexError, "24"),
+    (lambda index: RecordDataset(captions(index))[0], ValueError, "'caption' has 48 rows for 24"),
+    (own(batch_sampler=RequestSampler), TypeError, "give collate_fn=as_tensors"),
+    (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
+    (own(sampler=RequestSampler), TypeError, "batch_sampler= or batch_size=None"),
+    (own(batch_sampler=stream, collate_fn=as_tensors), TypeError, "a list of samples.* collate_fn"),
+    (
+        own(sampler=lambda _: RandomSampler(9, seed=0)),
+        TypeError,
+        "RandomSampler is a sampler.*Data",
+    ),
+    (lambda index: list(DataLoader(fed(index))), TypeError, r"takes RecordDataset\(feed\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_makes_no_sense_is_refused(
+    index: Index, call: Callable[[Any], object], kind: type[Exception], word: str
+) -> None:
+    with pytest.raises(kind, match=word):
+        call(index)
+    assert started_threads() == []

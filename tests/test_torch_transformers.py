@@ -120,10 +120,6 @@ def test_it_counts_the_records_of_an_evaluation(
     records = RECORDS if some is None else len(some)
     assert trainer.evaluation_loop(evaluation, "told", True).num_samples == records
     assert len(evaluation.dataset) == records
-    with pytest.raises(TypeError, match="take a RecordDataset"):
-        next(iter(torch.utils.data.DataLoader(evaluation.dataset, shuffle=True)))
-    with pytest.raises(AttributeError, match="has no dataset"):
-        _ = loader(index, random()).dataset
 
 
 def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:

@@ -233,8 +233,6 @@ def test_a_record_dataset_is_a_dataset_like_any_other(index: Index, workers: int
 def test_a_record_dataset_ends(index: Index) -> None:
     dataset = RecordDataset(Feed(index, random()))
     assert [sample["id"] for sample in dataset] == list(range(RECORDS))
-    with pytest.raises(IndexError):
-        dataset[RECORDS]
 
 
 def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
@@ -305,12 +303,7 @@ def test_a_record_between_those_of_the_sampler_is_left_out_too(index: Index, num
         RecordDataset(Feed(index, some))[number]
 
 
-def test_plain_samples_do_not_know_a_side_table_by_sample_id(index: Index) -> None:
-    views = ViewSampler(RandomSampler(RECORDS, seed=5), [2] * RECORDS, per_epoch="one", seed=0)
-    captions = {"caption": np.zeros(2 * RECORDS)}
-    feed = Feed(index, BatchSampler(views, batch_size=5), side=captions)
-    with pytest.raises(ValueError, match=r"'caption' has 48 rows for 24 records"):
-        RecordDataset(feed)[0]
+def test_plain_samples_have_the_rows_of_a_side_table(index: Index) -> None:
     feed = Feed(index, random(), side={"weight": np.arange(RECORDS) / 2})
     assert RecordDataset(feed)[5]["weight"] == 2.5
 

@@ -159,22 +159,16 @@ class RecordDataset(Dataset[Any]):
         """Warn if a transform gets other seeds, or the sampler leaves a record out."""
         if self._seeded:
             self._seeded = False
-            warnings.warn(
-                f"of plain record numbers, the transform's seeds are torch's random numbers: "
-                f"{_STREAM}",
-                stacklevel=3,
-            )
+            what = "seeds of plain record numbers are torch's random numbers"
+            warnings.warn(f"{what}: {_STREAM}", stacklevel=3)
         drawn = self._drawn
         if (
             drawn is not None
             and (drawn.searchsorted(records) == drawn.searchsorted(records, side="right")).any()
         ):
             self._drawn = None
-            warnings.warn(
-                f"the feed's sampler leaves records out that a RecordDataset was asked for: "
-                f"{_STREAM}",
-                stacklevel=3,
-            )
+            what = "the feed's sampler leaves records out that are read here"
+            warnings.warn(f"{what}: {_STREAM}", stacklevel=3)
 
 
 def _drawn(feed: Feed) -> Array | None:
