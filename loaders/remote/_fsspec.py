@@ -6,10 +6,11 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote.location import Location, masked
-from twinfeed.loaders.remote.network import PassingError, gone, refusal, refused
+from twinfeed.loaders.remote.network import PassingError, gone, patiently, refusal, refused
 from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
 
 _TAGS = ("ETag", "etag", "version_id", "generation")
@@ -20,10 +21,13 @@ class Files(Store):
 
     def __init__(self, root: Location) -> None:
         super().__init__(root)
-        with _naming(str(root)):
+        self.system = patiently(str(root), "its file system", self._system)
+
+    def _system(self) -> Any:
+        with _naming(str(self.root)):
             from fsspec.core import url_to_fs
 
-            self.system, _ = url_to_fs(str(root))
+            return url_to_fs(str(self.root))[0]
 
     def _at(self, path: str) -> str:
         """Return a path as the file system takes it. The file system must take the key whole."""

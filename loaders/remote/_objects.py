@@ -191,8 +191,6 @@ def _naming(place: Location) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise (_no_bucket(place, error) or gone(str(place))) from None
-    except exceptions.NotSupportedError:
-        raise no_ranges(str(place)) from None
     except exceptions.InvalidPathError as error:
         raise LoaderError(
             "the keys below this place cannot be listed: there is a key that cannot be read",
@@ -214,6 +212,8 @@ def _naming(place: Location) -> Iterator[None]:
             ) from None
         if missing := _no_bucket(place, error):
             raise missing from None
+        if "non-partial response" in reason:
+            raise no_ranges(str(place)) from None
         final = refused(_status(error)) or not isinstance(error, exceptions.GenericError)
         if final or _FINAL.search(reason):
             advice = "check the URL and the store's variables in the environment (AWS_REGION, "
