@@ -178,8 +178,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     images = next((name for name, value in batch.items() if _is_images(value)), None)
     if images is None:
         raise ValueError(
-            f"the feed must give images, got fields {', '.join(batch)}: "
-            "give Feed a decode= such as DecodeImage()"
+            f"no field of {', '.join(batch)} has images: give Feed decode=DecodeImage()"
         )
     sizes = _rows(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
