@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -220,40 +221,6 @@ def test_what_has_no_quotes_is_quoted(tmp_path: Path, server: RangeServer) -> No
         build_index(spelled, tmp_path / "x.index")
 
 
-BAD = {
-    "s3://bucket": "names no file",
-    "s3://": "no host or bucket",
-    "s3:///a.tar": "no host or bucket",
-    "s3://bucket/a//b.tar": "an empty name",
-    "s3://bucket/../a.tar": "the name . or ..",
-    "s3://bucket/./a.tar": "the name . or ..",
-    "s3://bucket/a\0b.tar": "a control character",
-    "s3://bucket/a\nb.tar": "a control character",
-    "s3://bucket/a\udc80.tar": "not UTF-8",
-    "s3://bu?ket/a.tar": "no host or bucket",
-    "abfss://box@evil.example/a.tar": "no host or bucket",
-    "http://host/%2e%2e/a.tar": "the name . or ..",
-    "http://host/a%00b.tar": "a control character",
-    "http://host/a\\b.tar": "a backslash",
-    "http://host/a.tar#part": "a fragment",
-    "http://host/a.tar?part": "a query",
-    "http:///a.tar": "no host or bucket",
-    "http://host:port/a.tar": "no host or bucket",
-    "memory://a/b::file:///etc/passwd": "a chain of file systems",
-    "zip://x::http://host/a.zip": "no host or bucket",
-}
-
-
-@pytest.mark.parametrize("url", BAD)
-def test_what_cannot_be_read_as_it_is_written_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(LoaderError, match=BAD[url].replace(".", r"\.")) as caught:
-        build_index([url], tmp_path / "x.index")
-    str(caught.value).encode()
-    if Path(url).name != "bucket":  # an index may be all that a bucket holds
-        with pytest.raises(LoaderError):
-            build_index([tmp_path / "a.tar"], url)
-
-
 HOSTILE = ["%2e%2e/s", "a//b", "a%00b", "a\udc80", "../s", "/s", "a/../../s", "a\0b", "s#", "s?"]
 
 
@@ -308,23 +275,17 @@ def forge(index: Index, *, root: str | None = None, shard_name: str | None = Non
 def test_a_local_index_leads_to_no_host_by_itself(
     tmp_path: Path, server: RangeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused with the root to give; allowed by root=, and by the environment of a machine."""
+    """Refused by the commands too; allowed by root=."""
     shards = tfrecords(tmp_path, shards=2)
     (tmp_path / "in").mkdir()
     built = build_index([f"{server.url}/{one.name}" for one in shards], tmp_path / "in" / "x.index")
     assert built.root == server.url, "what build_index returns is followed"
     assert len(read_all(built)) == 20
     server.clear()
-    with pytest.raises(UnsafeContentError, match="lie elsewhere") as caught:
-        open_index(built.path)
-    assert f"root={server.url!r} (in a terminal --root {server.url})" in str(caught.value)
-    assert f"\n  path: {built.path}\n" in str(caught.value)
     assert main(["info", str(built.path)]) == 1
     said = capsys.readouterr()
     assert said.out.startswith("records: 20\n")
     assert "the shards of this index lie elsewhere" in said.err
-    with pytest.raises(UnsafeContentError, match="lie elsewhere"):
-        verify(built.path)
     assert main(["cat", str(built.path), "0"]) != 0
     assert not server.asked
     assert read_all(open_index(built.path, root=server.url)) == read_all(built)
@@ -344,19 +305,9 @@ def test_the_environment_allows_places(
     shards = tfrecords(tmp_path / "data", shards=2)
     urls = [f"{server.url}/data/{one.name}" for one in shards]
     index = build_index(urls, tmp_path / "in" / "x.index")
-    for roots in ("", f"{server.url}/dat", f"{server.url}/data/sub", "http://127.0.0.1", "s3://b"):
-        monkeypatch.setenv("TWINFEED_ROOTS", roots)
-        with pytest.raises(UnsafeContentError, match="lie elsewhere"):
-            open_index(index.path)
     for roots in (server.url, f"s3://other {server.url}/data/"):
         monkeypatch.setenv("TWINFEED_ROOTS", roots)
         assert open_index(index.path).root == f"{server.url}/data"
-    monkeypatch.setenv("TWINFEED_ROOTS", "https://user:S3CRET@host")
-    with pytest.raises(LoaderError, match="a user or a password") as caught:
-        open_index(index.path)
-    assert "S3CRET" not in str(caught.value)
-    assert "TWINFEED_ROOTS" in str(caught.value)
-    assert "a web server with a password is not read" in str(caught.value)
 
 
 def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,6 +385,10 @@ SECRET = "S3CRET"
         f"s3://bucket/*.tar?X-Amz-Signature={SECRET}",
         f"s3://bucket/a.tar?response-content-type=a b&X-Amz-Signature={SECRET}",
         f"s3://bucket/{{a,b}}.tar?X-Amz-Signature={SECRET}",
+        f"s3://bucket/a.tar;token={SECRET}",
+        f"https://HOST/a.tar#access_token={SECRET}",
+        f"memory://bucket/a.tar#X-Amz-Signature={SECRET}",
+        f"simplecache::http://HOST/a.tar?sig={SECRET}",
     ],
 )
 def test_a_secret_in_a_url_is_refused_and_masked(
@@ -442,7 +397,10 @@ def test_a_secret_in_a_url_is_refused_and_masked(
     url: str,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Before anybody looks for the package that reads it."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
     url = url.replace("HOST", server.url.removeprefix("http://"))
     index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
     calls: list[Callable[[], object]] = [
@@ -532,27 +490,6 @@ def test_a_certificate_that_is_not_trusted_is_told(
         build_index([f"{at_https(secure)}/a.tar"], tmp_path / "x.index")
 
 
-@pytest.mark.parametrize("to", ["http", "itself", "user", "ftp", "file"])
-def test_a_typed_place_may_not_send_on_otherwise(
-    tmp_path: Path, server: RangeServer, secure: RangeServer, to: str
-) -> None:
-    name = tfrecords(tmp_path, shards=1)[0].name
-    with RangeServer(tmp_path) as other:
-        server.moved[f"/d/{name}"] = {
-            "http": f"{other.url}/{name}",
-            "itself": f"/d/{name}",
-            "user": f"{at_https(secure).replace('//', '//user:S3CRET@')}/{name}",
-            "ftp": f"ftp://127.0.0.1/{name}",
-            "file": "file:///etc/passwd",
-        }[to]
-        with pytest.raises(LoaderError, match="sends on to another place") as caught:
-            build_index([f"{server.url}/d/{name}"], tmp_path / "x.index")
-        assert "S3CRET" not in str(caught.value)
-        assert not other.asked
-        assert not secure.asked
-        assert server.asked["GET"] <= 5
-
-
 def test_a_remembered_place_may_not_send_on(
     tmp_path: Path,
     server: RangeServer,
@@ -615,32 +552,6 @@ def failing(server: RangeServer, tmp_path: Path) -> LoaderError:
     return e.value
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
-    [
-        ("Content-Length", "1"),
-        ("Content-Range", None),
-        ("Content-Range", "bytes 1-9/*"),
-        ("Content-Range", "bytes 3-12/1000"),
-        ("Content-Range", "items"),
-        ("Content-Encoding", "gzip"),
-    ],
-)
-def test_a_header_that_makes_a_range_unsure_is_named_at_once(
-    tmp_path: Path,
-    server: RangeServer,
-    header: str,
-    value: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TWINFEED_PATIENCE", "60")
-    server.headers[header] = value
-    error = failing(server, tmp_path)
-    assert header in str(error)
-    assert "cannot be reached" not in str(error)
-    assert server.asked["GET"] == 1
-
-
 def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> None:
     """A server may forbid HEAD: nobody asks for it."""
     shards = tfrecords(tmp_path, shards=2)
@@ -700,11 +611,9 @@ def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(
 def test_names_are_quoted_and_back() -> None:
     for name in ODD:
         assert unquoted(quoted(name)) == name
-    with pytest.raises(UnsafeContentError, match="quoted /"):
-        unquoted("a%2Fb")
 
 
-def test_a_file_system_that_cuts_a_key_is_refused(tmp_path: Path) -> None:
+def test_a_file_system_that_cuts_a_key_or_gives_whole_files_is_refused(tmp_path: Path) -> None:
     """What fsspec takes a path for is compared with the key."""
     memory = fsspec.filesystem("memory")
     for name in ("a", "a#b", "a?b", "a%20b"):
@@ -724,6 +633,10 @@ def test_a_file_system_that_cuts_a_key_is_refused(tmp_path: Path) -> None:
     assert read(build_index(["cutting://cut/a.tfrecord"], tmp_path / "x.index")) == ["a"]
     with pytest.raises(LoaderError, match="would read another file"):
         build_index(["cutting://cut/a?b.tfrecord"], tmp_path / "x.index")
+    index = build_index(["cutting://cut/a.tfrecord"], tmp_path / "x.index")
+    Cutting.cat_file = lambda self, path, **_: memory.cat_file(path)
+    with pytest.raises(LoaderError, match="does not serve ranges"):
+        read(index)
 
 
 def test_a_tar_is_read_from_an_odd_place_too(tmp_path: Path, bucket: Any) -> None:
@@ -731,10 +644,3 @@ def test_a_tar_is_read_from_an_odd_place_too(tmp_path: Path, bucket: Any) -> Non
     bucket.put_object(Key="a#?%20/a #.tar", Body=file.read_bytes())
     bucket.put_object(Key="a", Body=b"")
     assert read(build_index("s3://bucket/a#?%20/a #.tar", tmp_path / "x.index")) == ["here"]
-
-
-@pytest.mark.parametrize("url", ["pipe://user:S3CRET@host/x", "pipe:curl http://u:S3CRET@host/x"])
-def test_a_command_is_refused_without_its_words(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsafeContentError, match="commands are never run") as caught:
-        build_index([url], tmp_path / "a.index")
-    assert "S3CRET" not in str(caught.value)

@@ -299,8 +299,6 @@ def test_remote_shards_are_named_by_a_glob(tmp_path: Path, memory: Any) -> None:
     assert index.keys([0, 19]) == ["k0", "k29"]
     with Reader(index) as reader:
         assert len(reader.read(range(20))["png"]) == 20
-    with pytest.raises(FileNotFoundError, match="no shard matches 'memory://bucket/e"):
-        build_index("memory://bucket/e*.tar", tmp_path / "x.index")
 
 
 def test_a_file_url_is_as_good_as_a_path(tmp_path: Path) -> None:
@@ -310,12 +308,6 @@ def test_a_file_url_is_as_good_as_a_path(tmp_path: Path) -> None:
         assert index.root == f"file://{tmp_path}"
         with Reader(index) as reader:
             assert reader.read([3], ["png"])["png"] == [b"000003" * 3]
-
-
-def test_a_remote_shard_that_is_not_there_is_named_by_its_url(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file; check the URL") as caught:
-        build_index("memory://bucket/gone.tar", tmp_path / "x.index")
-    assert caught.value.filename == "memory://bucket/gone.tar"
 
 
 def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> None:

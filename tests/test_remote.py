@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import multiprocessing
 import os
-import pickle
 import threading
 import time
 from dataclasses import replace
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import expected, made
-from inside import ALONE, EXTENT, opening, wire
+from inside import ALONE, EXTENT, wire
 from inside import network as _network
 from making_shards import tars, tfrecords
 from range_server import RangeServer
@@ -24,7 +22,6 @@ from range_server import RangeServer
 from twinfeed.loaders import (
     Feed,
     Index,
-    LoaderError,
     NumpyLoader,
     Reader,
     ShardWarning,
@@ -188,25 +185,6 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, server: RangeServer, fate:
     assert server.asked["GET"] == 3
 
 
-@pytest.mark.parametrize("fate", [500, 429, "reset", "short"])
-def test_what_does_not_pass_is_told_with_range_and_attempts(
-    tmp_path: Path, server: RangeServer, fate: int | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network(monkeypatch, patience=0.03)
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    server.fail = lambda _path, _start: fate
-    with Reader(at(server, index)) as reader, pytest.raises(LoaderError) as caught:
-        reader.read([5])
-    row = index.rows(["x"], np.array([5]))[0]
-    assert caught.value.path == f"{server.url}/{index.shard_paths[0]}"
-    assert caught.value.expected == f"bytes {row['offset']} to {row['offset'] + row['length']}"
-    assert "(3 attempts in" in str(caught.value.found)
-    assert server.asked["GET"] == 3
-    server.fail = lambda _path, _start: None
-    with Reader(at(server, index)) as reader:
-        assert len(reader.read([5])["x"]) == 1
-
-
 def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,204 +202,11 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
             assert reader.read([record]) == local.read([record])
 
 
-@pytest.mark.parametrize(("patience", "attempts"), [("0", 1), ("0.03", 3), ("0.06", 5)])
-def test_the_environment_says_how_long_is_tried(
-    tmp_path: Path,
-    server: RangeServer,
-    patience: str,
-    attempts: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The pauses of 0.01, 0.02, 0.02 … seconds take so many seconds together."""
-    monkeypatch.setenv("TWINFEED_PATIENCE", patience)
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    server.fail = lambda _path, _start: 503
-    with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match="TWINFEED_PATIENCE"):
-        reader.read([5])
-    assert server.asked["GET"] == attempts
-
-
-class Forbids(http.server.BaseHTTPRequestHandler):
-    """Answer every request with the status 403."""
-
-    def handle_one_request(self) -> None:
-        self.raw_requestline = self.rfile.readline()
-        if self.parse_request():
-            self.send_error(403)
-
-
-@pytest.mark.parametrize("named", ["*.tar", "x.index"], ids=["a listing", "an object"])
-def test_a_store_without_its_bucket_or_its_credentials_names_them(
-    named: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(words: str, bucket: str) -> None:
-        def call(url: str) -> Index:
-            return build_index(url, tmp_path / "x") if "*" in named else open_index(url)
-
-        with pytest.raises(LoaderError, match=words):
-            call(f"s3://{bucket}/{named}")
-
-    monkeypatch.setattr(opening, "_stores", {})
-    monkeypatch.setenv(_network.PATIENCE, "0")
-    if "*" in named:
-        refuses("there is no bucket .* no-such-bucket", "no-such-bucket")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Forbids) as forbids:
-        threading.Thread(target=forbids.serve_forever).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{forbids.server_port}")
-        refuses(r"(?s)refuses to serve.*set AWS_ACCESS_KEY_ID", "forbidden")
-        forbids.shutdown()
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    refuses(r"^no credentials are in the environment\n(.|\n)*set AWS_ACC.*profiles are not", "none")
-
-
-ANSWER = b"""<?xml version="1.0" encoding="UTF-8"?>
-<Error><Code>SlowDown</Code><Message>Reduce your
-request rate.</Message><RequestId>1</RequestId></Error>"""
-
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    """Answer as S3 does: with the status that the bucket is named after."""
-
-    def do_GET(self) -> None:
-        self.send_response(int(self.path[1:4]))
-        self.send_header("Content-Length", str(len(ANSWER)))
-        self.end_headers()
-        self.wfile.write(ANSWER)
-
-
-@pytest.mark.parametrize(
-    ("bucket", "problem", "found"),
-    [
-        ("403", "the store refuses to serve this", "403 Forbidden: SlowDown: Reduce your request"),
-        ("400", "the server refuses the request", "400 Bad Request: SlowDown: Reduce your request"),
-        ("503", "the server cannot be reached", "503 Service Unavailable: SlowDown: Reduce your"),
-        ("301", "the server refuses the request", "Received redirect without LOCATION"),
-    ],
-)
-def test_an_answer_of_a_store_is_told_in_its_words_and_no_others(
-    bucket: str, problem: str, found: str, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "_stores", {})
-    monkeypatch.setenv(_network.PATIENCE, "0")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as answers:
-        threading.Thread(target=answers.serve_forever).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{answers.server_port}")
-        with pytest.raises(LoaderError) as caught:
-            open_index(f"s3://{bucket}/x.index")
-        answers.shutdown()
-    assert caught.value.problem.startswith(problem)
-    said = str(caught.value.found)
-    assert found in said
-    assert "<" not in said
-
-
-def test_an_endpoint_without_encryption_is_allowed_first(
-    s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "_stores", {})
-    monkeypatch.delenv("AWS_ALLOW_HTTP")
-    with pytest.raises(LoaderError, match=r"AWS_ENDPOINT_URL .* without encryption") as caught:
-        open_index(f"{s3}/x.index")
-    assert caught.value.advice == "set AWS_ALLOW_HTTP=true, in a network that you trust"
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:1")  # which counts
-    with pytest.raises(LoaderError, match="cannot be reached") as caught:
-        open_index(f"{s3}/x.index")
-    assert str(caught.value.found).startswith("HTTP error: error sending request (Connect) (")
-
-
 def test_a_shard_without_an_ending_is_known_by_its_first_bytes(
     tmp_path: Path, server: RangeServer
 ) -> None:
     tars(tmp_path, shards=1)[0].rename(tmp_path / "shard")
     assert build_index(f"{server.url}/shard", tmp_path / "x.index").container == "tar"
-
-
-def test_a_pattern_that_nothing_matches_is_named(s3: str, tmp_path: Path) -> None:
-    build_index(tfrecords(tmp_path), f"{s3}/there/x.index")
-    for place in (f"{s3}/there", f"{s3}/nowhere", tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"^no shard matches '{place}/.*check the name"):
-            build_index(f"{place}/*.tar", tmp_path / "x")
-
-
-@pytest.mark.parametrize("given", ["", " ", "localhost:9000", "http://", "http://a:99999"])
-@pytest.mark.parametrize(
-    ("name", "url"),
-    [("AWS_ENDPOINT_URL", "s3"), ("AZURE_ENDPOINT", "az"), ("GOOGLE_BASE_URL", "gs")],
-)
-def test_an_endpoint_that_is_no_url_is_named(
-    name: str, url: str, given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """obstore panics at some of these."""
-    monkeypatch.setenv(name, given)
-    with pytest.raises(LoaderError, match=rf"(?s){name} .* not the URL .*found: '{given}'.*unset"):
-        open_index(f"{url}://no-such-bucket/x.index")
-
-
-@pytest.mark.parametrize(
-    "given", ["http://user:S3CRET@host:99999", "user:S3CRET@host", "http://user:a#S3CRET@host"]
-)
-def test_a_secret_in_an_endpoint_is_not_shown(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", given)
-    with pytest.raises(LoaderError, match="not the URL of a server") as caught:
-        open_index("s3://no-such-bucket/x.index")
-    assert "S3CRET" not in str(caught.value)
-
-
-def test_a_wrong_variable_of_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_S3_EXPRESS", "perhaps")
-    with pytest.raises(LoaderError, match=r"(?s)cannot be opened .*perhaps.*mend or unset"):
-        open_index("s3://no-such-bucket/x.index")
-
-
-@pytest.mark.parametrize("patience", ["soon", "-1", "nan"])
-def test_a_patience_that_is_no_number_of_seconds_is_refused(
-    tmp_path: Path, server: RangeServer, patience: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TWINFEED_PATIENCE", patience)
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    with (
-        Reader(at(server, index)) as reader,
-        pytest.raises(ValueError, match=f"seconds, 0 or more, got '{patience}'"),
-    ):
-        reader.read([5])
-
-
-@pytest.mark.parametrize("fate", [400, 403, 404])
-def test_what_cannot_pass_is_not_tried_again(
-    tmp_path: Path, server: RangeServer, fate: int
-) -> None:
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    server.fail = lambda _path, _start: fate
-    with Reader(at(server, index)) as reader:
-        with pytest.raises(FileNotFoundError if fate == 404 else LoaderError) as caught:
-            reader.read([5])
-        assert index.shard_paths[0] in str(caught.value)
-    assert server.asked["GET"] == 1
-
-
-def test_a_server_that_hangs_is_a_time_out(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network(monkeypatch, patience=0.01, request_seconds=0.3)
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    monkeypatch.setattr(opening, "_stores", {})
-    server.fail = lambda _path, _start: "hang"
-    with Reader(at(server, index)) as reader, pytest.raises(LoaderError, match=r"Time.*2 attempts"):
-        reader.read([5])
-
-
-def test_a_server_without_ranges_is_named(tmp_path: Path, server: RangeServer) -> None:
-    index = large(tmp_path, shards=1, records=8, size=1000)
-    server.fail = lambda _path, _start: "whole"
-    with (
-        Reader(at(server, index)) as reader,
-        pytest.raises(LoaderError, match="does not serve ranges"),
-    ):
-        reader.read([5])
-    with pytest.raises(LoaderError, match="does not serve ranges"):
-        build_index(f"{server.url}/{index.shard_paths[0]}", tmp_path / "x.index")
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -486,13 +271,6 @@ def test_a_child_process_reads_with_connections_of_its_own(
         process.join(60)
     assert process.exitcode == 0
     assert (pid, found) == (process.pid, want)
-
-
-def test_errors_of_the_network_pickle(tmp_path: Path, server: RangeServer) -> None:
-    error = _network.no_ranges("http://x/a.tar")
-    again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error)
-    assert type(again) is type(error)
 
 
 def test_a_process_that_ends_waits_for_no_request_that_has_not_begun(
