@@ -11,12 +11,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support.array_types import Array, Ids, Int64s, as_array
+from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.samplers import validate
 
-Part = tuple[Int64s, dict[str, Array]]
-"""The ids that a rank has added, and the rows of each result for these ids."""
+Part = Array
+"""What a rank has added: a structured array with the field "id" and a field for each result."""
 
 
 class Collect:
@@ -54,24 +54,24 @@ class Collect:
                 each id. The rows are copied.
 
         Raises:
-            ValueError: a result has another number of rows, or the names are not those of before.
+            ValueError: a result of another number of rows or of the name `id`, or names or shapes
+                that are not those of before.
             IndexError: an id of `n` or above, or below -1.
         """
-        numbers = validate.as_ids(_array(ids))
-        kept = numbers != -1
-        rows = {name: _array(result) for name, result in results.items()}
-        for name, array in rows.items():
-            if array.shape[:1] != numbers.shape:
-                raise ValueError(
-                    f"{name} must have a row for each of the {len(numbers)} ids, got {array.shape}"
-                )
-        ids = validate.check_ids(numbers[kept], self._n)
-        part = ids, {name: array[kept] for name, array in rows.items()}
-        _names([part, *self._added[-1:]])
-        self._added.append(part)
+        ids = validate.as_ids(_array(ids))
+        kept = ids != -1
+        validate.check_ids(ids[kept], self._n)
+        columns = [("id", ids), *((name, _array(results[name])) for name in sorted(results))]
+        rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
+        for name, column in columns:
+            if column.shape[:1] != ids.shape:
+                raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
+            rows[name] = column
+        _joined(part[:1] for part in (*self._added[-1:], rows))
+        self._added.append(rows[kept])
 
     def part(self) -> Part:
-        """Return what this rank has added: the ids, and the rows of each result."""
+        """Return what this rank has added: for each id its results, in a structured array."""
         self._added = [_joined(self._added)]  # without the batches, which would double the memory
         return self._added[0]
 
@@ -86,42 +86,31 @@ class Collect:
             LoaderError: on every rank, records without a result, and records with several.
             ValueError: results of several ranks or batches do not fit together.
         """
-        ids, rows = self.part() if gather is None else _joined(gather(self.part()))
-        places = self._places(ids)
-        return {name: array[places] for name, array in rows.items()}
-
-    def _places(self, added: Int64s) -> Int64s:
-        """Return the place of each record of the table among the added ids.
-
-        Raises:
-            LoaderError: records without a result, with several results, or not in `only`.
-        """
-        order = np.argsort(added)
-        first = np.searchsorted(added, self._only, "left", order)
-        times = np.searchsorted(added, self._only, "right", order) - first
-        unknown = np.unique(added[~np.isin(added, self._only)])
-        found = []
-        for what, wrong in (
-            ("no result", self._only[times == 0]),
-            ("too many results", np.append(self._only[times > 1], unknown)),
-        ):
-            if len(wrong):
-                some = ", ".join(map(str, wrong[:5])) + ", …" * (len(wrong) > 5)
-                found.append(f"{len(wrong):,} have {what} ({some})")
+        part = self.part()
+        rows = part if gather is None else _joined(gather(part))
+        ids, place, times = np.unique(rows["id"], return_index=True, return_counts=True)
+        wrong = {
+            "no result": self._only[~np.isin(self._only, ids)],
+            "too many results": ids[(times > 1) | ~np.isin(ids, self._only)],
+        }
+        found = [
+            f"{len(some):,} have {what} {np.array2string(some, threshold=6, separator=', ')}"
+            for what, some in wrong.items()
+            if len(some)
+        ]
         if found:
             raise LoaderError(
                 f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
                 advice="on each rank add every batch of one whole pass of an "
                 "ExactOnceBatchSampler, and give merged the function that gathers all parts",
             )
-        return order[first]
+        places = place[np.searchsorted(ids, self._only)]
+        return {name: rows[name][places] for name in rows.dtype.names or () if name != "id"}
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
-        ids, rows = self.part()
         file = io.BytesIO()
-        named: dict[str, Any] = {f"result {name}": array for name, array in rows.items()}
-        np.savez(file, n=self._n, only=self._only, ids=ids, **named)
+        np.savez(file, n=self._n, only=self._only, rows=self.part())
         replace_file(Path(path), file.getvalue())
 
     @classmethod
@@ -136,12 +125,11 @@ class Collect:
             data = Path(path).read_bytes()
             try:
                 with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                    arrays = dict(file)
-                n, only, ids = (arrays.pop(name) for name in ("n", "only", "ids"))
+                    n, only, rows = (file[name] for name in ("n", "only", "rows"))
                 whole = whole or cls(n, only=only)
                 if n != whole._n or not np.array_equal(only, whole._only):
                     raise ValueError("it is of other records than the first")
-                whole.add(ids, **{name[7:]: rows for name, rows in arrays.items()})
+                whole.add(rows["id"], **{name: rows[name] for name in rows.dtype.names[1:]})
             except Exception as error:  # an error of zip, numpy or this class
                 raise LoaderError(f"no results of a Collect: {error}", path=path) from error
         if whole is None:
@@ -150,23 +138,13 @@ class Collect:
 
 
 def _joined(parts: Iterable[Part]) -> Part:
-    """Return parts as one; a part without ids and results is of a rank that had no batches."""
-    filled = [(ids, rows) for ids, rows in parts if rows or len(ids)]
-    ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in filled)])
-    names = _names(filled)
-    return ids, {name: np.concatenate([rows[name] for _, rows in filled]) for name in names}
-
-
-def _names(parts: Iterable[Part]) -> list[str]:
-    """Return the names of results; ValueError unless all have the same names and shapes."""
-    shapes = {
-        str({name: array.shape[1:] for name, array in sorted(rows.items())}): [*rows]
-        for ids, rows in parts
-        if rows or len(ids)
-    }
-    if len(shapes) > 1:
-        raise ValueError(f"results must have the same names and shapes, got {' and '.join(shapes)}")
-    return next(iter(shapes.values()), [])
+    """Return parts as one; a rank that had no records knows no results."""
+    named = [part for part in parts if len(part)]
+    try:
+        return np.concatenate(named or [np.zeros(0, [("id", np.int64)])])
+    except TypeError as error:
+        got = " and ".join(str(part.dtype) for part in named)
+        raise ValueError(f"results must have the same names and shapes, got {got}") from error
 
 
 def _array(value: Any) -> Array:
