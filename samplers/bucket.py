@@ -66,14 +66,10 @@ class BucketBatchSampler(BatchStream):
         window: SupportsIndex | None = None,
     ) -> None:
         given = validate.counts("costs", costs, minimum=1)
-        self._budget = validate.integer("budget", budget, minimum=1)
         self._multiple = validate.integer("multiple", multiple, minimum=1)
         least = self._multiple * int(given.max(initial=1))
-        if self._budget < least:
-            raise ValueError(
-                f"budget must be at least {least}, multiple={self._multiple} times the largest "
-                f"cost, got {self._budget}: leave the largest records out, or cut them"
-            )
+        of = f"budget, for multiple={self._multiple} records of the largest cost,"
+        self._budget = validate.integer(of, budget, minimum=least)
         self._order = np.argsort(given, kind="stable")  # the records by their costs
         rising = given[self._order]
         self._sums = np.cumsum(rising)  # where each record ends, in units of cost
@@ -92,7 +88,7 @@ class BucketBatchSampler(BatchStream):
         }
         seed = validate.seed(seed)
         self._keys = {of: root_key(seed, f"bucket {of}") for of in ("batch", "record", "place")}
-        self._recent: Recent[tuple[Int64, Int64]] = Recent(3)
+        self._recent: Recent[Int64] = Recent(3)
         largest = int(self._counts.max(initial=1))
         super().__init__(steps=len(self._counts), size=len(given), batch_size=largest, seed=seed)
         self._even = bool((self._counts == largest).all())
@@ -110,36 +106,29 @@ class BucketBatchSampler(BatchStream):
             start = cuts[-1]
             fits = self._budget // int(most[start])
             counts = np.arange(multiple, min(n - start, fits) + 1, multiple)
-            # The cost of a batch grows with its count, so the last count that fits is found.
-            fitting = most[start + counts - 1] * counts <= self._budget
-            cuts.append(start + int(counts[np.flatnonzero(fitting)[-1]]))
+            fitting = most[start + counts - 1] * counts <= self._budget  # the cost grows with both
+            cuts.append(start + multiple * int(fitting.sum()))
         return np.array(cuts, np.int64)
 
     def __repr__(self) -> str:
-        counted = validate.counted
-        return (
-            f"BucketBatchSampler({counted(self.num_records, 'record')}, "
-            f"{counted(len(self), 'batch')} of at most {self._budget:,}, "
-            f"multiple={self._multiple}, window={self._window // self._budget})"
-        )
+        records = validate.counted(self.num_records, "record")
+        batches = f"{validate.counted(len(self), 'batch')} of at most {self._budget:,}"
+        moves = f"multiple={self._multiple}, window={self._window // self._budget}"
+        return f"BucketBatchSampler({records}, {batches}, {moves})"
 
-    def _batches_of(self, epoch: int) -> tuple[Int64, Int64]:
-        """Return the batches of an epoch in their order, and how many ids come before each."""
-
-        def made() -> tuple[Int64, Int64]:
-            order = permute(self._steps, derive(self._keys["batch"], epoch), np.arange(self._steps))
-            return order, np.append(0, np.cumsum(self._counts[order]))
-
-        return self._recent.get(epoch, made)
+    def _numbers(self, epoch: int) -> Int64:
+        """Return the batches of an epoch in their order, by their numbers in the order of costs."""
+        key = derive(self._keys["batch"], epoch)
+        return self._recent.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        return self._counts[self._batches_of(epoch)[0][start:stop]]
+        return self._counts[self._numbers(epoch)[start:stop]]
 
     def _given(self, epoch: int, step: int) -> int:
-        return epoch * self.num_records + int(self._batches_of(epoch)[1][step])
+        return epoch * self.num_records + int(self._sizes(epoch, 0, step).sum())
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        numbers = self._batches_of(epoch)[0][start : start + len(lows)].tolist()
+        numbers = self._numbers(epoch)[start : start + len(lows)].tolist()
         drawn = zip(numbers, lows, highs, strict=True)
         return np.concatenate([self._batch(epoch, one)[low:high] for one, low, high in drawn])
 
