@@ -93,12 +93,10 @@ class Comparison(NamedTuple):
 
         Only steps before `first` count. None if there are none, or no losses.
         """
-        found: list[float | None] = []
-        for run in self.runs:
-            pairs = list(zip(run.losses, self.runs[0].losses, strict=False))[: self.first]
-            differences = [abs(one - other) for one, other in pairs]
-            found.append(float(np.max(differences)) if differences else None)  # NaN stays
-        return tuple(found)
+        losses = [np.array(run.losses[: self.first]) for run in self.runs]
+        return tuple(
+            float(np.abs(each - losses[0]).max()) if len(each) else None for each in losses
+        )
 
     def __repr__(self) -> str:
         rows = [["backend", "records/s", "first batch", "peak memory"]]
