@@ -317,7 +317,7 @@ def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
     assert first["list"].tolist() == [[0, 1, 2, -1][:n] + [-1] * (4 - n) for n in (0, 1, 2, 3, 0)]
     for pad, message in (
         (Pad(multiple=0), "multiple of Pad must be at least 1"),
-        (Pad(value=0.5), r"Pad\(value=0.5, multiple=1\) does not fit field 'list', which is int64"),
+        (Pad(value=0.5), "'Pad of list' holds float64 0.5 where int64 is expected"),
     ):
         with pytest.raises(ValueError, match=message):
             Feed(index, sampler, decode=ragged, collate={"list": pad})[0, 0]

@@ -805,8 +805,8 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     ),
     (
         feed(0, batch_transform=lambda b, _: b, batch_spec={"z": ((), "int64")}),
-        ValueError,
-        r"batch_spec names \['z'\], the fields are",
+        DecodeError,
+        r"step 0: the fields are \['label', 'word'\] where \['label', 'word', 'z'\] are",
     ),
 ]
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.samplers import validate
@@ -168,29 +169,19 @@ def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
     return dict(how) if isinstance(how, Mapping) else how
 
 
-def check_padding(how: Collate, name: str, field: FieldSpec, /) -> None:
-    """Raise ValueError if a `Pad` has a value that its field cannot hold."""
-    given = _given(how, name)
-    if not isinstance(given, Pad) or is_string(field.dtype):
-        return
-    try:
-        _fitting(name, given.value, field, 0)
-    except MisfitError as error:
-        raise ValueError(f"{given} does not fit field {name!r}, which is {field.dtype}") from error
-
-
 def collate(
     columns: Mapping[str, Sequence[Any]],
     spec: Mapping[str, FieldSpec],
     /,
     *,
     how: Collate = "stack",
+    held: npt.NDArray[np.bool_] | None = None,
     empty: Empty = aligned,
 ) -> dict[str, Any]:
     """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
 
-    Every field of `spec` is in the batch, also without values. `empty` makes the arrays that the
-    values are written to.
+    With `held`, the values are of the places that are True, and the others are missing. `empty`
+    makes the arrays that the values are written to.
 
     - Byte strings become a list of bytes, texts a list of str.
     - A stacked field is an array of shape (batch, …).
@@ -200,15 +191,21 @@ def collate(
     - A ragged field is a `Ragged`. Each of its values may be a list of strings.
 
     Raises:
-        ValueError: values do not fit together.
+        MisfitError: other fields than those of `spec`, or values that do not fit their field.
 
     >>> collate({"x": [[1, 2], [3]]}, {"x": FieldSpec((2,), np.dtype(np.int64))}, how="pad")
     {'x': array([[1, 2],
            [3, 0]]), 'x_length': array([2, 1])}
     """
+    if columns.keys() != spec.keys():
+        fields = f"the fields are {sorted(columns)} where {sorted(spec)} are expected"
+        raise MisfitError(fields, "name them with spec=", place=0)
     batch: dict[str, Any] = {}
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
+        if held is not None:
+            rest = iter(values)
+            values = [next(rest) if one else None for one in held]
         if is_string(field.dtype):
             batch[name] = _texts(name, values, field)
         elif mode == "stack" or not field.shape:
@@ -376,7 +373,7 @@ def _pad(
     longest = shapes.max(axis=0, initial=0)
     longest[:1] += -longest[:1] % padding.multiple
     out = empty((len(arrays), *longest.tolist()), dtype_of(field))
-    out[...] = padding.value
+    out[...] = _fitting(f"Pad of {name}", padding.value, field, 0)
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:

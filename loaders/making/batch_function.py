@@ -7,26 +7,14 @@ framework's graph must know before the function is called.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.collate import (
-    Collate,
-    Empty,
-    FieldSpec,
-    MisfitError,
-    Mode,
-    Ragged,
-    aligned,
-    array_of,
-    collate,
-    mode_of,
-    spec_of,
-)
+from twinfeed.loaders.feed.collate import Mode, Ragged, array_of, collate, mode_of, spec_of
 from twinfeed.loaders.feed.definition import Batch, Definition, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
@@ -35,42 +23,13 @@ from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.bits import derive
 
 
-class Shapes(NamedTuple):
-    """The spec of a sample in each field of a batch, and how the field is collated."""
-
-    spec: Mapping[str, FieldSpec]
-    how: Collate
-
-    def collated(
-        self,
-        values: Mapping[str, Any],
-        held: npt.NDArray[np.bool_] | None = None,
-        /,
-        *,
-        empty: Empty = aligned,
-    ) -> Batch:
-        """Collate the values of the samples at the places that are held (None: at all places).
-
-        Raises:
-            MisfitError: other fields, or values that do not fit their field.
-        """
-        if values.keys() != self.spec.keys():
-            raise MisfitError(
-                f"the fields are {sorted(values)} where {sorted(self.spec)} are expected",
-                "name them with spec=",
-                place=0,
-            )
-        if held is not None:
-            values = {name: _spread(rows, held) for name, rows in values.items()}
-        return collate(values, self.spec, how=self.how, empty=empty)
-
-
 class BatchFunction:
     """Call the function of a feed on the batches of requests; each is as the first batch.
 
     Raises:
-        ValueError: repeated calls on the first batch give two results, or `batch_spec` does not
-            fit.
+        DecodeError: the function failed, returned what is no batch of as many rows, or another
+            batch than the first.
+        ValueError: repeated calls on the first batch give two results.
     """
 
     def __init__(self, feed: Definition, batch: Batch, request: Request, /) -> None:
@@ -82,9 +41,6 @@ class BatchFunction:
             times=3,
             of="one batch",
         )
-        given = feed._given_batch_spec
-        if unknown := given.keys() - values.keys():
-            raise ValueError(f"batch_spec names {sorted(unknown)}, the fields are {sorted(values)}")
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = {
             name: "stack" if isinstance(rows, np.ndarray) else "ragged"
@@ -94,44 +50,43 @@ class BatchFunction:
         for name in spec.keys() & tried(feed):
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
-        self.shapes = Shapes(spec | given, how)
+        self.spec, self.how = spec | feed._given_batch_spec, how
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
         held = request.ids >= 0
-        values: dict[str, Any] = dict.fromkeys(self.shapes.spec, ())
+        values: dict[str, Any] = dict.fromkeys(self.spec, ())
         if held.any():
             values = self._called(batch, request)
-        try:
-            fields = self.shapes.collated(values, None if held.all() else held)
-        except MisfitError as error:
-            raise DecodeError(
-                f"batch_transform at epoch {request.epoch}, step {request.step}: {error.problem}",
-                advice="make each batch like the first, or say what differs with batch_spec=, "
-                "with None for a length",
-            ) from error
+        with _named(request):
+            fields = collate(values, self.spec, how=self.how, held=None if held.all() else held)
         return {"id": request.ids, **fields}
 
     def _called(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Return the rows of what the function makes of a batch, without the ids.
-
-        Raises:
-            DecodeError: the function failed, or returned what is no batch of as many rows.
-        """
+        """Return the rows of what the function makes of a batch, without the ids."""
         ids = read_only(batch["id"])
         seed = derive(self._key, request.epoch, request.step)
-        try:
+        with _named(request):
             made = self._function({**batch, "id": ids}, seed)
             if not isinstance(made, Mapping):
                 raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
             if not np.array_equal(made.get("id", ids), ids):
                 raise ValueError("it gave 'id' another value: rename it")
             return {name: _rows(name, made[name], len(ids)) for name in made if name != "id"}
-        except Exception as error:
-            raise DecodeError(
-                f"batch_transform failed at epoch {request.epoch}, step {request.step}: {error!r}",
-                advice="call it on feed[epoch, step] of a feed without batch_transform",
-            ) from error
+
+
+@contextmanager
+def _named(request: Request) -> Iterator[None]:
+    """Raise DecodeError, with the step, for whatever goes wrong."""
+    try:
+        yield
+    except Exception as error:
+        problem = getattr(error, "problem", repr(error))
+        raise DecodeError(
+            f"batch_transform at epoch {request.epoch}, step {request.step}: {problem}",
+            advice="make each batch like the first, or say with batch_spec= what differs; try the "
+            "function on feed[epoch, step] of a feed without it",
+        ) from error
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
@@ -143,9 +98,3 @@ def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
     if len(value) != count:
         raise ValueError(f"field {name!r} must have a row for each of {count} samples")
     return value  # type: ignore[no-any-return]
-
-
-def _spread(values: Sequence[Any], held: npt.NDArray[np.bool_]) -> Sequence[Any]:
-    """Return `values` at the places without padding, and None at the others."""
-    rest = iter(values)
-    return [next(rest) if one else None for one in held]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from twinfeed.loaders.ahead.planner import Planner, Plans
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate
+from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making.batch_function import BatchFunction, Shapes
+from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import first_of, tried
@@ -51,11 +51,12 @@ class Batcher(Closing):
         )
         self._index = feed.index
         self._side = dict(feed.side)
-        self._samples = self.shapes = Shapes(self.spec, check_collate(feed.collate))
+        self._how = check_collate(feed.collate)
         self._empty = empty
         self._function = _function_of(feed)
-        if self._function is not None:
-            self.shapes = self._function.shapes
+        made = self._function
+        # The spec and the collation of a batch's fields, as a framework must know them.
+        self.shapes = (self.spec, self._how) if made is None else (made.spec, made.how)
         self._masked = feed.sampler.padded
         self._size = max(1, feed.sampler.batch_size)
         self._planner: Planner | None = None  # what reads ahead
@@ -100,7 +101,7 @@ class Batcher(Closing):
         if held is not None:
             joined = {name: _padded(rows, held) for name, rows in joined.items()}
         try:
-            fields = self._samples.collated(values, held, empty=self._empty)
+            fields = collate(values, self.spec, how=self._how, held=held, empty=self._empty)
         except MisfitError as error:
             where = self._index.describe(request.records[error.place])
             raise DecodeError(f"{where}: {error}") from error
@@ -115,8 +116,8 @@ class Batcher(Closing):
         """
         if self._function is not None:
             raise ValueError(
-                "batch_transform needs whole batches, and single records were asked for: give the "
-                "DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+                "batch_transform needs whole batches: give the DataLoader "
+                "batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
             )
         for name, rows in self._side.items():
             if len(rows) != len(self._index):

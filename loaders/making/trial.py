@@ -13,7 +13,7 @@ from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
     FieldSpec,
     MisfitError,
-    check_padding,
+    collate,
     is_string,
     mode_of,
     spec_of,
@@ -85,8 +85,8 @@ def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
     beside = feed.side if feed.transform is None else ()  # a transform may replace side rows
     check_names(feed, "field", spec, f"give it another name in {last}", beside=beside)
     check_collated(feed, spec)
+    collate(dict.fromkeys(spec, ()), spec, how=feed.collate)  # a Pad must fit its field
     for name, field in spec.items():
-        check_padding(feed.collate, name, field)
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
     return spec

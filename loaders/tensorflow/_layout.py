@@ -35,7 +35,7 @@ class Layout:
         }
         for name, value in empty.items():
             if isinstance(value, Ragged):  # only the lengths have an entry for each sample
-                rest = batcher.shapes.spec[name].shape[1:]
+                rest = batcher.shapes[0][name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
     @property
