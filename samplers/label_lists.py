@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -18,14 +20,11 @@ _SEVERAL = (*_LISTS, set)  # sets are refused: their order differs from process 
 
 def label_lists(given: Any, /) -> tuple[Int64, NDArray[Any]] | None:
     """Return how many labels each record has, and all labels; None for one label a record."""
-    pair = isinstance(given, tuple) and len(given) == 2
-    if pair and all(isinstance(each, np.ndarray) for each in given):
-        counts = np.diff(validate.integers("offsets of labels", given[0], minimum=0))
-        labels = given[1]
-        if len(given[0]) < 1 or given[0][0] or given[0][-1] != len(labels) or any(counts < 0):
-            raise ValueError(
-                f"offsets of labels must rise from 0 to the number of labels, {len(labels)}"
-            )
+    if isinstance(given, tuple) and [*map(type, given)] == [np.ndarray] * 2:
+        offsets, labels = given
+        counts = np.diff(validate.integers("offsets of labels", offsets, minimum=0))
+        if [*offsets[:1], *offsets[-1:]] != [0, len(labels)] or any(counts < 0):
+            raise ValueError(f"offsets of labels must rise from 0 to their number, {len(labels)}")
     elif isinstance(given, (list, tuple)) and any(isinstance(each, _SEVERAL) for each in given):
         validate.each("labels", "lists (sorted, if they were sets)", given, _LISTS)
         counts = np.array([len(each) for each in given])
@@ -39,14 +38,28 @@ def by_class(
     counts: Int64, labels: NDArray[Any], chosen: Int64 | None, /
 ) -> tuple[ClassOrder, NDArray[Any]]:
     """Return the class order of all or the chosen records, and the label of each class."""
-    records, _ = spread(counts)
-    content = f"{digest(labels)} of {digest(records)}"
+    records, _ = spread(counts)  # of the pairs of a record and a label
+    pairs = ClassOrder(labels)
+    content = f"{pairs.digest} of {digest(records)}"
     if chosen is not None:
-        kept = np.isin(records, chosen)
-        records, labels = records[kept], labels[kept]
-    one = ClassOrder(labels)  # of places in `records`, which rise within a class
-    order = ClassOrder._of(records[one.records], one.starts, one.sizes, digest=content)
+        pairs = pairs._some(np.flatnonzero(np.isin(records, chosen)))
+    order = ClassOrder._of(records[pairs.records], pairs.starts, pairs.sizes, digest=content)
     owner, record = order._by_class()
     if ((np.diff(record) == 0) & (np.diff(owner) == 0)).any():
         raise ValueError("labels must not name a class twice for one record")
-    return order, labels[one.records[one.starts]]
+    return order, labels[pairs.records[pairs.starts]]
+
+
+def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
+    """Refuse two classes that have fewer than 2 k records together; `names` are their labels."""
+    owner, records = order._by_class()
+    sizes = np.asarray(order.sizes)
+    small = sizes[owner] < 2 * k
+    classes_of = defaultdict(list)
+    for record, number in zip(records[small].tolist(), owner[small].tolist(), strict=True):
+        classes_of[record].append(number)
+    shared = Counter(chain.from_iterable(combinations(each, 2) for each in classes_of.values()))
+    for pair, both in shared.items():
+        if sizes[[*pair]].sum() - both < 2 * k:
+            one, other = names[[*pair]]
+            raise ValueError(f"classes {one} and {other} have fewer than {2 * k} records: lower k")

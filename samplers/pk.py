@@ -15,8 +15,7 @@ from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_unti
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
-from twinfeed.samplers.drawing.mending import poor_pair
-from twinfeed.samplers.label_lists import by_class, label_lists
+from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
 from twinfeed.samplers.misnamed import counterparts
 
 
@@ -126,7 +125,7 @@ class PKBatchSampler(BatchStream):
         }
         self._check_enough(int(supers.sizes[-1]) if supers else len(classes))
         if names is not None:
-            self._check_lists(names)
+            check_pairs(classes, names, shape.largest_k)
         if coverage is None:
             stored = order_within == "stored"
             self._draws = FairDraw(self._classes, supers, shape, seed, stored, names)
@@ -194,24 +193,9 @@ class PKBatchSampler(BatchStream):
         chosen = None if records is None else validate.records(records, self.num_records)
         self.part = chosen
         if lists is not None:
+            validate.choice("small, with lists of labels,", self._small, ("raise", "drop"))
             return by_class(*lists, chosen)
         return (order if chosen is None else order._some(chosen)), None
-
-    def _check_lists(self, names: NDArray[Any]) -> None:
-        """Refuse options that need one class a record, and classes that share too many records."""
-        for option in ("coverage", "super_labels"):
-            if self.parameters[option] is not None:
-                raise ValueError(f"{option} needs one label a record, got lists")
-        if self._small == "repeat":
-            raise ValueError("small='repeat' needs one label a record: take 'drop' with lists")
-        k = self._shape.largest_k
-        pair = poor_pair(*self._classes._by_class(), np.asarray(self._classes.sizes), k)
-        if pair is not None:
-            first, second = names[list(pair)]
-            raise ValueError(
-                f"classes {first} and {second} have fewer than {2 * k} records together, k={k} for "
-                f"each: leave one out of the labels, or give a smaller k"
-            )
 
     def _kept(self, order: ClassOrder) -> int:
         """Apply the rules for small classes: return how many of the classes are kept."""
@@ -245,6 +229,7 @@ class PKBatchSampler(BatchStream):
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
+            "labels must be one a record": not self._several,
         }
         if coverage == "once":
             rules["small must be 'raise' or 'drop'"] = self._small != "repeat"

@@ -211,9 +211,7 @@ def collate(
         elif mode == "stack" or not field.shape:
             batch[name] = _stack(name, values, field, empty)
         elif mode == "pad":
-            given = _given(how, name)
-            padding = given if isinstance(given, Pad) else Pad()
-            batch |= _pad(name, values, field, empty, padding)
+            batch |= _pad(name, values, field, empty, _given(how, name))
         else:
             batch[name] = _ragged(name, values, field, empty)
     return batch
@@ -365,15 +363,16 @@ def _arrays(
 
 
 def _pad(
-    name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, padding: Pad
+    name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, how: Mode | Pad
 ) -> dict[str, Any]:
+    value, multiple = how if isinstance(how, Pad) else Pad()
     axes = len(field.shape)
     arrays, _ = _arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
     longest = shapes.max(axis=0, initial=0)
-    longest[:1] += -longest[:1] % padding.multiple
+    longest[:1] += -longest[:1] % multiple
     out = empty((len(arrays), *longest.tolist()), dtype_of(field))
-    out[...] = _fitting(f"Pad of {name}", padding.value, field, 0)
+    out[...] = _fitting(f"Pad of {name}", value, field, 0)
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:

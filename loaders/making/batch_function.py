@@ -35,17 +35,14 @@ class BatchFunction:
     def __init__(self, feed: Definition, batch: Batch, request: Request, /) -> None:
         assert feed.batch_transform is not None
         self._function, self._key = feed.batch_transform, feed.sampler.batch_key
-        values = repeated(
-            "batch_transform",
-            lambda: self._called(copy.deepcopy(batch), request),
-            times=3,
-            of="one batch",
-        )
+
+        def call() -> dict[str, Any]:
+            return self._called(copy.deepcopy(batch), request)
+
+        values = repeated("batch_transform", call, times=3, of="one batch")
         check_names(feed, "field", values, "give it another name in batch_transform")
-        how: dict[str, Mode] = {
-            name: "stack" if isinstance(rows, np.ndarray) else "ragged"
-            for name, rows in values.items()
-        }
+        how: dict[str, Mode] = dict.fromkeys(values, "stack")
+        how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})
         spec = spec_of({name: rows[0] for name, rows in values.items()}, how)
         for name in spec.keys() & tried(feed):
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch

@@ -172,16 +172,11 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
 def _function_of(feed: Definition) -> BatchFunction | None:
     """Return the function of a feed's batches, tried on the first batch, once."""
     if feed.batch_transform is not None and "_function" not in vars(feed):
-        vars(feed)["_function"] = BatchFunction(feed, *_first_batch(feed))
+        request = first_of(feed, feed.sampler.batch_size)  # a rank's size, the same on each rank
+        plain = copy.copy(feed)
+        vars(plain)["batch_transform"] = None
+        with Batcher(plain) as batcher:
+            batch = batcher(request)
+        batch.pop("mask", None)
+        vars(feed)["_function"] = BatchFunction(feed, batch, request)
     return vars(feed).get("_function")
-
-
-def _first_batch(feed: Definition) -> tuple[Batch, Request]:
-    """Make a batch of a rank's size, as `batch_transform` is given it; each rank makes the same."""
-    request = first_of(feed, feed.sampler.batch_size)
-    plain = copy.copy(feed)
-    vars(plain)["batch_transform"] = None
-    with Batcher(plain) as batcher:
-        batch = batcher(request)
-    batch.pop("mask", None)
-    return batch, request

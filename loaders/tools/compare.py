@@ -94,9 +94,7 @@ class Comparison(NamedTuple):
         Only steps before `first` count. None if there are none, or no losses.
         """
         losses = [np.array(run.losses[: self.first]) for run in self.runs]
-        return tuple(
-            float(np.abs(each - losses[0]).max()) if len(each) else None for each in losses
-        )
+        return tuple(float(np.abs(x - losses[0]).max()) if len(x) else None for x in losses)
 
     def __repr__(self) -> str:
         rows = [["backend", "records/s", "first batch", "peak memory"]]
@@ -233,19 +231,15 @@ def _run(job: _Task) -> Run:
     seconds = time.perf_counter() - first
     memory = system.peak_memory()
     rate = rest / seconds if rest else None
-    sums, losses = _trained(job)
-    return Run(job.name, records + rest, first - started, seconds, rate, memory, sums, losses)
-
-
-def _trained(job: _Task) -> tuple[tuple[dict[str, int], ...], tuple[float, ...]]:
-    """Return the checksums of each batch, and the loss of its step."""
-    sums, losses = [], []
+    sums: list[dict[str, int]] = []
+    losses: list[float] = []
     step = None if job.make_step is None else job.make_step()
     for batch in _deliver(job):
         sums.append({name: _sum(value) for name, value in _flat(batch, job.backend).items()})
         if step is not None:
             losses.append(float(step(batch)))
-    return tuple(sums), tuple(losses)
+    each = tuple(sums), tuple(losses)
+    return Run(job.name, records + rest, first - started, seconds, rate, memory, *each)
 
 
 def _keep(job: _Task, wanted: set[int]) -> dict[int, dict[str, Array]]:

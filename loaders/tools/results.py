@@ -101,8 +101,7 @@ class Collect:
         if found:
             raise LoaderError(
                 f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
-                advice="on each rank add every batch of one whole pass of an "
-                "ExactOnceBatchSampler, and give merged the function that gathers all parts",
+                advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
         places = place[np.searchsorted(ids, self._only)]
         return {name: rows[name][places] for name in rows.dtype.names or () if name != "id"}

@@ -14,7 +14,7 @@ from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.fair import FairGroups, Pattern
 from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.drawing.mending import clashing, mend
+from twinfeed.samplers.drawing.mending import mend
 from twinfeed.samplers.mapped import pieces
 
 _PIECE = 1 << 18  # classes that are drawn at once where a stretch begins
@@ -85,25 +85,21 @@ class FairDraw:
         assert self._names is not None
         ids = self._records(walks, number.reshape(-1), draw.reshape(-1), k)
         ids = ids.reshape(*number.shape, k)
-        for turn in clashing(ids.reshape(len(ids), -1)):
-            classes = number[turn]
-            drawn = zip(classes.tolist(), draw[turn].tolist(), strict=True)
-            later = [partial(self._later, walks, *each, k) for each in drawn]
-            order = np.argsort(np.asarray(self._classes.sizes)[classes], kind="stable")
-            short = mend(ids[turn], order.tolist(), later)
-            if short is not None:
-                others = ", ".join(map(str, self._names[np.delete(classes, short)]))
-                raise ValueError(
-                    f"class {self._names[classes[short]]} has no k={k} records that are free "
-                    f"beside those of {others}: give a smaller p or k"
-                )
+        rising = np.sort(ids.reshape(len(ids), -1), axis=1)
+        for turn in np.flatnonzero((rising[:, 1:] == rising[:, :-1]).any(axis=1)):
+            order = np.argsort(np.asarray(self._classes.sizes)[number[turn]], kind="stable")
+            row = mend(ids[turn], order, partial(self._later, walks, number[turn], draw[turn], k))
+            if row is not None:
+                names = self._names[number[turn]].tolist()
+                raise ValueError(f"class {names[row]} of {names} has no {k} free records: lower k")
         return ids
 
-    def _later(self, walks: _Walks, number: int, draw: int, k: int) -> Iterator[int]:
-        """Yield the records that the next draws of a class take, until all have come."""
-        for first in range(1, 2 * int(self._classes.sizes[number]) // k + 3, _AHEAD):
-            draws = draw + np.arange(first, first + _AHEAD)
-            yield from self._records(walks, np.full(_AHEAD, number), draws, k).reshape(-1).tolist()
+    def _later(self, walks: _Walks, number: Int64, draw: Int64, k: int, row: int) -> Iterator[int]:
+        """Yield the records that the next draws of a batch's class take, until all have come."""
+        for first in range(1, 2 * int(self._classes.sizes[number[row]]) // k + 3, _AHEAD):
+            draws = draw[row] + np.arange(first, first + _AHEAD)
+            ids = self._records(walks, np.full(_AHEAD, number[row]), draws, k)
+            yield from ids.reshape(-1).tolist()
 
 
 class _Walks:
