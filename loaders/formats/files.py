@@ -42,8 +42,8 @@ def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE
     The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
     itself has no label. The key is the path without its extension. Where two files differ only in
     the extension, their keys keep the extension. Hidden files, indexes and other extensions
-    (compared in lower case) are left out. A ShardWarning counts the files that are not images,
-    unless the caller names extensions.
+    (compared in lower case) are left out. Links to folders are not followed. A ShardWarning counts
+    the files that are not images, and the links within folders, unless the caller names extensions.
 
     Raises:
         FileNotFoundError: a missing root.
@@ -90,7 +90,10 @@ def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> 
 
 
 def _below(root: str | os.PathLike[str]) -> list[str]:
-    """List the files below `root`, sorted, without hidden files, indexes and links to folders."""
+    """List the files below `root`, sorted, without hidden files and indexes.
+
+    A link to a folder that lies in a folder ends in "/". It is not followed.
+    """
     found = []
     for place, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [
@@ -98,7 +101,8 @@ def _below(root: str | os.PathLike[str]) -> list[str]:
         ]
         inside = os.path.relpath(place, root)
         prefix = "" if inside == "." else f"{inside}/"
-        found += [prefix + name for name in names if not name.startswith(".")]
+        links = [f"{name}/" for name in folders if prefix and Path(place, name).is_symlink()]
+        found += [prefix + name for name in names + links if not name.startswith(".")]
     return sorted(found)
 
 
@@ -173,10 +177,12 @@ class Places:
 
 
 def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
-    """Warn that files that are not images are left out."""
-    kinds = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in others)
-    most = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:5]
-    counts = ", ".join(f"{kind} {count}" for kind, count in most)
+    """Warn that files that are not images, and links to folders, are left out."""
+    kinds = Counter(
+        "link" if path.endswith("/") else os.path.splitext(path)[1].lower() or "no extension"
+        for path in sorted(others)
+    )
+    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
     warnings.warn(
         f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts}), "
         f"such as {min(others)}",
