@@ -215,7 +215,7 @@ def own_folder(path: Path) -> Path:
 
 def others_in(path: Path, /) -> list[str]:
     """Return what lies in the folder of an index, and is neither its own nor left by a build."""
-    own = {MANIFEST}
+    own = {MANIFEST} if is_index(path) else set()
     with suppress(LoaderError, OSError, TypeError):
         manifest = read_manifest(path)
         own |= {f"{manifest['folder']}/{name}.npy" for name in manifest["arrays"]}
