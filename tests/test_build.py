@@ -739,8 +739,8 @@ def of(*shards: Any, out: str = "x.index", **options: Any) -> Call:
                 made.append(world / shard)
             elif isinstance(shard, dict):
                 for name, data in shard.items():
-                    (world / "made" / f"{name}.x").write_bytes(data)
-                made += [Entry(name, {"x": f"made/{name}.x"}) for name in shard]
+                    (world / "made" / f"{name}.x").write_bytes(data or b"")
+                    made.append(Entry(name, {"x": f"made/{name}.x"} if data is not None else {}))
             elif isinstance(shard[0], dict):
                 made.append(write_tfrecord(path.with_suffix(".tfrecord"), shard))
             else:
@@ -821,6 +821,7 @@ REFUSED: Refused = [
     (of("tar/gone.tar"), FileNotFoundError, r"gone\.tar"),
     *((of(*caught), LoaderError, FOREIGN) for caught in (["old*"], ["old.index", TAR], ["[t]ar"])),
     (lambda _: build_index("memory://none/", "x.index"), LoaderError, FOREIGN),
+    (of({"a": None}), ValueError, "no Entry names a file"),
     (of("no images"), FileNotFoundError, "no image .*below the folder .*no images"),
     (of(TAR, root="/elsewhere"), ValueError, "must lie below the root /elsewhere.* give root="),
     # Where the index goes

@@ -175,17 +175,18 @@ def test_loose_files_of_several_parts_are_read_as_indexed(
 ) -> None:
     monkeypatch.setattr(sources, "FILES_PER_PART", 3)
     entries = []
-    for n in range(8):
+    for n in range(9):
         names = {"a": f"{n}.a", "b": f"{n}.b"} if n % 3 else {"b": f"{n}.b"}
         for name in names.values():
             (tmp_path / name).write_bytes(name.encode())
         entries.append(Entry(f"k{n}", names))
+    entries += [Entry(f"k{n}", {}) for n in range(9, 12)]  # a part without files
     index = build_index(entries, tmp_path / "x.index", missing="empty")
-    assert (len(index.shards), list(index.fields)) == (3, ["a", "b"])
+    assert (len(index.shards), list(index.fields)) == (4, ["a", "b"])
     with Reader(index) as reader:
-        read = reader.read(range(8))
-    assert read["b"] == [b"%d.b" % n for n in range(8)]
-    assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(8)]
+        read = reader.read(range(12))
+    assert read["b"] == [b"%d.b" % n for n in range(9)] + [b""] * 3
+    assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(9)] + [b""] * 3
     assert index.table("a")[3].tolist() == (0, -1, 0)
 
 

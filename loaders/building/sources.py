@@ -140,7 +140,8 @@ def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
 
 def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
     """Yield the path, the size and the time of each file of a job."""
-    for path in [file for entry in job.entries for file in entry.paths.values()] or [job.shard]:
+    files = [file for entry in job.entries for file in entry.paths.values()]
+    for path in files if job.entries else [job.shard]:
         found = os.stat(posixpath.join(root, path))
         yield path, found.st_size, str(found.st_mtime_ns)
 
@@ -155,13 +156,12 @@ def _entries(shards: Shards) -> list[Entry] | None:
         if empty is not None:
             warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
         return entries
-    if (
-        isinstance(shards, Sequence)
-        and len(shards)
-        and all(isinstance(one, Entry) for one in shards)
-    ):
-        return list(shards)
-    return None
+    listed: list[Any] = list(shards) if isinstance(shards, Sequence) else []
+    if not (listed and all(isinstance(one, Entry) for one in listed)):
+        return None
+    if not any(entry.paths for entry in listed):
+        raise ValueError("no Entry names a file: give each its files by field name")
+    return listed
 
 
 def _loose_root(
