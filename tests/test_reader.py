@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import Entry, Handles, Limits, arrays, local, near_rows, sources
 from making_shards import numbered, tars, tfrecords, total_bytes, write_tar
+from own_source import LABELS, WORDS, Words, samplers
 from range_server import RangeServer
+from rows_help import SAMPLES, Flipped, X
 
+from twinfeed import Rows
 from twinfeed.loaders import (
+    DataCorruptionError,
+    DecodeError,
+    Feed,
     Index,
     IndexFormatError,
     LoaderError,
     Reader,
+    SideTable,
     StaleIndexError,
     TruncatedShardError,
     UnsafeContentError,
     build_index,
     open_index,
     pack,
+    plan,
     verify,
 )
+from twinfeed.samplers import BatchSampler, SequentialSampler
+
+Call = Callable[[Index], object]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +61,156 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 WANT = [sample["image"] for sample in numbered(0, 200)]
 KEYS = [sample["key"].encode() for sample in numbered(0, 200)]
+
+
+def reader(**options: Any) -> Call:
+    return lambda index: Reader(index, **options)
+
+
+def read(ids: list[int], *fields: Any) -> Call:
+    return lambda index: Reader(index).read(ids, *fields)
+
+
+TABLE = np.arange(10.0)
+
+
+def table(ids: Any = (), saved: Any = TABLE, **options: Any) -> Call:
+    """Rows of a side table of ten rows, or of the bytes or the array that is saved in its place."""
+
+    def call(index: Index) -> object:
+        path = index.path.with_name("t.npy")
+        np.save(path, TABLE if callable(saved) else saved, allow_pickle=True)
+        if callable(saved):
+            path.write_bytes(saved(path.read_bytes()))
+        return SideTable(path, **options)[ids]
+
+    return call
+
+
+def changed(index: Index) -> object:
+    """A side table that travels while it is written anew."""
+    np.save(index.path.with_name("t.npy"), np.zeros((9, 16)))
+    data = pickle.dumps(SideTable(index.path.with_name("t.npy")))
+    table()(index)
+    return pickle.loads(data)
+
+
+def rows(data: Any, **options: Any) -> Call:
+    return lambda _: Rows(data, **options)
+
+
+def batch(data: Any, step: int = 0, **options: Any) -> Call:
+    sampler = BatchSampler(SequentialSampler(24), batch_size=8)
+    return lambda _: Feed(data, sampler, **options)[0, step]
+
+
+class Giving(Words):
+    """A source with another column, or whose `read` returns this for ids."""
+
+    def __init__(self, found: Callable[[Any], Any] | None = None, column: Any = LABELS) -> None:
+        super().__init__()
+        self.columns, self.found = {"label": column}, found
+
+    def read(self, ids: Any, fields: Any) -> Any:
+        assert self.found
+        return self.found(ids)
+
+
+NPY = r"must be an \.npy file of numbers.*\n.*path: .*t\.npy"
+NO_LIST = r"no list for the field 'word'(.|\n)*found: a "
+
+REFUSED: list[tuple[Call, type[Exception], str]] = [
+    (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
+    (reader(max_open_files=1.5), TypeError, "max_open_files must be an integer, got 1.5"),
+    (reader(checksums="no"), TypeError, "checksums must be True or False, got 'no'"),
+    (lambda _: Reader("x.index"), TypeError, r"an Index, got a str: open_index\(path\) gives"),  # type: ignore[arg-type]
+    (read([0], "jpg"), TypeError, "list of names, got 'jpg'"),
+    (read([0], ["nothing"]), KeyError, "no field 'nothing'"),
+    (read([200]), IndexError, "ids must lie in"),
+    # Side tables
+    (table([-1], rows=[3, 1]), IndexError, r"ids must lie in \[0, 2\)"),
+    (table(rows=[0.5]), TypeError, "rows must be integers in one dimension"),
+    (table(rows=[0, 10]), IndexError, r"rows must lie in \[0, 10\), got 10"),
+    *(
+        (table(saved=given), DataCorruptionError, NPY)
+        for given in (
+            *(np.array([{}], dtype=object), np.zeros(3, [("a", "i4")]), np.array(3.0)),
+            *(lambda _: b"", lambda whole: whole[:20], lambda whole: whole[:-1]),
+            lambda whole: b"PK\3\4" + whole,  # the head of a zip
+            lambda whole: whole.replace(b"}", b" ", 1),  # the head of the file is a dict in Python
+        )
+    ),
+    (lambda index: SideTable(index.path.with_name("gone")), FileNotFoundError, "gone"),
+    (changed, StaleIndexError, "changed while it was in use"),
+    # Datasets
+    (rows(iter(SAMPLES)), TypeError, "must have a length and records by number"),
+    (rows({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
+    (rows({"train": "shard"}), TypeError, "'train' must be an array or a list, got a str"),
+    (rows({"x": np.ma.masked_less(X, 3)}), TypeError, "got a MaskedArray"),
+    (rows([(1, 2)]), ValueError, "fields must name the 2 parts of each tuple"),
+    (rows(SAMPLES, label="word"), TypeError, "column 'word' must hold numbers.*unique"),
+    (rows([{"y": 0.5}], label="y"), TypeError, "label 'y' must hold integers, got float64"),
+    (rows(SAMPLES, columns="word"), TypeError, "columns must be a list of names"),
+    (rows([{"x": 1}, {"y": 1}], columns=["x"]), KeyError, "no 'x' in every record"),
+    (rows({"x": X}, label="y"), KeyError, r"no 'y' in every record: the first has \['x'\]"),
+    (
+        lambda _: pickle.dumps(Rows(np.zeros((40, 1 << 20), np.uint8))),
+        LoaderError,
+        r"a copy of 42 MB of rows(.|\n)*mmap_mode='r'",
+    ),
+    (batch(Rows([{"x": 1}] * 23 + [{"y": 1}]), 2), LoaderError, "record 23 of a list: .*KeyError"),
+    (batch(Rows([{"x": 1}] * 23 + [{"x": None}]), 2), LoaderError, "record 23 of a list: .*None"),
+    (batch(Rows(Flipped())), ValueError, r"read returned .* things for record \d+ of a Flipped"),
+    # Sources of one's own
+    *(
+        (batch(one), TypeError, "an Index, got a .*lacks .*describe, r")
+        for one in (WORDS, "x", None)
+    ),
+    (
+        lambda _: plan(Feed(Words(), next(samplers()))),
+        TypeError,
+        "plan needs an index.* has a Words",
+    ),
+    (batch(Words(), missing={"word": b""}), ValueError, "missing= is for an index, got a Words"),
+    (batch(Words(), fields=["wrod"]), KeyError, "no field 'wrod': the fields are"),
+    (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
+    (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),
+    (batch(Giving(column=np.array(3))), ValueError, r"got the shape \(\)"),
+    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"gave no dict(.|\n)*found: a list"),
+    (batch(Giving(lambda ids: {"a": []})), LoaderError, r"no values of the field 'word'(.|\n)*'a'"),
+    (batch(Giving(lambda ids: {"word": b"x"})), LoaderError, f"{NO_LIST}bytes"),
+    (batch(Giving(lambda ids: {"word": iter(ids)})), LoaderError, NO_LIST),
+    (batch(Giving(lambda ids: {"word": None})), LoaderError, f"{NO_LIST}NoneType"),
+    (
+        batch(Giving(lambda ids: {"word": [b""] * 7})),
+        LoaderError,
+        "number of values(.|\n)*7 values",
+    ),
+    (
+        batch(Giving(lambda ids: {"word": [None if n == 7 else b"" for n in ids]})),
+        LoaderError,
+        "word number 7: read gave None for the field 'word'",
+    ),
+    (
+        batch(Giving(lambda ids: {"word": [{}[n] if n == 7 else b"" for n in ids]})),
+        LoaderError,
+        "word number 7: read of a Giving failed: KeyError",
+    ),
+    (
+        batch(Giving(lambda ids: {"word": X[ids][:, : 4 - int(ids[0] > 0)]}), 1),
+        DecodeError,
+        r"word number 8: .*shape \(3,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_cannot_be_read_is_refused_in_words(
+    index: Index, call: Call, kind: type[Exception], word: str
+) -> None:
+    with pytest.raises(kind, match=word) as caught:
+        call(index)
+    assert "allow_pickle" not in str(caught.value)
 
 
 @settings(max_examples=60)
@@ -65,21 +227,6 @@ def test_any_ids_in_any_order_read_as_one_by_one(
         got = reader.read(np.array(ids, np.int64))
     assert got["image"] == [WANT[n] for n in ids]
     assert got["key"] == [KEYS[n] for n in ids]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_open_files": 0}, "max_open_files must be at least 1, got 0"),
-        ({"max_open_files": 1.5}, "max_open_files must be an integer, got 1.5"),
-        ({"checksums": "no"}, "checksums must be True or False, got 'no'"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(
-    index: Index, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Reader(index, **options)
 
 
 def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
@@ -108,10 +255,6 @@ def test_fields_and_columns_come_in_the_order_asked(index: Index) -> None:
         assert got["label"] == [3, 1]
         assert reader.read([], ["image"]) == {"image": []}
         assert reader.read([3], []) == {}
-        with pytest.raises(KeyError, match="no field 'nothing'"):
-            reader.read([3], ["nothing"])
-        with pytest.raises(IndexError):
-            reader.read([200])
 
 
 def test_many_shards_are_read_through_few_files(tmp_path: Path) -> None:
@@ -256,14 +399,6 @@ def test_asking_ahead_changes_nothing_that_is_read(index: Index) -> None:
         read_ahead(reader, [5, 3, 199], ["image", "label"])
         read_ahead(reader, [])
         assert reader.read([5], ["image"])["image"] == [WANT[5]]
-
-
-def test_what_is_no_index_and_a_name_for_a_list_are_refused(tmp_path: Path) -> None:
-    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index")
-    with pytest.raises(TypeError, match=r"must be an Index, got a str: open_index\(path\) gives"):
-        Reader(str(index.path))  # type: ignore[arg-type]
-    with Reader(index) as reader, pytest.raises(TypeError, match="list of names, got 'png'"):
-        reader.read([0], "png")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from batches import noted
 from launching import run
-from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Flipped, Once, X
+from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
 
 from twinfeed import Rows
 from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
@@ -98,29 +98,6 @@ def test_a_label_is_read_once_and_leaves_the_fields() -> None:
     assert given.columns["label"].tolist() == LABELS[::-1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "error", "words"),
-    [
-        (iter(SAMPLES), {}, TypeError, "must have a length and records by number"),
-        ({"x": X, "y": X[1:]}, {}, ValueError, r"lengths \{'x': 24, 'y': 23\}"),
-        ({"train": "shard"}, {}, TypeError, "'train' must be an array or a list, got a str"),
-        ({"x": np.ma.masked_less(X, 3)}, {}, TypeError, "got a MaskedArray"),
-        ([(1, 2)], {}, ValueError, "fields must name the 2 parts of each tuple"),
-        (SAMPLES, {"label": "word"}, TypeError, r"column 'word' must hold numbers.*unique"),
-        ([{"y": 0.5}], {"label": "y"}, TypeError, "label 'y' must hold integers, got float64"),
-        ([{"y": None}], {"label": "y"}, TypeError, "column 'y' must hold numbers"),
-        (SAMPLES, {"columns": "word"}, TypeError, "columns must be a list of names"),
-        ([{"x": 1}, {"y": 1}], {"columns": ["x"]}, KeyError, "no 'x' in every record"),
-        ({"x": X}, {"label": "y"}, KeyError, r"no 'y' in every record: the first has \['x'\]"),
-    ],
-)
-def test_what_is_no_dataset_is_refused(
-    data: Any, options: Any, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        Rows(data, **options)
-
-
 @pytest.mark.frameworks
 def test_a_missing_number_of_a_table_is_not_nan() -> None:
     import pyarrow
@@ -141,15 +118,6 @@ def test_a_dataframe_is_refused_with_what_to_give() -> None:
         Rows(pandas.DataFrame({"a": [1]}))
 
 
-def test_what_goes_wrong_names_the_record() -> None:
-    for data, error in (
-        ([{"x": 1}] * 3 + [{"y": 1}], "KeyError"),
-        ([{"x": 1}, {"x": None}] * 2, "None"),
-    ):
-        with pytest.raises(LoaderError, match=rf"record [13] of a list: .*{error}"):
-            feed_of(data, fields=["x"])[0, 0]
-
-
 def test_a_digest_is_what_states_compare() -> None:
     with NumpyLoader(feed_of(SAMPLES, digest="1")) as loader:
         next(iter(loader))
@@ -167,11 +135,6 @@ def test_a_digest_is_what_states_compare() -> None:
         pytest.warns(UserWarning, match="share no digest"),
     ):
         none.load_state_dict(none.state_dict())
-
-
-def test_a_dataset_that_draws_random_numbers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"read returned .* things for record \d+ of a Flipped"):
-        feed_of(Flipped())[0, 0]
 
 
 def test_one_thread_reads_unless_more_are_allowed() -> None:
@@ -219,14 +182,12 @@ def test_ids_are_checked_before_the_data_are_read() -> None:
         list(NumpyLoader(Feed(Rows(X), BatchSampler(Below(RECORDS, seed=0), batch_size=4))))
 
 
-def test_large_arrays_are_mapped_or_refused_by_a_new_process(tmp_path: Path) -> None:
+def test_large_arrays_are_mapped_in_a_new_process(tmp_path: Path) -> None:
     large = np.zeros((40, 1 << 20), np.uint8)
     np.save(tmp_path / "x.npy", large)
     mapped = Rows(np.load(tmp_path / "x.npy", mmap_mode="r"))
     assert len(pickle.dumps(mapped)) < 10_000
     check_source(mapped)
-    with pytest.raises(LoaderError, match=r"a copy of 42 MB of rows(.|\n)*mmap_mode='r'"):
-        pickle.dumps(Rows(large))
     assert len(pickle.dumps(Rows(large[:2]))) > 1 << 20
 
 

@@ -1,16 +1,15 @@
 """A source without an index, through everything that makes batches."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from batches import noted
-from inside import Batcher, OwnSource, Request
+from inside import Batcher, Request
 from own_source import LABELS, WORDS, Words, noisy, samplers, size
 from plain import batches
 
-from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack, plan
+from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
 from twinfeed.testing import check_source
 
@@ -89,73 +88,6 @@ def test_what_goes_wrong_names_the_record_as_the_source_does() -> None:
         list(loader)
 
 
-def test_what_needs_byte_ranges_says_so(tmp_path: Path) -> None:
-    feed = Feed(Words(), next(samplers()))
-    with pytest.raises(TypeError, match="plan needs an index, and the feed has a Words"):
-        plan(feed)
-    with pytest.raises(ValueError, match="missing= is for an index, got a Words"):
-        Feed(Words(), next(samplers()), missing={"word": b""})
-    with pytest.raises(KeyError, match="no field 'wrod': the fields are"):
-        Feed(Words(), next(samplers()), fields=["wrod"])
-
-
-def test_what_is_no_source_is_refused() -> None:
-    assert isinstance(Words(), OwnSource)
-    for other in (WORDS, "shards/train.index", None):
-        with pytest.raises(TypeError, match=r"index must be an Index, got a .*lacks .*describe, r"):
-            Feed(other, next(samplers()))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("column", "error", "told"),
-    [
-        (LABELS.tolist(), TypeError, r"'label' of a Words must be a numpy array, got a list: np"),
-        (LABELS[:-1], ValueError, r"'label' of a Words must have a row for each of its 24 records"),
-        (np.array(3), ValueError, r"got the shape \(\)"),
-    ],
-)
-def test_columns_are_checked_once(column: Any, error: type[Exception], told: str) -> None:
-    source = Words()
-    source.columns = {"label": column}
-    with pytest.raises(error, match=told):
-        Feed(source, next(samplers()))
-
-
-@pytest.mark.parametrize(
-    ("found", "told"),
-    [
-        (lambda ids: [b""] * len(ids), r"read of a Words gave no dict(.|\n)*found: a list"),
-        (lambda ids: {"other": []}, r"no values of the field 'word'(.|\n)*found: \['other'\]"),
-        (lambda ids: {"word": b"x"}, r"no list for the field 'word'(.|\n)*found: a bytes"),
-        (lambda ids: {"word": iter(ids)}, r"no list for the field 'word'"),
-        (lambda ids: {"word": None}, r"no list for the field 'word'(.|\n)*found: a NoneType"),
-        (
-            lambda ids: {"word": [b""] * (len(ids) - 1)},
-            r"number of values(.|\n)*found: . values?\n",
-        ),
-        (
-            lambda ids: {"word": [None if n == ids[-1] else b"" for n in ids]},
-            r"word number \d+: read gave None for the field 'word'",
-        ),
-        (
-            lambda ids: {"word": [{}[n] if n == ids[-1] else b"" for n in ids]},
-            r"word number \d+: read of a Words failed: KeyError",
-        ),
-    ],
-)
-def test_what_read_gives_is_checked(found: Any, told: str) -> None:
-    class Wrong(Words):
-        def read(self, ids: Any, fields: Any) -> Any:
-            return found(ids)
-
-    Wrong.__name__ = "Words"
-    feed = Feed(Wrong(), next(samplers()))
-    with pytest.raises(LoaderError, match=told):
-        feed[0, 0]
-    with NumpyLoader(feed) as loader, pytest.raises(LoaderError, match=told):
-        next(iter(loader))
-
-
 def test_an_error_of_read_names_the_step() -> None:
     class Broken(Words):
         def read(self, ids: Any, fields: Any) -> Any:
@@ -230,14 +162,6 @@ def test_a_decode_cannot_write_to_what_the_source_keeps() -> None:
     halves = Feed(source, sampler, transform=halved)[0, 0]["row"]  # which gets a copy
     assert (halves == whole[:8] / 2).all()
     assert (source.rows == whole).all()
-
-
-def test_rows_of_another_shape_are_refused() -> None:
-    source = Rows(lambda source, ids: source.rows[ids, : 4 if ids[0] == 0 else 3])
-    feed = Feed(source, BatchSampler(SequentialSampler(24), batch_size=8))
-    assert feed[0, 0]["row"].shape == (8, 4)
-    with pytest.raises(DecodeError, match=r"word number 8: .*shape \(3,\)"):
-        feed[0, 1]
 
 
 @pytest.mark.frameworks
