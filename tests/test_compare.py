@@ -20,8 +20,11 @@ from twinfeed.loaders import (
     LoaderError,
     compare,
     pack,
+    plan,
 )
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
+
+Call = Callable[[Index], object]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +64,6 @@ def test_a_backend_of_ones_own_is_compared(index: Index, monkeypatch: pytest.Mon
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
     found = compare(feed, backends=["numpy", "boxes"], batches=8)
     assert (found.equal, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
-    monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
-    with pytest.raises(ModuleNotFoundError, match="compare with backend 'absent' needs mxnet"):
-        compare(feed, backends=["numpy", "absent"])
 
 
 def sizes_added() -> Callable[[Mapping[str, Any]], float]:
@@ -103,24 +103,38 @@ def test_what_differs_is_measured_and_how_far_losses_part_before(index: Index) -
     assert found._replace(runs=tuple(runs), differing={"size": [0]}).apart == (None, None)
 
 
-@pytest.mark.parametrize("backends", [["torch"], ["torch", "mxnet"]])
-def test_other_backends_are_refused(index: Index, backends: Any) -> None:
-    feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5))
-    with pytest.raises(ValueError, match="at least two of numpy, torch, tensorflow, jax, got"):
-        compare(feed, backends=backends)
-    with pytest.raises(ValueError, match="steps must be one function a backend, 2, got 1"):
-        compare(feed, steps=[sizes_added])
-    with pytest.raises(TypeError, match="batches must be an integer, got '2'"):
-        compare(feed, batches="2")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"feed must be Feed\(index, sampler\), got Index"):
-        compare(index)  # type: ignore[arg-type]
+def fails(sample: dict[str, Any]) -> dict[str, Any]:
+    if len(sample["word"]) == 7:
+        raise RuntimeError("seven")
+    return measure(sample)
 
 
-def test_callables_that_another_process_cannot_have_are_refused(index: Index) -> None:
+def call(tool: Callable[..., object], decode: Any = measure, **options: Any) -> Call:
     sampler = ExactOnceBatchSampler(20, batch_size=5)
-    feed = Feed(index, sampler, decode=lambda sample: sample)
-    with pytest.raises(LoaderError, match="define the functions that you pass in a module"):
-        compare(feed, backends=["numpy", "numpy"])
+    return lambda index: tool(Feed(index, sampler, decode=decode, collate="ragged"), **options)
+
+
+REFUSED: list[tuple[Call, type[Exception], str]] = [
+    (call(compare, backends=["torch"]), ValueError, "at least two of numpy, torch, tensorflow"),
+    (call(compare, backends=["numpy", "absent"]), ModuleNotFoundError, "'absent' needs mxnet"),
+    (call(compare, steps=[sizes_added]), ValueError, "must be one function a backend, 2, got 1"),
+    (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
+    (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
+    (call(compare, lambda sample: sample), LoaderError, "define the functions that you pass"),
+    (call(compare, fails, backends=["numpy"] * 2), DecodeError, "record 7 .*seven"),
+    (call(plan, cache_bytes=1), ValueError, "these shards are local"),
+    (call(plan, cache_bytes=-1), ValueError, "cache_bytes must be at least 0"),
+]
+
+
+def test_what_no_tool_can_do_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
+    for refused, kind, word in REFUSED:
+        with pytest.raises(kind, match=word):
+            refused(index)
+
+
+def test_a_script_that_runs_again_in_each_process_is_refused(index: Index) -> None:
     code = f"""if True:
         from twinfeed.loaders import Feed, compare, open_index
         from twinfeed.samplers import ExactOnceBatchSampler
@@ -135,18 +149,6 @@ def test_callables_that_another_process_cannot_have_are_refused(index: Index) ->
     assert done.returncode == 1
     assert "WorkerDiedError: a worker process ended" in done.stderr
     assert "what to do: define the functions that you pass in a module" in done.stderr
-
-
-def fails(sample: dict[str, Any]) -> dict[str, Any]:
-    if len(sample["word"]) == 7:
-        raise RuntimeError("seven")
-    return measure(sample)
-
-
-def test_what_a_backend_raises_is_raised(index: Index) -> None:
-    feed = Feed(index, ExactOnceBatchSampler(20, batch_size=5), decode=fails, collate="ragged")
-    with pytest.raises(DecodeError, match=r"record 7 .*seven"):
-        compare(feed, backends=["numpy", "numpy"])
 
 
 def test_one_batch_has_no_rate(tmp_path: Path) -> None:

@@ -506,6 +506,8 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(
     told = r"a file below 1\n  found: 7\n  what to do: "
     with Reader(open_index(index.path)) as reader, pytest.raises(IndexFormatError, match=told):
         reader.read([0])
+    with pytest.raises(IndexFormatError, match="field-0 do not match their digests"):
+        verify(open_index(index.path))
 
 
 def test_a_range_that_the_system_gives_in_pieces_is_read_whole(

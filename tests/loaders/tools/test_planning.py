@@ -237,8 +237,4 @@ def test_nothing_is_nothing(index: Index) -> None:
     assert (plan(feed).requests, plan(feed).read_bytes) == (0, 0)
     none = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10, records=np.zeros(0, np.int64)))
     assert plan(none).samples == 0
-    with pytest.raises(ValueError, match="these shards are local"):
-        plan(feed, cache_bytes=1)
-    with pytest.raises(ValueError, match="cache_bytes must be at least 0"):
-        plan(feed, cache_bytes=-1)
     assert planned(index, SequentialSampler(COUNT)).requests <= 10
