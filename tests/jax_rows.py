@@ -95,28 +95,28 @@ for sampler in samplers:
         compare_own(Feed(index, sampler, transform=brighter, batch_transform=mixed), sharding)
 
 
-def refused(feed: Feed, sharding: Sharding, words: str) -> None:
-    """Hold that a loader is refused when it is made."""
-    with pytest.raises(ValueError, match=words):
-        JaxLoader(feed, sharding=sharding)
-
-
 every = np.array(jax.devices())
 if len(every) > 2:
+    feed, row = Feed(index, samplers[0]), shardings()[0]
     grid = Mesh(every.reshape(2, -1), ("d", "m"))
-    feed = Feed(index, samplers[0])
-    for spec in (PartitionSpec(None, "d"), PartitionSpec("d", "m")):
-        refused(feed, NamedSharding(grid, spec), "first axis")
-    uneven = Feed(index, ExactOnceBatchSampler(len(index), batch_size=8 + 1))
-    refused(uneven, shardings()[0], "does not divide")
-    refused(Feed(index, samplers[0].shard(0, 2)), shardings()[0], "whole feed")
+    uneven = ExactOnceBatchSampler(len(index), batch_size=8 + 1)
     schedule = PKBatchSampler(classes, p=4, k={0: 2, 3: 1}, seed=0, batches_per_epoch=4)
-    refused(Feed(index, schedule), shardings()[0], "does not divide")
+    refused = [
+        (feed, NamedSharding(grid, PartitionSpec(None, "d")), "first axis"),
+        (feed, NamedSharding(grid, PartitionSpec("d", "m")), "first axis"),
+        (Feed(index, uneven), row, "does not divide"),
+        (Feed(index, schedule), row, "does not divide"),
+        (Feed(index, samplers[0].shard(0, 2)), row, "whole feed"),
+    ]
     if cluster:
         across = NamedSharding(Mesh(every.reshape(2, -1).T.reshape(-1), "d"), PartitionSpec("d"))
-        refused(feed, across, "side by side")
         long = Feed(index, samplers[0], decode=lambda s: {"long": [*s["word"]]}, collate="pad")
-        padded = JaxLoader(long, sharding=shardings()[0])
-        with pytest.raises(ValueError, match="'long' may have another length in each process"):
-            next(iter(padded))
+        refused += [
+            (feed, across, "side by side"),
+            (feed, None, "sharding must be given"),
+            (long, row, "'long' may have another length in each process"),
+        ]
+    for feed, sharding, word in refused:
+        with pytest.raises(ValueError, match=word):
+            next(iter(JaxLoader(feed, sharding=sharding)))
 print("all rows are equal")

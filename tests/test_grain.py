@@ -103,8 +103,7 @@ def test_workers_give_the_same_batches_and_resume(index: Index, expected: list) 
 
 
 def test_ranks_and_their_states_are_those_of_the_whole(index: Index) -> None:
-    sampler = ExactOnceBatchSampler(41, batch_size=8)
-    whole = Feed(index, sampler)
+    whole = Feed(index, ExactOnceBatchSampler(41, batch_size=8))
     ids = []
     for world in (1, 3):
         ranks = [as_map_dataset(whole.shard(rank, world), epochs=1) for rank in range(world)]
@@ -114,20 +113,20 @@ def test_ranks_and_their_states_are_those_of_the_whole(index: Index) -> None:
     iter(as_map_dataset(whole, epochs=1).to_iter_dataset(FEW)).set_state(state)
 
 
-@pytest.mark.parametrize("state", [{"next_index": 3}, None])
-def test_the_state_of_another_stream_is_refused(index: Index, state: dict | None) -> None:
-    state = state or iter(batches(index, seed=1)).get_state()
-    with pytest.raises(StateMismatchError):
-        iter(batches(index)).set_state(state)
+ALONE = {"transform": Seeded(brighter)}
+ONCE = ExactOnceBatchSampler(41, batch_size=8)
+REUSE = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda i: as_map_dataset(Feed(i, REUSE), epochs=1), ValueError, "reuse"),
+    (lambda i: as_map_dataset(Feed(i, ONCE, **ALONE), epochs=1), ValueError, "Seeded"),
+    (lambda i: iter(batches(i)).set_state({"next_index": 3}), StateMismatchError, "of another"),
+]
 
 
-def test_what_needs_batches_in_turn_is_refused_by_name(index: Index) -> None:
-    reuse = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
-    with pytest.raises(ValueError, match="reuse"):
-        as_map_dataset(Feed(index, reuse), epochs=1)
-    alone = Feed(index, feed_of(index).sampler, transform=Seeded(brighter))
-    with pytest.raises(ValueError, match="Seeded"):
-        as_map_dataset(alone, epochs=1)
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_makes_no_sense_is_refused(index: Index, call: Any, kind: Any, word: str) -> None:
+    with pytest.raises(kind, match=word):
+        call(index)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
