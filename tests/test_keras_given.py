@@ -49,6 +49,10 @@ class Odd(keras.callbacks.Callback):
         raise AssertionError
 
 
+def map_of(loader: NumpyLoader) -> Iterator[Any]:
+    yield from map(as_arrays, loader)
+
+
 def on_torch() -> TorchLoader:
     return TorchLoader(made().feed)
 
@@ -79,7 +83,8 @@ def given(
     def call(folder: Path) -> None:
         one = make()
         resume = ResumeCallback(one, folder / "new")
-        resume.fit(model(units=units), of(one) if of else arrange, **{"verbose": 0} | options)
+        with unmoved(one):
+            resume.fit(model(units=units), of(one) if of else arrange, **{"verbose": 0} | options)
 
     return call
 
@@ -145,12 +150,13 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: fit(path, validation_data=made().dataset), TypeError, MAP),
     (given(callbacks=keras.callbacks.BackupAndRestore("x")), ValueError, "leave BackupAndRestore"),
     *(
-        (given(callbacks=Odd(x)), TypeError, "get_state of Odd")
+        (lambda path, x=x: fit(path, callbacks=Odd(x)), TypeError, "get_state of Odd must give")
         for x in ({1}, {1: 2}, np.array({}))
     ),
     (given(units=2), ValueError, OUTPUTS),
     (given(as_arrays, make=on_torch, units=2), ValueError, OUTPUTS),
-    (given(of=lambda one: (as_arrays(batch) for batch in one), make=on_torch), ValueError, OTHERS),
+    (given(of=lambda one: map_of(NumpyLoader(one.feed)), make=on_torch), ValueError, OTHERS),
+    (given(of=lambda one: one.dataset.cache().map(pairs)), ValueError, "has a Cache.*order='mine'"),
     (
         given(of=lambda one: one.dataset.map(pairs).repeat()),
         ValueError,

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batches import expected, noted
-from inside import Batcher, tried
+from inside import Batcher, TFRecordWriter, encode, tried
+from own_source import Words
 from running import started_threads
 from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 
-from twinfeed.loaders import Feed, NumpyLoader, Seeded
-from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
+from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, build_index
+from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, prefetch_to_device
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -30,7 +31,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
-    StateMismatchError,
+    ShardShuffleSampler,
 )
 
 ENGINES = ["gather", "choose_from_datasets"]
@@ -196,7 +197,7 @@ def test_an_evaluation_is_whole_in_each_pass(how: str) -> None:
     assert ids(batches()) == whole
 
 
-def test_a_state_goes_on_in_another_framework_and_other_data_are_refused() -> None:
+def test_a_state_goes_on_in_another_framework() -> None:
     one = loader(packed(RECORDS), sampler())
     states = [one.state_dict()]
     for _ in one:
@@ -207,9 +208,6 @@ def test_a_state_goes_on_in_another_framework_and_other_data_are_refused() -> No
     with NumpyLoader(Feed(packed(RECORDS, "tar"), sampler())) as plain:
         plain.load_state_dict(states[5])
         assert [batch["id"].tolist() for batch in plain] == ids_of(sampler(), 0)[5:]
-    other = BatchSampler(RandomSampler(RECORDS, seed=2), batch_size=8)
-    with pytest.raises(StateMismatchError, match="seed"):
-        loader(packed(RECORDS), other).load_state_dict(states[5])
 
 
 def loop(
@@ -305,8 +303,6 @@ def test_prefetch_to_device_keeps_length_and_strings() -> None:
     batches = list(on_device)
     assert [noted(batch) for batch in batches] == expected(packed(RECORDS), sampler())
     assert batches[0]["label"].device.endswith("CPU:1")
-    with pytest.raises(ValueError, match=r"one that TensorFlow sees.*got '/GPU:7'"):
-        prefetch_to_device(one.dataset, device="/GPU:7")
 
 
 def reused(seen: list[bytes]) -> TensorFlowLoader:
@@ -473,17 +469,6 @@ def test_replicas_of_a_pipeline_get_their_ranks_in_turn() -> None:
         assert list(chain(*first[here], *second[here])) == want
 
 
-def test_replicas_that_the_pipelines_cannot_share_out_are_refused() -> None:
-    one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
-    for pipeline in range(2):
-        with pytest.raises(ValueError, match="got 5 replicas and 2 pipelines"):
-            one.dataset_for(context(pipeline, 2, 5))
-    assert len(one.dataset_for(context(0, 2, 2))) == 8
-    chosen = loader(packed(RECORDS), one.feed.sampler, engine="choose_from_datasets")
-    with pytest.raises(ValueError, match="one replica for each pipeline, got 2"):
-        chosen.dataset_for(context(0, 1, 2))
-
-
 def test_a_distributed_loop_is_counted() -> None:
     strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
     one = loader(packed(RECORDS), sampler())
@@ -536,3 +521,93 @@ def test_the_report_knows_what_the_graph_calls() -> None:
     list(one.dataset)
     assert one.report().batches >= 8
     assert one.report().waiting is None
+
+
+Indexes = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory: pytest.TempPathFactory) -> Indexes:
+    """Of records without files, of a tar, and of a file of which a field is renamed, or lacks."""
+    folder = tmp_path_factory.mktemp("indexes")
+    with TFRecordWriter(folder / "a.tfrecord") as writer:
+        for number in range(9):
+            writer.write(encode({"word": b"x", "size": number} if number != 2 else {"size": 2}))
+
+    def built(name: str, **options: Any) -> Index:
+        return build_index(folder / "a.tfrecord", folder / f"{name}.index", **options)
+
+    return {
+        "whole": packed(RECORDS),
+        "tar": packed(RECORDS, "tar"),
+        "source": Words(),
+        "renamed": built("renamed", fields={"own": "word", "word": "word"}, missing="empty"),
+        "left out": built("left out", fields={"word": "word"}, missing="skip"),
+    }
+
+
+def of(**options: Any) -> Callable[[Indexes], object]:
+    return lambda indexes: TensorFlowLoader(Feed(indexes["whole"], sampler()), **options)
+
+
+def files(name: str = "whole", stream: BatchStream | None = None) -> Callable[[Indexes], object]:
+    def call(indexes: Indexes) -> object:
+        once = stream or ExactOnceBatchSampler(len(indexes[name]), batch_size=4)
+        return loader(indexes[name], once, engine="choose_from_datasets").dataset
+
+    return call
+
+
+def replicas(number: int, pipelines: int, engine: str) -> Callable[[Indexes], object]:
+    return lambda indexes: loader(indexes["whole"], served(engine), engine=engine).dataset_for(
+        context(0, pipelines, number)
+    )
+
+
+def chosen(stream: BatchStream, *sets: Any, **options: Any) -> Callable[[Indexes], object]:
+    return lambda _: choose(stream, [*map(tf.data.Dataset.from_tensors, sets)], **options)
+
+
+def blocks(block: int) -> BatchStream:
+    shuffle = {"block": block, "window": 2 * block, "order_within": "stored"}
+    return BatchSampler(ShardShuffleSampler([21, 20, 20], seed=0, **shuffle), batch_size=6)
+
+
+CLASSES_ALONE = PKBatchSampler.of_classes(2, p=2, k=1, seed=0)
+STORED = PKBatchSampler(np.arange(RECORDS) % CLASSES, p=4, k=4, seed=0, order_within="stored")
+REUSING = BatchSampler(ReuseSampler(RECORDS, reuse=2, live=8, seed=0), batch_size=4)
+SOURCE = np.zeros(RECORDS, int)
+
+REFUSED: list[tuple[Callable[[Indexes], object], type[Exception], str]] = [
+    (lambda indexes: TensorFlowLoader(indexes["whole"]), TypeError, "feed must be Feed"),
+    (of(engine="interleave"), ValueError, "one of 'gather', 'choose_from_datasets', got"),
+    (of(threads=-1), ValueError, "threads must be at least 0, got -1"),
+    (of(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
+    (of(device="/GPU:7"), ValueError, "one that TensorFlow sees.*got '/GPU:7'"),
+    (files("tar"), ValueError, "these shards are tar: use engine='gather'"),
+    (files("source"), ValueError, "a Words has none: use engine='gather'"),
+    (files("renamed"), ValueError, "this index renames 'word': use engine='gather'"),
+    (files("left out"), ValueError, "leave out records.*: use engine='gather'"),
+    (files(stream=blocks(2)), ValueError, r"only 2\.\d come in a row"),
+    (files(stream=REUSING), ValueError, "an image again for each use: use engine='gather'"),
+    (files(stream=STORED.shard(0, 2)), ValueError, "from rank to rank: use engine='gather'"),
+    (replicas(5, 2, "gather"), ValueError, "got 5 replicas and 2 pipelines"),
+    (replicas(2, 1, "choose_from_datasets"), ValueError, "one replica for each pipeline, got 2"),
+    (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one a class or set, got 1"),
+    (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
+    (chosen(blocks(8), 1, 2, source=SOURCE), ValueError, "by blocks .* engine='gather'"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_makes_no_sense_is_refused(
+    indexes: Indexes, call: Callable[[Indexes], object], kind: type[Exception], word: str
+) -> None:
+    with pytest.raises(kind, match=word):
+        call(indexes)
+
+
+def test_files_serve_the_fields_that_are_not_renamed(indexes: Indexes) -> None:
+    once = ExactOnceBatchSampler(9, batch_size=4)
+    renamed = indexes["renamed"]
+    assert list(loader(renamed, once, engine="choose_from_datasets", fields=["word"]))

@@ -22,7 +22,6 @@ from range_server import RangeServer
 from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
-ENGINES = ["gather"]  # no other engine reads URLs
 RECORDS, SHARDS, SIZE = 96, 4, 3000
 
 
@@ -62,16 +61,13 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("more", [{}, {"decode": lambda sample: {"size": len(sample["x"])}}])
 def test_batches_are_those_of_local_shards(
-    tmp_path: Path, server: RangeServer, engine: str, more: dict[str, Any]
+    tmp_path: Path, server: RangeServer, more: dict[str, Any]
 ) -> None:
     sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=8)
     local = Feed(open_index(tmp_path / "data.index"), sampler, **more)
-    with tensorflow_help.loader(
-        open_index(f"{server.url}/data.index"), sampler, engine=engine, **more
-    ) as loader:
+    with tensorflow_help.loader(open_index(f"{server.url}/data.index"), sampler, **more) as loader:
         server.clear()
         for _ in range(2):
             for one, other in zip(loader, NumpyLoader(local), strict=True):
@@ -79,13 +75,14 @@ def test_batches_are_those_of_local_shards(
                 for name, value in other.items():
                     assert list(one[name].numpy()) == list(value)
     assert server.asked["GET"]
+    with pytest.raises(ValueError, match=r"reads local files.*use engine='gather'"):
+        tensorflow_help.loader(feed_of(server).index, sampler, engine="choose_from_datasets")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer, engine: Any) -> None:
+def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> None:
     feed = feed_of(server)
     received: list[list[int]] = []
-    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
         fail_late(server)
         with pytest.raises(LoaderError) as caught:
             received.extend(batch["id"].numpy().tolist() for batch in loader)
@@ -93,17 +90,14 @@ def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer, eng
         assert isinstance(caught.value.__cause__, tf.errors.OpError)
         assert loader.step == len(received)
         server.fail = lambda _path, _start: None
-        with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as another:
+        with tensorflow_help.loader(feed.index, feed.sampler) as another:
             assert len(list(another)) == 12
         received += [batch["id"].numpy().tolist() for batch in loader]
     assert received == [list(range(8 * n, 8 * n + 8)) for n in range(12)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.usefixtures("without_collector")
-def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(
-    server: RangeServer, engine: Any
-) -> None:
+def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(server: RangeServer) -> None:
     def stop(loader: Any) -> None:
         for _ in loader:
             break
@@ -122,7 +116,7 @@ def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(
         raise kept
 
     feed, before = feed_of(server), iterators()
-    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
         stop(loader)
         assert iterators() == before
         for way in (fail, fail_and_keep):
@@ -134,9 +128,8 @@ def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(
             assert iterators() == before
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.usefixtures("without_collector")
-def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer, engine: Any) -> None:
+def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer) -> None:
     """At once, and the collector is not needed: while the error is kept, and when it is gone."""
     feed = feed_of(server)
     network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
@@ -146,7 +139,7 @@ def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer, engine: Any) -
         labels = tf.cast(batch["label"], tf.float32)[:, None]
         return labels, labels
 
-    with tensorflow_help.loader(feed.index, feed.sampler, engine=engine) as loader:
+    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
         for _ in range(2):
             fail_late(server)
             with pytest.raises(tf.errors.OpError, match="data-00002") as kept:
@@ -179,12 +172,12 @@ def start_hostile(thread):
     start(thread)
 
 threading.Thread.start = start_hostile
-folder, records, engine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+folder, records = sys.argv[1], int(sys.argv[2])
 sampler = BatchSampler(SequentialSampler(records), batch_size=8)
 with RangeServer(Path(folder)) as server:
     index = open_index(f"{server.url}/data.index")
     for _ in range(2):
-        loader = tensorflow_help.loader(index, sampler, engine=engine)
+        loader = tensorflow_help.loader(index, sampler)
         server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
         loader.dataset
         faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
@@ -238,13 +231,13 @@ def fit(loader):
         kept = error  # in a cycle with this frame, as is the iterator of the pass
     print("failed" if kept else "trained", flush=True)
 
-folder, records, engine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+folder, records = sys.argv[1], int(sys.argv[2])
 sampler = BatchSampler(SequentialSampler(records), batch_size=8)
 with RangeServer(Path(folder)) as server:
     index = open_index(f"{server.url}/data.index")
     for _ in range(2):
         decode = lambda sample: {"size": float(len(sample["x"]))}  # so several threads read
-        loader = tensorflow_help.loader(index, sampler, engine=engine, decode=decode)
+        loader = tensorflow_help.loader(index, sampler, decode=decode)
         server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
         loader.dataset
         faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
@@ -263,14 +256,13 @@ PLAIN_FIT = HOSTILE_FIT.replace(
 ).replace("LoaderError as", "(LoaderError, tf.errors.OpError) as")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("script", [HOSTILE, HOSTILE_FIT, PLAIN_FIT], ids=["loop", "fit", "plain"])
 def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
-    tmp_path: Path, server: RangeServer, engine: str, script: str
+    tmp_path: Path, server: RangeServer, script: str
 ) -> None:
     """The collector runs while its thread has locks that TensorFlow's threads wait for."""
     done = subprocess.run(
-        [PYTHON, "-c", script, str(tmp_path), str(RECORDS), engine],
+        [PYTHON, "-c", script, str(tmp_path), str(RECORDS)],
         cwd=Path(__file__).parent,
         env=os.environ | QUIET,
         capture_output=True,

@@ -36,10 +36,8 @@ def check_cut(sampler: BatchStream, /) -> None:
     if number == 1:
         return
     if sampler.world_size > 1:
-        raise ValueError(
-            f"a strategy would cut the batches of rank {sampler.rank} of {sampler.world_size} once "
-            f"more: {_WHOLE}"
-        )
+        rank = f"rank {sampler.rank} of {sampler.world_size}"
+        raise ValueError(f"a strategy would cut the batches of {rank} once more: {_WHOLE}")
     if sampler.evaluation or sampler.sharded:
         part = "every batch of its own" if sampler.sharded else "a part of each batch"
         warnings.warn(
