@@ -24,6 +24,7 @@ from twinfeed.loaders import (
     FieldSpec,
     Index,
     NumpyLoader,
+    Pad,
     Seeded,
     pack,
     plan,
@@ -796,6 +797,11 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda _: DecodeImage(size=(2, 2), reducing_gap=0.5), ValueError, "at least 1, got 0.5"),
     (lambda _: DecodeImage(size=(2, 2), reducing_gap=float("nan")), ValueError, "1, got nan"),
     (feed(collate={"word": "concat"}), ValueError, "stack, pad, ragged, or a Pad, got 'concat'"),
+    (
+        feed(0, decode=lambda _: {"x": [1]}, collate={"x": Pad(value=0.5)}),
+        ValueError,
+        "'Pad of x' holds float64 0.5 where int64",
+    ),
     (feed(0, batch_transform=3), TypeError, "a function of a batch and its seed, got 3"),
     (feed(0, collate_fn=dict), TypeError, "batch_transform="),
     (

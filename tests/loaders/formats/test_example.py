@@ -26,7 +26,7 @@ from twinfeed.loaders.formats._protobuf import (
     read_varints,
     varint,
 )
-from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
+from twinfeed.loaders.formats.example import decode_list, encode, locate, parse, parse_sequence
 from twinfeed.loaders.support.limits import LIMITS
 
 names = st.text(max_size=20)
@@ -315,28 +315,23 @@ def test_encoded_features_are_what_tensorflow_reads(
     assert encode(dict(reversed(given_values.items()))) == data
 
 
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        (None, TypeError),
-        ([b"a", 1], TypeError),
-        ([1, "a"], TypeError),
-        ([1j], TypeError),
-        ([], ValueError),
-        ([[1, 2]], ValueError),
-        (np.zeros((2, 2)), ValueError),
-        (1 << 63, ValueError),
-        (1 << 70, TypeError),
-    ],
-)
-def test_values_that_make_no_feature_are_refused_by_name(
-    value: object, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match="'x'"):
-        encode({"x": value})
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (None, TypeError, "must hold bytes, str, integers or floats, got None"),
+    ([b"a", 1], TypeError, "must hold values of one type, not also 1"),
+    ([1, "a"], TypeError, "must hold bytes, str, integers or floats"),
+    ([], ValueError, "is empty"),
+    (np.zeros((2, 2)), ValueError, "must be one-dimensional"),
+    (1 << 63, ValueError, "must fit into int64"),
+    ([1 << 63, -1], ValueError, "must fit into int64"),
+    (1 << 70, TypeError, "must hold bytes, str, integers or floats"),
+    ([1e300], ValueError, "must fit into float32, got 1e"),
+]
 
 
-def test_decode_list_refuses_another_kind() -> None:
+def test_values_that_make_no_feature_are_refused_by_name() -> None:
+    for value, kind, word in REFUSED:
+        with pytest.raises(kind, match=f"'x' {word}"):
+            encode({"x": value})
     with pytest.raises(ValueError, match="'bytes'"):
         decode_list("bytes", b"")
 
@@ -355,3 +350,6 @@ def test_fault_79_features_are_limited_in_number(read: Callable[[bytes], Any]) -
     entry = length_delimited(0x0A, length_delimited(0x0A, b"x") + lists)
     with pytest.raises(DataCorruptionError, match="in several pieces"):
         read(length_delimited(0x0A, entry))
+    steps = [length_delimited(0x0A, length_delimited(0x0A, name.encode())) for name in features]
+    with pytest.raises(DataCorruptionError, match="more than 16384 lists"):
+        parse_sequence(length_delimited(0x12, b"".join(steps)))
