@@ -340,14 +340,6 @@ def fail(sample: dict[str, Any]) -> dict[str, Any]:
     return lengths(sample)
 
 
-def test_an_exception_in_a_worker_names_the_record(index: Index) -> None:
-    loader = TorchLoader(Feed(index, random(), decode=fail), num_workers=2)
-    with pytest.raises(DecodeError, match=r"record 11 .*decode failed: RuntimeError.*eleven"):
-        list(loader)
-    step = next(s for s in range(5) if 11 in random().batch(0, s))
-    assert loader.step == step
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persistent: bool) -> None:
     """torch gives an error's whole traceback as its message, and waits 5 s for each worker."""
@@ -357,6 +349,7 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
     with pytest.raises(DecodeError, match=r"^record 11 .*RuntimeError\('eleven'\)\n") as caught:
         list(loader)
     assert "in fail\n" in str(caught.value.__cause__)
+    assert loader.step == next(step for step in range(5) if 11 in random().batch(0, step))
     loader.close()
     del loader, caught
     workers = set(multiprocessing.active_children()) - before
