@@ -38,7 +38,6 @@ from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, writ
 
 from twinfeed.loaders import (
     DataCorruptionError,
-    FromJson,
     Index,
     IndexFormatError,
     LoaderError,
@@ -263,10 +262,6 @@ def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed
     with Reader(index) as reader, pytest.raises(DataCorruptionError) as caught:
         reader.read([4])
     assert caught.value.offset is None, "a field is a whole file"
-    (folder / "0.png").write_bytes(b"no JSON")
-    with pytest.raises(DataCorruptionError, match="is not JSON") as caught:
-        build_index(tmp_path / "images", tmp_path / "y.index", label=FromJson("image"))
-    assert (caught.value.path, caught.value.offset) == ("images/c/0.png", None)
 
 
 def test_fault_30_loose_files_that_lie_elsewhere_are_missed_at_once(tmp_path: Path) -> None:
