@@ -827,11 +827,7 @@ REFUSED: Refused = [
     # Where the index goes
     (of(TAR, out="tar"), FileExistsError, r"other files \(d-000000.*such as .*/tar/train\.index"),
     (of(TAR, out="tar/d-000000.tar"), FileExistsError, "a file; .*such as .*/tar/d-000000.index"),
-    (
-        lambda _: build_index("none", "https://127.0.0.1/x.index"),
-        LoaderError,
-        "web server cannot be w",
-    ),
+    (lambda _: build_index("none", "https://127.0.0.1/x.index"), LoaderError, "web server"),
     (of(TAR, out="application"), FileExistsError, r"\(manifest.json\).*/application/train\.index"),
     # Options
     (of(TAR, reading=3), TypeError, "build_index takes no reading=: its options are "),
@@ -996,11 +992,7 @@ REFUSED: Refused = [
             ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, f"{A_LABEL}the table, 'k0': 1"),
         )
     ),
-    (
-        given(matched, "k1,a\nk2,b\nk1,c\n"),
-        ValueError,
-        r"given: keys are there twice \(1: \['k1'\]",
-    ),
+    (given(matched, "k1,a\nk2,b\nk1,c\n"), ValueError, r"keys are there twice \(1: \['k1'\]"),
     (given(matched, "k1,a\nk2\n"), ValueError, r"rows lack a column \(1, first: row 2\)"),
     (given(matched, "a,nan\n"), ValueError, r"not a name or an integer \(first: \('a', nan\)"),
     (given(matched, "a,fat,cat\n"), ValueError, r"has 3 columns: .* first line, got \['a', 'fat'"),

@@ -447,11 +447,7 @@ REFUSED: Refused = [
         ValueError,
         "two records .*'c/1_png': rename",
     ),
-    (
-        packed(lambda world: CompressedShards(world / "a.gz", label="a")),
-        ValueError,
-        "a.gz is called",
-    ),
+    (packed(lambda world: CompressedShards(world / "a.gz", label="a")), ValueError, "is called"),
     # Where to
     (packed(TEN, "full"), FileExistsError, r"holds files of these names \(2.*overwrite=True"),
     (packed(TEN, "a.gz"), FileExistsError, "a.gz"),
