@@ -131,8 +131,20 @@ def test_tensors_of_every_framework_are_taken() -> None:
         ],
     ):
         collect = Collect(3)
-        collect.add(ids, row=tensor)
-        assert collect.merged()["row"].tolist() == [[2, 3], [4, 5], [0, 1]]
+        collect.add(ids, row=tensor, word=tf.constant(["to", "be", "or"]))
+        table = collect.merged()
+        assert table["row"].tolist() == [[2, 3], [4, 5], [0, 1]]
+        assert table["word"].tolist() == [b"be", b"or", b"to"]
+
+
+@pytest.mark.frameworks
+def test_bfloat16_comes_back_from_a_file(tmp_path: Path) -> None:
+    import torch
+
+    collect = Collect(2)
+    collect.add([1, 0], row=torch.tensor([0.5, 3], dtype=torch.bfloat16))
+    collect.save(tmp_path / "rank.npz")
+    assert Collect.load(tmp_path / "rank.npz").merged()["row"].tolist() == [3, 0.5]
 
 
 def test_rows_are_the_collection_s_own() -> None:

@@ -51,7 +51,7 @@ class Collect:
         Args:
             ids: `batch["id"]`, int[batch]; the rows of -1 (padding) are dropped.
             results: by name, an array or a tensor (numpy, torch, TensorFlow, JAX) with one row for
-                each id. The rows are copied.
+                each id. The rows are copied. bfloat16, which no file can hold, becomes float32.
 
         Raises:
             ValueError: a result of another number of rows or of the name `id`, or names or shapes
@@ -86,8 +86,7 @@ class Collect:
             LoaderError: on every rank, records without a result, and records with several.
             ValueError: results of several ranks or batches do not fit together.
         """
-        part = self.part()
-        rows = part if gather is None else _joined(gather(part))
+        rows = self.part() if gather is None else _joined(gather(self.part()))
         ids, place, times = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong = {
             "no result": self._only[~np.isin(self._only, ids)],
@@ -149,6 +148,8 @@ def _joined(parts: Iterable[Part]) -> Part:
 def _array(value: Any) -> Array:
     """Return a tensor as a numpy array, from any device."""
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+    # Strings of TensorFlow are objects.
+    array = np.array(array.tolist()) if array.dtype.hasobject else array
     if array.dtype.hasobject:
         raise TypeError("results must be numbers or strings, got objects")
-    return array
+    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes
