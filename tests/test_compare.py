@@ -103,6 +103,10 @@ def test_what_differs_is_measured_and_how_far_losses_part_before(index: Index) -
     assert found._replace(runs=tuple(runs), differing={"size": [0]}).apart == (None, None)
 
 
+def no_step() -> None:
+    """A function of `steps` that returns nothing."""
+
+
 def fails(sample: dict[str, Any]) -> dict[str, Any]:
     if len(sample["word"]) == 7:
         raise RuntimeError("seven")
@@ -121,7 +125,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (call(compare, lambda sample: sample), LoaderError, "define the functions that you pass"),
-    (call(compare, fails, backends=["numpy"] * 2), DecodeError, "record 7 .*seven"),
+    (call(compare, fails, backends=["numpy"] * 2), DecodeError, "(?s)record 7.*in backend 'numpy'"),
+    (call(compare, steps=[no_step] * 2, backends=["numpy"] * 2), TypeError, "not callable"),
     (call(plan, cache_bytes=1), ValueError, "these shards are local"),
     (call(plan, cache_bytes=-1), ValueError, "cache_bytes must be at least 0"),
 ]

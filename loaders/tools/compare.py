@@ -103,8 +103,7 @@ class Comparison(NamedTuple):
             rows.append([run.backend, rate, f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB"])
         if any(run.losses for run in self.runs):
             parted = ["-" if apart is None else f"{apart:.2g}" for apart in self.apart]
-            for row, cell in zip(rows, ["losses apart", *parted], strict=True):
-                row.append(cell)
+            rows = [[*row, cell] for row, cell in zip(rows, ["losses apart", *parted], strict=True)]
         lines = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in rows]
         batches = len(self.runs[0].sums) if self.runs else 0
         for name in sorted({name for run in self.runs for sums in run.sums for name in sums}):
@@ -171,7 +170,7 @@ def compare(
                 loss = torch.nn.functional.cross_entropy(model(batch["pixels"]), batch["label"])
                 loss.backward()
                 optimizer.step()
-                return loss
+                return loss.item()
 
             return step
     """
@@ -210,33 +209,36 @@ class _Task(NamedTuple):
     make_step: Callable[[], Step] | None
 
 
-def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+def _alone(function: Callable[..., Any], job: _Task, *arguments: Any) -> Any:
     """Call in a new process; return its result or raise its error."""
     with pickled():
-        pickle.dumps(arguments)
+        pickle.dumps((job, arguments))
     try:
         with Pool(1) as pool:
-            return pool.submit(function, *arguments).result()
+            return pool.submit(function, job, *arguments).result()
     except BrokenProcessPool as error:
         raise WorkerDiedError(str(error), advice=IMPORTABLE) from error
+    except Exception as error:
+        error.add_note(f"in backend {job.name!r}")
+        raise
 
 
 def _run(job: _Task) -> Run:
     """Time one pass that does nothing else, then checksum and train on a second pass."""
     started = time.perf_counter()
     stream = _deliver(job)
-    records = len(_leading(next(stream)))
+    records = len(next(stream)["id"])
     first = time.perf_counter()
-    rest = sum(len(_leading(batch)) for batch in stream)
+    rest = sum(len(batch["id"]) for batch in stream)
     seconds = time.perf_counter() - first
     memory = system.peak_memory()
     rate = rest / seconds if rest else None
     sums: list[dict[str, int]] = []
     losses: list[float] = []
-    step = None if job.make_step is None else job.make_step()
+    step: Any = job.make_step and job.make_step()
     for batch in _deliver(job):
         sums.append({name: _sum(value) for name, value in _flat(batch, job.backend).items()})
-        if step is not None:
+        if job.make_step is not None:
             losses.append(float(step(batch)))
     each = tuple(sums), tuple(losses)
     return Run(job.name, records + rest, first - started, seconds, rate, memory, *each)
@@ -255,11 +257,6 @@ def _deliver(job: _Task) -> Iterator[Any]:
     with make(job.feed, **job.backend.options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
         yield from islice(chain.from_iterable(passes), job.batches)
-
-
-def _leading(batch: Mapping[str, Any]) -> Any:
-    """Return the value that counts the records of a batch."""
-    return batch["id"] if "id" in batch else next(iter(batch.values()))
 
 
 def _flat(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
