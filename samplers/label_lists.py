@@ -61,5 +61,5 @@ def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
     shared = Counter(chain.from_iterable(combinations(each, 2) for each in classes_of.values()))
     for pair, both in shared.items():
         if sizes[[*pair]].sum() - both < 2 * k:
-            one, other = names[[*pair]]
-            raise ValueError(f"classes {one} and {other} have fewer than {2 * k} records: lower k")
+            named = " and ".join(map(str, names[[*pair]]))
+            raise ValueError(f"classes {named} together have fewer than {2 * k} records: lower k")

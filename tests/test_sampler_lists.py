@@ -109,7 +109,7 @@ def test_a_class_takes_a_record_of_another_that_finds_one_itself() -> None:
         (
             [["a", "b"], ["a", "b"], ["a", "b"], ["c"], ["c"]],
             {"p": 2, "k": 2},
-            "a and b have fewer",
+            "a and b together have fewer than 4",
         ),
         ([["a", "a"], ["b"]], {"p": 1, "k": 1}, "class twice"),
         ([["a"], "b"], {"p": 1, "k": 1}, "must be lists .*'b' at 1"),
