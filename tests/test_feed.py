@@ -28,6 +28,7 @@ from twinfeed.loaders import (
     Seeded,
     pack,
     plan,
+    shuffled,
 )
 from twinfeed.samplers import (
     BatchSampler,
@@ -308,18 +309,6 @@ def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: 
     sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
     assert batch_of(feed, Request.of(sampler, 0, 1))["id"].tolist() == [4, 5, -1, -1]
-
-
-@pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
-def test_a_value_that_does_not_fit_names_its_record(
-    index: Index, sampler: ExactOnceBatchSampler, how: Any
-) -> None:
-    def decode(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"x": np.full(2, 7, np.int64 if sample["word"] == b"not" else np.uint8)}
-
-    told = r"record 3 \(.*\): field 'x' holds int64 where uint8 is expected"
-    with pytest.raises(DecodeError, match=told):
-        batch_of(Feed(index, sampler, decode=decode, collate=how), requested(2, 3))
 
 
 def test_numbers_come_in_the_byte_order_of_the_machine(
@@ -678,6 +667,14 @@ def none(sample: dict[str, Any]) -> dict[str, Any]:
     return {"x": None if sample["word"] == b"or" else 1}
 
 
+def widened(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.full(2, 7, np.int64 if sample["word"] == b"not" else np.uint8)}
+
+
+def shuffling(**options: Any) -> Callable[[Index], object]:
+    return lambda index: shuffled(index, seed=0, **options)
+
+
 GIVEN = ["id", "record", "view", "seed", "seed32"]
 TABLE = {"word": np.arange(6)}
 TAKEN = "has the name of a side table"
@@ -781,6 +778,9 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         TypeError,
         r"feed\[epoch, step\] is a batch, got feed\[0\]: iterate",
     ),
+    (shuffling(memory=0), ValueError, "memory must be at least 1"),
+    (shuffling(records=[6]), IndexError, "ids must lie in"),
+    (shuffling(records=[1, 1]), ValueError, "records must differ"),
     (lambda _: DecodeImage(mode="CMYK"), ValueError, "one of 'RGB', 'L', got 'CMYK'"),  # type: ignore[arg-type]
     (lambda _: DecodeImage((64, 64)), TypeError, r"field, got \(64, 64\); size= resizes"),  # type: ignore[arg-type]
     (lambda _: DecodeImage(size=(0, 4)), ValueError, "height"),
@@ -797,6 +797,10 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda _: DecodeImage(size=(2, 2), reducing_gap=0.5), ValueError, "at least 1, got 0.5"),
     (lambda _: DecodeImage(size=(2, 2), reducing_gap=float("nan")), ValueError, "1, got nan"),
     (feed(collate={"word": "concat"}), ValueError, "stack, pad, ragged, or a Pad, got 'concat'"),
+    *(
+        (feed(3, decode=widened, collate=how), DecodeError, r"record 3 \(.*\): .*int64 where ui")
+        for how in ("stack", "pad", "ragged")
+    ),
     (
         feed(0, decode=lambda _: {"x": [1]}, collate={"x": Pad(value=0.5)}),
         ValueError,
