@@ -544,14 +544,6 @@ def test_networks_are_told_apart(address: str, kind: str) -> None:
     assert _connections.network_of(address) == kind
 
 
-def failing(server: RangeServer, tmp_path: Path) -> LoaderError:
-    """The error of a range that the server answers."""
-    index = pack([{"x": b"abc"}], tmp_path)["data"]
-    with Reader(open_index(index.path, root=server.url)) as reader, pytest.raises(LoaderError) as e:
-        reader.read([0])
-    return e.value
-
-
 def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> None:
     """A server may forbid HEAD: nobody asks for it."""
     shards = tfrecords(tmp_path, shards=2)
@@ -576,12 +568,13 @@ def test_a_server_says_when_to_ask_again(
     monkeypatch.setattr(network.time, "sleep", lambda seconds: seconds and slept.append(seconds))
     server.headers["Retry-After"] = asks
     server.fail = lambda _path, _start: 503
-    error = failing(server, tmp_path)
+    with pytest.raises(LoaderError) as caught:
+        build_index(f"{server.url}/{tars(tmp_path, shards=1)[0].name}", tmp_path / "x.index")
     if pauses is None:
         assert 1.5 <= sum(slept) <= 3
     else:
         assert slept == pytest.approx(pauses)
-        assert f"the server asks to wait {asks} seconds" in str(error)
+        assert f"the server asks to wait {asks} seconds" in str(caught.value)
 
 
 def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(

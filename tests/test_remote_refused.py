@@ -278,6 +278,13 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         0,
     ),
     (under(built("ftp://127.0.0.1:1/a"), TWINFEED_PATIENCE="0"), LoaderError, "be reached", 0),
+    (under(built("http://127.0.0.1:1/a"), TWINFEED_PATIENCE="0"), LoaderError, "be reached", 0),
+    (
+        lambda w: Reader(open_index(w.local.path, root="http://127.0.0.1:1")).read([5]),
+        LoaderError,
+        "be reached(.|\n)*data-0000",
+        0,
+    ),
     (built("memory://bucket/gone.tar"), GONE, "no such file; check the URL", 0),
     (built("s3://bucket/gone/*.tar"), GONE, "^no shard matches 's3://bucket/gone/.*check the", 0),
     (built("memory://bucket/*.tar"), GONE, "^no shard matches 'memory://bucket/.*check the na", 0),
