@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.collate import Mode, Ragged, array_of, collate, mode_of, spec_of
+from twinfeed.loaders.feed.collate import (
+    MisfitError,
+    Mode,
+    Ragged,
+    array_of,
+    collate,
+    mode_of,
+    spec_of,
+)
 from twinfeed.loaders.feed.definition import Batch, Definition, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
@@ -52,9 +60,7 @@ class BatchFunction:
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
         held = request.ids >= 0
-        values: dict[str, Any] = dict.fromkeys(self.spec, ())
-        if held.any():
-            values = self._called(batch, request)
+        values = self._called(batch, request) if held.any() else dict.fromkeys(self.spec, ())
         with _named(request):
             fields = collate(values, self.spec, how=self.how, held=None if held.all() else held)
         return {"id": request.ids, **fields}
@@ -78,11 +84,13 @@ def _named(request: Request) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        advice = "mend the function: try it on feed[epoch, step] of a feed without it"
+        if isinstance(error, MisfitError):
+            advice = "make each batch like the first, or say with batch_spec= what differs"
         problem = getattr(error, "problem", repr(error))
         raise DecodeError(
             f"batch_transform at epoch {request.epoch}, step {request.step}: {problem}",
-            advice="make each batch like the first, or say with batch_spec= what differs; try the "
-            "function on feed[epoch, step] of a feed without it",
+            advice=advice,
         ) from error
 
 
