@@ -52,6 +52,7 @@ class Collect:
             ids: `batch["id"]`, int[batch]; the rows of -1 (padding) are dropped.
             results: by name, an array or a tensor (numpy, torch, TensorFlow, JAX) with one row for
                 each id. The rows are copied. bfloat16, which no file can hold, becomes float32.
+                Strings of numpy lose zero bytes at their end: give digests as numbers.
 
         Raises:
             ValueError: a result of another number of rows or of the name `id`, or names or shapes
