@@ -813,6 +813,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         ValueError,
         "'mask' has a name",
     ),
+    (feed(batch_spec={"x": ((), "int64")}), ValueError, "batch_spec is of what batch_transform"),
     (
         feed(0, batch_transform=lambda b, _: b, batch_spec={"z": ((), "int64")}),
         DecodeError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class BatchFunction:
 
     def __init__(self, feed: Definition, batch: Batch, request: Request, /) -> None:
         assert feed.batch_transform is not None
-        self._function, self._key = feed.batch_transform, feed.sampler.batch_key
+        self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
 
         def call() -> dict[str, Any]:
             return self._called(copy.deepcopy(batch), request)
@@ -68,9 +69,8 @@ class BatchFunction:
     def _called(self, batch: Batch, request: Request) -> dict[str, Any]:
         """Return the rows of what the function makes of a batch, without the ids."""
         ids = read_only(batch["id"])
-        seed = derive(self._key, request.epoch, request.step)
         with _named(request):
-            made = self._function({**batch, "id": ids}, seed)
+            made = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
             if not isinstance(made, Mapping):
                 raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
             if not np.array_equal(made.get("id", ids), ids):

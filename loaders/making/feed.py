@@ -123,6 +123,8 @@ class Feed(Definition):
             if function is not None and (not callable(function) or _not_made(function)):
                 what = "a batch and its seed" if name == "batch_transform" else "a sample"
                 raise TypeError(f"{name} must be a function of {what}, got {function!r}")
+        if batch_spec is not None and batch_transform is None:
+            raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
         self.index = index
         self.sampler = sampler
         self.fields = tuple(index.fields) if fields is None else validate.names("fields", fields)
