@@ -318,7 +318,7 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
 def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:
     return MisfitError(
         f"field {name!r} holds {found} where {expected} is expected",
-        "give every record the dtype of the first, or say with spec= what all of them hold",
+        "give all values one dtype, or say with spec= what they hold",
         place=place,
     )
 
