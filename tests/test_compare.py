@@ -124,7 +124,11 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (call(compare, steps=[sizes_added]), ValueError, "must be one function a backend, 2, got 1"),
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
-    (call(compare, lambda sample: sample), LoaderError, "define the functions that you pass"),
+    (
+        call(compare, lambda sample: sample, backends=["numpy"] * 2),
+        LoaderError,
+        "define the functions that you pass",
+    ),
     (call(compare, fails, backends=["numpy"] * 2), DecodeError, "(?s)record 7.*in backend 'numpy'"),
     (call(compare, steps=[no_step] * 2, backends=["numpy"] * 2), TypeError, "not callable"),
     (call(plan, cache_bytes=1), ValueError, "these shards are local"),
