@@ -231,8 +231,8 @@ def evaluated_averaged(folder: Path) -> list[Any]:
     ("callbacks", "optimizer", "eager"),
     [
         (best, None, False),
-        (scheduled, None, True),
-        (averaged, moving, True),
+        pytest.param(scheduled, None, True, marks=pytest.mark.long),
+        pytest.param(averaged, moving, True, marks=pytest.mark.long),
         pytest.param(decaying, None, True, marks=pytest.mark.long),
         pytest.param(evaluated_averaged, moving, True, marks=pytest.mark.long),
     ],

@@ -59,7 +59,9 @@ def test_pages_without_a_framework(tmp_path: Path) -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize(
-    "pages", [pytest.param(WITH_FRAMEWORKS, marks=pytest.mark.long), *APART], ids=" ".join
+    "pages",
+    [pytest.param(some, marks=pytest.mark.long) for some in (WITH_FRAMEWORKS, *APART)],
+    ids=" ".join,
 )
 def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
     paste(pages, tmp_path, python=PYTHON)
