@@ -162,7 +162,11 @@ def test_a_state_goes_on_in_any_loader(folder: Path, expected: dict[str, str], k
 
 @pytest.mark.parametrize(
     ("first", "backend"),
-    [(0, "torch"), (1, "jax"), pytest.param(2, "tensorflow", marks=pytest.mark.long)],
+    [
+        pytest.param(0, "torch", marks=pytest.mark.long),
+        (1, "jax"),
+        pytest.param(2, "tensorflow", marks=pytest.mark.long),
+    ],
 )
 def test_keras_trains_on_the_same(
     folder: Path, expected: dict[str, str], first: int, backend: str

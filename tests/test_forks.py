@@ -69,7 +69,7 @@ def test_a_child_leaves_the_reading_for_workers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("engine", ["gather", "choose"])
+@pytest.mark.parametrize("engine", ["gather", pytest.param("choose", marks=pytest.mark.long)])
 def test_a_child_of_tensorflow_is_refused_a_pass(engine: str) -> None:
     """TensorFlow itself would wait for threads that the child does not have."""
     check(

@@ -129,7 +129,9 @@ def test_what_makes_no_sense_is_refused(index: Index, call: Any, kind: Any, word
         call(index)
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+@pytest.mark.parametrize(
+    "backend", ["torch", "jax", pytest.param("tensorflow", marks=pytest.mark.long)]
+)
 def test_keras_trains_on_the_same_batches(index: Index, backend: str) -> None:
     done = subprocess.run(
         [PYTHON, Path(__file__).with_name("grain_keras.py"), index.path],

@@ -137,7 +137,9 @@ def train(
 
 
 @saves_weights
-@pytest.mark.parametrize("after", [2, 11])  # resumed at (0, 0) and (1, 3)
+@pytest.mark.parametrize(
+    "after", [pytest.param(2, marks=pytest.mark.long), 11]
+)  # resumed at (0, 0) and (1, 3)
 def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -233,7 +235,9 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
 
 
 @saves_weights
-@pytest.mark.parametrize(("records", "ahead"), [(9, 0), (17, 20)])
+@pytest.mark.parametrize(
+    ("records", "ahead"), [pytest.param(9, 0, marks=pytest.mark.long), (17, 20)]
+)
 def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
     tmp_path: Path, strategy: tf.distribute.Strategy, records: int, ahead: int
 ) -> None:

@@ -153,14 +153,8 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "torch",
-        pytest.param("tensorflow", marks=pytest.mark.long),
-        pytest.param("jax", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
 def test_a_killed_fit_ends_with_every_bit_as_a_whole_one(backend: str, tmp_path: Path) -> None:
     """Killed in the first epoch or in the second, whatever framework the loader is for.
 

@@ -218,6 +218,7 @@ def test_accelerate_goes_on_after_a_state_where_it_is_told_the_epoch(index: Inde
     assert got == expected(index, even(), epochs=(2, 3), **OPTIONS)[state["step"] :]
 
 
+@pytest.mark.long
 def test_lightning_resumes_on_two_ranks(tmp_path: Path) -> None:
     """Each in a process of its own, which Lightning starts."""
     out = run(HERE / "lightning_ranks.py", "--out", str(tmp_path), "--devices", "2")

@@ -70,13 +70,16 @@ def random() -> BatchStream:
 
 
 # Each pair of values of two options comes at least once; all of them would be 96.
-PAIRWISE = [
+PAIRWISE: list[Any] = [
     {"num_workers": 0},
     {"num_workers": 1, "multiprocessing_context": "fork", "prefetch_factor": 1},
     {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     {"num_workers": 4, "multiprocessing_context": "fork", "prefetch_factor": 4, "timeout": 60},
     {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
-    {"num_workers": 2, "multiprocessing_context": "forkserver", "prefetch_factor": 4},
+    pytest.param(
+        {"num_workers": 2, "multiprocessing_context": "forkserver", "prefetch_factor": 4},
+        marks=pytest.mark.long,
+    ),
 ]
 
 
