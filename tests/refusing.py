@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ Refused = list[tuple[Call, type[Exception], str]]
 
 
 def check_refused(world: Path, call: Call, kind: type[Exception], word: str) -> None:
-    """A call raises the error, and neither writes nor deletes in the world, but for what is `made`.
+    """A call in the world raises the error, and neither writes nor deletes there, but for `made`.
 
     The word is a regular expression, in which "." is any character.
     """
@@ -23,6 +24,6 @@ def check_refused(world: Path, call: Call, kind: type[Exception], word: str) -> 
         return {name for name in tree(world) if not name.startswith("made/")}
 
     before = kept()
-    with pytest.raises(kind, match=re.compile(word, re.DOTALL)):
+    with chdir(world), pytest.raises(kind, match=re.compile(word, re.DOTALL)):
         call(world)
     assert kept() == before

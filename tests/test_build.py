@@ -1025,7 +1025,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_what_makes_no_index_is_refused_in_words(
-    world: Path, monkeypatch: pytest.MonkeyPatch, call: Call, kind: type[Exception], word: str
+    world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
-    monkeypatch.chdir(world)
     check_refused(world, call, kind, word)

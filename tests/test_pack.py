@@ -561,7 +561,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore:fields that some")
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_what_cannot_be_packed_is_refused_in_words(
-    world: Path, monkeypatch: pytest.MonkeyPatch, call: Call, kind: type[Exception], word: str
+    world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
-    monkeypatch.chdir(world)
     check_refused(world, call, kind, word)
