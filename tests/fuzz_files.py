@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from fuzz_help import Corpus, must_name, mutated
-from inside import build
+from inside import FORMATS, build
 
 from twinfeed.loaders import (
     Collect,
@@ -81,6 +81,44 @@ def image(corpus: Corpus, draw: random.Random) -> None:
         next(iter(NumpyLoader(Feed(index, sampler, decode=DecodeImage(size=(4, 4))))))
     except LoaderError as error:
         must_name(error, Path(name).stem)
+
+
+def pixels(_: Corpus, draw: random.Random) -> None:
+    """Decode an image of any mode of Pillow in any format: its pixels, or a refusal."""
+    from PIL import Image
+
+    size = draw.randrange(1, 9), draw.randrange(1, 9)
+    data = draw.randbytes(size[0] * size[1] * 4)
+    image = Image.frombytes("RGBA", size, data)
+    if draw.random() < 0.5:
+        image = Image.frombytes("I;16", size, data[: len(data) // 2])
+    out, options = io.BytesIO(), {"mode": draw.choice(("RGB", "L"))}
+    exif = Image.Exif()
+    exif[274] = draw.randrange(10)
+    try:
+        if image.mode == "RGBA":
+            image = image.convert(draw.choice(Image.MODES))
+        image.save(out, draw.choice(FORMATS), exif=exif)
+    except (OSError, ValueError, KeyError):  # no such image
+        return
+    if draw.random() < 0.5:
+        options |= {"dtype": "native"}
+    if draw.random() < 0.3:
+        options |= {"background": (9, 9, 9)}
+    if draw.random() < 0.3:
+        options |= {"apply_exif_orientation": True, "size": (3, 5)}
+    try:
+        array = DecodeImage(**options)({"image": out.getvalue()})["image"]
+    except ValueError:  # documented
+        return
+    opened = Image.open(out)
+    wide = opened.mode[0] in "IF"
+    assert array.ndim == (3 if options["mode"] == "RGB" else 2)
+    assert (array.dtype != np.uint8) == (wide and "dtype" in options), (opened.mode, array.dtype)
+    if wide and "size" not in options and opened.format != "TIFF":
+        theirs = np.asarray(opened)
+        mine = array if array.ndim == 2 else array[..., 1]
+        assert np.array_equal(mine, theirs if "dtype" in options else theirs >> 8)
 
 
 def picture(suffix: str) -> bytes:
@@ -159,6 +197,7 @@ def collected(_: Corpus, draw: random.Random) -> None:
 TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "changed": changed,
     "image": image,
+    "pixels": pixels,
     "side": side,
     "part": part,
     "collect": collected,

@@ -30,6 +30,7 @@ from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
 from twinfeed.loaders.feed.collate import collate
+from twinfeed.loaders.feed.decode import FORMATS
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint

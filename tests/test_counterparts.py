@@ -41,7 +41,6 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (Feed, (None, None), {"transfrom": dict}, "takes no transfrom=: did you mean transform="),
     (Feed, (None, None), {"xyz": 1}, "takes no xyz=: its options are fields, decode, "),
     (DecodeImage, ("jpg",), {"channels_first": True}, r"channels_first=: .*permute\(0, 3"),
-    (DecodeImage, ("jpg",), {"dtype": "float32"}, r"takes no dtype=: .*float\(\) / 255"),
     (shuffled, (None,), {"seed": 0, "block": 4}, "no block=: .*ShardShuffleSampler takes it"),
     (shuffled, (None,), {"seed": 0, "buffer_size": 4}, "takes no buffer_size=: .*memory= is"),
     (shuffled, (None,), {"batch_size": 4}, r"BatchSampler\(shuffled\(index, seed=0\), batch_size="),

@@ -24,9 +24,11 @@ from twinfeed.samplers.misnamed import counterparts
 
 if TYPE_CHECKING:
     import PIL.Image
+    import PIL.ImageFile
 
 ImageMode = Literal["RGB", "L"]
 Fit = Literal["stretch", "crop", "pad"]
+PixelType = Literal["uint8", "native"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 """The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
@@ -36,12 +38,16 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 _LARGE, _KEPT = 1 << 20, 1 << 26
 _LEFT: deque[Array] = deque(maxlen=8)
 
+# Tags of TIFF, and of EXIF, which is written as TIFF.
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
+_WHITE_IS_ZERO = 0
+
 
 class DecodeImage:
     """Decode a JPEG, PNG or other image of a record to uint8[height, width, 3].
 
-    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Both come with the extra `images`. An
-    orientation in EXIF is not applied, and transparency is dropped.
+    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Both come with the extra `images`. Of
+    pixels with 16 bits, the upper byte is taken.
 
     Args:
         field: the name of the field.
@@ -56,12 +62,20 @@ class DecodeImage:
             Default: every pixel is decoded.
         max_pixels: a larger image is refused by its header, before memory is taken. Pillow has a
             limit of its own, `PIL.Image.MAX_IMAGE_PIXELS`.
+        dtype: "native" keeps the pixels of grey images with 16 or 32 bits: uint16, int32 or
+            float32 as the file has them, three times each in mode "RGB". Other images stay uint8.
+        apply_exif_orientation: turn and mirror the image as its EXIF says. Pillow does so with
+            each TIFF.
+        background: (red, green, blue), over which transparent pixels are composed. Default:
+            transparency is dropped, which shows the colours below transparent pixels.
+        strict: False also decodes JPEGs with stray bytes or broken data, as Pillow does.
 
     Raises:
         ModuleNotFoundError: the extra is not installed.
-        ValueError: another mode or fit, and an image that is too large or has pixels of 32 bits.
-            Bytes that are no image raise Pillow's and simplejpeg's own errors. The loaders turn an
-            error of a record into DecodeError, which names the record.
+        ValueError: another mode, fit or dtype, an image that is too large, and pixels that the
+            dtype cannot hold: 32 bits as uint8, 16 bits of several channels as "native". Bytes
+            that are no image raise Pillow's and simplejpeg's own errors. The loaders turn an error
+            of a record into DecodeError, which names the record.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
@@ -81,6 +95,10 @@ class DecodeImage:
         fit: Fit = "stretch",
         reducing_gap: float | None = None,
         max_pixels: int = LIMITS.pixels,
+        dtype: PixelType = "uint8",
+        apply_exif_orientation: bool = False,
+        background: tuple[int, int, int] | None = None,
+        strict: bool = True,
     ) -> None:
         if not isinstance(field, str):
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
@@ -102,6 +120,16 @@ class DecodeImage:
         if reducing_gap is not None and not reducing_gap >= 1:
             raise ValueError(f"reducing_gap must be at least 1, got {reducing_gap!r}")
         self.reducing_gap = reducing_gap
+        self.dtype = validate.choice("dtype", dtype, get_args(PixelType))
+        self.apply_exif_orientation = validate.flag(
+            "apply_exif_orientation", apply_exif_orientation
+        )
+        self.strict = validate.flag("strict", strict)
+        if background is not None and (not isinstance(background, tuple) or len(background) != 3):
+            raise ValueError(f"background must be (red, green, blue), got {background!r}")
+        self.background = background and tuple(
+            validate.integer("background", level, minimum=0, below=256) for level in background
+        )
         with needing("DecodeImage", "images"):
             import PIL  # noqa: F401
             import simplejpeg  # noqa: F401
@@ -113,7 +141,7 @@ class DecodeImage:
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the sample decoded, in the field's slot of a batch if the image fits."""
         data, slot = sample[self.field], slots[self.field]
-        if _is_jpeg(data) and self._fills(data, slot):
+        if _is_jpeg(data) and self._orientation(data) == 1 and self._fills(data, slot):
             return {**sample, self.field: slot}
         array = self._decode(data, self.field)
         if (array.shape, array.dtype) != (slot.shape, slot.dtype):
@@ -136,25 +164,19 @@ class DecodeImage:
         return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
 
     def _decode(self, data: bytes, field: str) -> Array:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps
 
-        if _is_jpeg(data):
-            array = self._jpeg(data)
-            if self.size is None or array.shape[:2] == self.size:
-                return array
-            image = Image.fromarray(array)
+        orientation = self._orientation(data)
+        array = self._jpeg(data, turned=orientation >= 5) if _is_jpeg(data) else None
+        if array is None:
+            image = self._pillow(data, field)
+        elif orientation == 1 and (self.size is None or array.shape[:2] == self.size):
+            return array
         else:
-            try:
-                image = Image.open(io.BytesIO(data), formats=FORMATS)
-            except UnidentifiedImageError:
-                problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
-                raise UnidentifiedImageError(problem) from None
-            self._check(image.height, image.width)
-            if image.mode in ("I", "F"):
-                raise ValueError(
-                    f"the image has pixels of 32 bits (Pillow's mode {image.mode!r}), no uint8"
-                )
-            image = image.convert(self.mode)
+            image = Image.fromarray(array)
+        if orientation != 1:
+            image.getexif()[_ORIENTATION] = orientation
+            image = ImageOps.exif_transpose(image)
         huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
         if self.size is not None and image.size != self.size[::-1]:
             image = self._resized(image, *self.size)
@@ -162,7 +184,58 @@ class DecodeImage:
         if huge:
             del image
             system.give_back_memory()
-        return array
+        if self.mode == "RGB" and array.ndim == 2:
+            array = np.repeat(array[..., None], 3, axis=2)
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+    def _orientation(self, data: bytes) -> int:
+        """Return how the image is turned: a number of EXIF, 1 for not at all."""
+        if not self.apply_exif_orientation:
+            return 1
+        image = _opened(data, self.field)
+        orientation = 1 if image.format == "TIFF" else image.getexif().get(_ORIENTATION, 1)
+        return orientation if orientation in range(1, 9) else 1
+
+    def _pillow(self, data: bytes, field: str) -> PIL.Image.Image:
+        """Decode an image by Pillow, to the mode or to one channel of more than 8 bits."""
+        from PIL import Image
+
+        image = _opened(data, field)
+        self._check(image.height, image.width)
+        if image.mode in ("I", "F") or image.mode.startswith("I;"):
+            return self._grey(image)
+        if self.dtype == "native" and _has_16_bits(image):
+            raise ValueError(
+                "the image has several channels of 16 bits, of which Pillow gives the upper bytes: "
+                "dtype='uint8' takes these"
+            )
+        if self.background is not None and image.has_transparency_data:
+            below = Image.new("RGBA", image.size, (*self.background, 255))
+            return Image.alpha_composite(below, image.convert("RGBA")).convert(self.mode)
+        image.info.pop("transparency", None)  # Pillow would warn that it is dropped
+        return image.convert(self.mode)
+
+    def _grey(self, image: PIL.Image.Image) -> PIL.Image.Image:
+        """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels."""
+        from PIL import Image
+
+        mode, format_ = image.mode, image.format
+        tags = getattr(image, "tag_v2", {})  # of TIFF
+        unsigned = mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
+        if self.background is not None and image.has_transparency_data:
+            raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
+        pixels = np.asarray(image)
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (unsigned and pixels.min() < 0):
+            raise ValueError("the pixels of this TIFF are not as Pillow reads them: convert it")
+        if self.dtype == "native":
+            return image
+        if mode == "F" or (mode == "I" and format_ != "PPM"):
+            raise ValueError(
+                f"the image has pixels of 32 bits or with a sign (Pillow's mode {mode!r}), no "
+                "uint8: dtype='native' keeps them"
+            )
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
+        return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
     def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:
         """Return the image at this size."""
@@ -183,22 +256,32 @@ class DecodeImage:
         padded.paste(image.resize((w, h), bilinear), ((width - w) // 2, (height - h) // 2))
         return padded
 
-    def _jpeg(self, data: bytes) -> Array:
-        """Decode a JPEG; a large image goes into the memory of an image that is gone."""
+    def _jpeg(self, data: bytes, *, turned: bool) -> Array | None:
+        """Decode a JPEG; a large image goes into the memory of an image that is gone.
+
+        None: it is broken, and for Pillow to decode. `turned`: its height will be its width.
+        """
         import simplejpeg
 
-        height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        self._check(height, width)
-        part = self._part(height, width)
-        height, width = -(-height // part), -(-width // part)
-        nbytes = height * width * (1 if self.mode == "L" else 3)
-        array = simplejpeg.decode_jpeg(
-            data,
-            colorspace=self._colours,
-            min_height=height,
-            min_width=width,
-            buffer=_memory(nbytes) if nbytes >= _LARGE else None,
-        )
+        try:
+            height, width = simplejpeg.decode_jpeg_header(data)[:2]
+            self._check(height, width)
+            part = self._part(*((width, height) if turned else (height, width)))
+            height, width = -(-height // part), -(-width // part)
+            nbytes = height * width * (1 if self.mode == "L" else 3)
+            array = simplejpeg.decode_jpeg(
+                data,
+                colorspace=self._colours,
+                min_height=height,
+                min_width=width,
+                buffer=_memory(nbytes) if nbytes >= _LARGE else None,
+            )
+        except ValueError as error:
+            if not self.strict:
+                return None
+            if str(error).startswith("Corrupt JPEG data"):
+                raise ValueError(f"{error}: strict=False decodes it as Pillow does") from None
+            raise
         return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
 
     def _part(self, height: int, width: int) -> int:
@@ -221,6 +304,24 @@ class DecodeImage:
 
 def _is_jpeg(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8"
+
+
+def _opened(data: bytes, field: str) -> PIL.ImageFile.ImageFile:
+    """Read the header of an image."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
+        raise UnidentifiedImageError(problem) from None
+
+
+def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
+    """Whether the channels of an image that is not loaded yet have 16 bits in the file."""
+    how = image.tile[0].args if image.tile else ""  # the decoder's arguments: the raw mode, ...
+    maximum = how[1] if image.format == "PPM" and isinstance(how, tuple) else 0
+    return ";16" in str(how) or maximum > 255
 
 
 def _memory(nbytes: int) -> Array:

@@ -60,6 +60,5 @@ OF_SHUFFLED = {
 
 OF_DECODE_IMAGE = {
     "channels_first": "images are [height, width, channel]: batch['image'].permute(0, 3, 1, 2)",
-    "dtype": "images are uint8: batch['image'].float() / 255 on the device",
 }
 """What other decoders of images take that is done to a batch here."""
