@@ -7,6 +7,7 @@ from typing import Any
 
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
@@ -113,5 +114,5 @@ class _StatedIterator(grain.DatasetIterator[Any]):
     def set_state(self, state: dict[str, Any]) -> None:
         if "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
-        self._loader.check_state(state["feed"])
+        adapter_of(self._loader).check_state(state["feed"])
         self._parent.set_state({name: value for name, value in state.items() if name != "feed"})

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 
 
@@ -24,7 +25,7 @@ class Batches(PyDatasetAdapter):
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._standardize_batch, self._loader.uncounted_pass(self._arrange))
+        return map(self._standardize_batch, adapter_of(self._loader).batches(self._arrange))
 
     _get_iterator = __iter__
 
@@ -47,6 +48,6 @@ class _Looks(keras.utils.PyDataset):
         passes = self._loader.uncounted
         before, passes.looking = passes.looking, True
         try:
-            return next(islice(self._loader.uncounted_pass(self._arrange), number, None))
+            return next(islice(adapter_of(self._loader).batches(self._arrange), number, None))
         finally:
             passes.looking = before

@@ -12,6 +12,7 @@ import numpy as np
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.keras import _known
+from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.making.feed import Feed
 
@@ -65,7 +66,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def check_classes(loader: Loader[Any], validation: Any) -> None:
     """Warn if a label means another class in the validation than in the training."""
-    feeds = getattr(loader, "feed", None), loader.feed_of(validation)
+    feeds = getattr(loader, "feed", None), adapter_of(loader).feed_of(validation)
     ours, theirs = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
         return

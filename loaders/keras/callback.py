@@ -15,6 +15,7 @@ from twinfeed.loaders.keras import _given, _known, _model
 from twinfeed.loaders.keras._batches import Batches
 from twinfeed.loaders.keras._order import OrderedCallbacks
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
+from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.samplers import StateMismatchError, validate
@@ -95,7 +96,7 @@ class ResumeCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         _given.check_loader(loader)
-        self.loader = loader
+        self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
         self.order = order
         self.every = None if every is None else validate.integer("every", every, minimum=1)
@@ -161,7 +162,7 @@ class ResumeCallback(keras.callbacks.Callback):
         data = self._data(arrange, model, options.get("class_weight"))
         _given.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
-            self.loader.check_position(data)
+            self._adapter.check_position(data)
         self._restore_into(model, arrange)
         saved = self._last.state if self._last is not None else {}
         known = saved.get("callbacks", {})
@@ -176,7 +177,7 @@ class ResumeCallback(keras.callbacks.Callback):
         )
         self._callbacks = order
         try:
-            with self.loader.original_errors():
+            with self._adapter.original_errors():
                 if not (ended or _distributed(model)):
                     with self._looking():
                         _given.check_labels(self.loader, model, lambda: next(iter(data))[1])
@@ -205,7 +206,7 @@ class ResumeCallback(keras.callbacks.Callback):
             return False
         optimizer, state = _model.optimizer_of(model), save.state
         try:
-            self.loader.check_state(state["loader"])
+            self._adapter.check_state(state["loader"])
         except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
                 f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
@@ -392,7 +393,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def _data(self, arrange: Any, model: Any, weights: Any = None) -> Any:
         """Return what `fit` trains on."""
-        made = self.loader.for_keras(keras.config.backend(), arrange, model)
+        made = self._adapter.dataset(keras.config.backend(), arrange, model)
         if made is None and callable(arrange):
             return Batches(self.loader, arrange, weights)
         return arrange if made is None else made

@@ -47,9 +47,9 @@ class FeedLoader(Loader[B]):
         self.plans.clear()
         self.reader.close()
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         # The sampler comes first: if the numbers of records differ, its error names the difference.
-        super().check_state(state)
+        super()._check_state(state)
         self._check_records(state.get("records"))
         ours = self.feed.sampler.world_size
         theirs = state.get("ranks", ours)  # a state has it from a loader with batch_transform

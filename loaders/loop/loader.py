@@ -8,7 +8,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import count
 from operator import attrgetter
@@ -275,47 +275,13 @@ class Loader(Closing, Generic[B]):
             StateMismatchError: a state of other records or another sampler.
         """
         self._stop()
-        self.check_state(state)
+        self._check_state(state)
         self._cursor.load_state_dict(state)
         self._epochs.clear()
 
-    def uncounted_pass(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield `arrange(batch)` of the batches of a pass, of which only the last is counted."""
-        self._end()
-        begun = self.uncounted.begin()
-        self.meter.begin(begun.step)
-        running, left = self._begin(begun.epoch, begun.step), len(self) - begun.step
-        places = count(1)
-
-        def received() -> bool:
-            last = next(places) == left
-            if last:
-                self.uncounted.delivered(begun)
-            return last
-
-        for batch in self._deliver(running, received, batches=left):
-            with fields_named(batch):
-                arranged = arrange(batch)
-            yield arranged
-
-    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return what `fit` trains on, where Keras's backend has a dataset for it; else None."""
-        return None
-
-    def check_state(self, state: Mapping[str, Any], /) -> None:
-        """Raise StateMismatchError for a state of another stream, which could not be loaded."""
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise StateMismatchError for a state of another stream."""
         self._sampler.position_of(state)
-
-    def check_position(self, batches: Any) -> None:
-        """Raise ValueError if the position after a framework's batches is not known."""
-
-    def feed_of(self, batches: Any) -> Any:
-        """Return the feed that a framework's batches were made of, or None if it is not known."""
-        return None
-
-    def original_errors(self) -> AbstractContextManager[None]:
-        """Raise the errors of all of a framework's passes as they were raised."""
-        return nullcontext()
 
     def close(self) -> None:
         """Stop the running pass and close the files; a later pass starts them anew."""

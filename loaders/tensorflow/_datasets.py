@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.loader import B, Loader, fields_named
 from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.loaders.tensorflow._iterators import guarded
@@ -20,10 +21,45 @@ from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import Originals
 
 
+class _Adapter(Adapter):
+    """Give Keras the dataset of a loader."""
+
+    def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
+        loader = self.loader
+        if callable(arrange):
+            strategy = getattr(model, "distribute_strategy", None)
+            dataset_for = getattr(loader, "dataset_for", None)
+            if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
+                return strategy.distribute_datasets_from_function(
+                    lambda context: dataset_for(context).map(arrange)
+                )
+            with fields_named(loader.dataset.element_spec):
+                arrange = loader._sent(loader.dataset.map(arrange))
+        elif isinstance(arrange, tf.data.Dataset):
+            length = int(arrange.cardinality())
+            if length not in (len(loader), tf.data.UNKNOWN_CARDINALITY):
+                raise ValueError(
+                    f"the dataset of fit must have the {len(loader)} batches of an epoch, got "
+                    f"{'no end' if length < 0 else length}: leave repeat and take out"
+                )
+        return guarded(arrange)
+
+    def check_position(self, batches: Any) -> None:
+        if not isinstance(batches, tf.distribute.DistributedDataset):
+            check_position(batches, self.loader.uncounted)
+
+    def feed_of(self, batches: Any) -> Any:
+        return feed_of(batches)
+
+    def original_errors(self) -> AbstractContextManager[None]:
+        return Originals(None)  # the validation of a `fit` has a loader of its own
+
+
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     """Give the batches of a stream as a `tf.data.Dataset`, and count the batches received."""
 
     _counts = "loop over loader.counted(dataset)"
+    _adapter = _Adapter
     _unshared = ("_running", "dataset", "_on_device")
 
     device: str | None
@@ -70,7 +106,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """
         check_process()
         if order is None:
-            self.check_position(dataset)
+            adapter_of(self).check_position(dataset)
         self._stop()
         epoch, start = self._cursor.begin()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
@@ -86,29 +122,6 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def deserialize(self, state: str | bytes, /) -> None:
         """Take the state from `tf.train.Checkpoint`."""
         self.load_state_dict(json.loads(state))
-
-    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
-        if callable(arrange):
-            with fields_named(self.dataset.element_spec):
-                arrange = self._sent(self.dataset.map(arrange))
-        elif isinstance(arrange, tf.data.Dataset):
-            length = int(arrange.cardinality())
-            if length not in (len(self), tf.data.UNKNOWN_CARDINALITY):
-                raise ValueError(
-                    f"the dataset of fit must have the {len(self)} batches of an epoch, got "
-                    f"{'no end' if length < 0 else length}: leave repeat and take out"
-                )
-        return guarded(arrange)
-
-    def check_position(self, batches: Any) -> None:
-        if not isinstance(batches, tf.distribute.DistributedDataset):
-            check_position(batches, self.uncounted)
-
-    def feed_of(self, batches: Any) -> Any:
-        return feed_of(batches)
-
-    def original_errors(self) -> AbstractContextManager[None]:
-        return Originals(None)  # the validation of a `fit` has a loader of its own
 
     def _begin(self, epoch: int, start: int) -> _Pass:
         self.uncounted.count_from(epoch, start, may_be_cut=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import tensorflow as tf
 
@@ -119,14 +119,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         first = context.input_pipeline_id * own
         ranks = [self.feed.shard(first + n, replicas) for n in range(own)]
         return self._dataset_of(ranks, by_rank=True)
-
-    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
-        strategy = getattr(model, "distribute_strategy", None)
-        if callable(arrange) and strategy is not None and strategy.num_replicas_in_sync > 1:
-            return strategy.distribute_datasets_from_function(
-                lambda context: self.dataset_for(context).map(arrange)
-            )
-        return super().for_keras(backend, arrange, model)
 
     def _made(self) -> tf.data.Dataset:
         return self._dataset_of([self.feed])

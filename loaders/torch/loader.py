@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import PREFETCH
@@ -40,6 +41,18 @@ from twinfeed.loaders.torch._workers import (
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.samplers import ExactOnceBatchSampler, validate
 from twinfeed.samplers.misnamed import counterparts
+
+
+class _Adapter(Adapter):
+    """Give Keras on torch a DataLoader."""
+
+    def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
+        # Keras's adapter on TensorFlow looks at batches that would then be lacking.
+        taken = callable(arrange) and backend != "tensorflow"
+        return self.loader.dataloader(arrange) if taken else None
+
+    def feed_of(self, batches: Any) -> Any:
+        return batches._loader.feed if isinstance(batches, _Uncounted) else None
 
 
 class TorchLoader(MakingLoader[B]):
@@ -89,6 +102,7 @@ class TorchLoader(MakingLoader[B]):
     tensor([2]) [b'or'] 0
     """
 
+    _adapter = _Adapter
     _unshared = ("_running", "_workers")
 
     @counterparts(**OF_LOADERS, **PINNED)
@@ -222,14 +236,6 @@ class TorchLoader(MakingLoader[B]):
         """
         return _Uncounted(self, arrange or as_served)
 
-    def for_keras(self, backend: str, arrange: Any, model: Any) -> Any:
-        # Keras's adapter on TensorFlow looks at batches that would then be lacking.
-        taken = callable(arrange) and backend != "tensorflow"
-        return self.dataloader(arrange) if taken else None
-
-    def feed_of(self, batches: Any) -> Feed | None:
-        return batches._loader.feed if isinstance(batches, _Uncounted) else None
-
     def close(self) -> None:
         """Stop the running pass and the workers, and close the files; a later pass starts anew."""
         super().close()
@@ -244,7 +250,7 @@ class _Uncounted(DataLoader[Any]):
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._loader.uncounted_pass(self._arrange)
+        return adapter_of(self._loader).batches(self._arrange)
 
     def set_epoch(self, epoch: int) -> None:
         self._loader.set_epoch(epoch)

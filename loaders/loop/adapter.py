@@ -1,0 +1,65 @@
+"""How a loader serves a framework that iterates by itself, as Keras's `fit` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from typing import Any
+
+from twinfeed.loaders.loop.loader import Loader, fields_named
+
+
+class Adapter:
+    """Serve the passes of a loader to a framework that does not say what it received.
+
+    A loader whose framework has datasets of its own names a subclass as `_adapter`.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
+        """Yield `arrange(batch)` of the batches of a pass, of which only the last is counted."""
+        loader = self.loader
+        loader._end()
+        begun = loader.uncounted.begin()
+        loader.meter.begin(begun.step)
+        running, remaining = loader._begin(begun.epoch, begun.step), len(loader) - begun.step
+        numbers = count(1)
+
+        def received() -> bool:
+            last: bool = next(numbers) == remaining
+            if last:
+                loader.uncounted.delivered(begun)
+            return last
+
+        for batch in loader._deliver(running, received, batches=remaining):
+            with fields_named(batch):
+                arranged = arrange(batch)
+            yield arranged
+
+    def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
+        """Return what `fit` trains on, where Keras's backend has a dataset for it; else None."""
+        return None
+
+    def check_state(self, state: Mapping[str, Any], /) -> None:
+        """Raise StateMismatchError for a state of another stream, which could not be loaded."""
+        self.loader._check_state(state)
+
+    def check_position(self, batches: Any) -> None:
+        """Raise ValueError if the position after a framework's batches is not known."""
+
+    def feed_of(self, batches: Any) -> Any:
+        """Return the feed that a framework's batches were made of, or None if it is not known."""
+        return None
+
+    def original_errors(self) -> AbstractContextManager[None]:
+        """Raise the errors of all of a framework's passes as they were raised."""
+        return nullcontext()
+
+
+def adapter_of(loader: Loader[Any]) -> Adapter:
+    """Return the adapter of a loader's framework."""
+    kind: type[Adapter] = getattr(loader, "_adapter", Adapter)
+    return kind(loader)
