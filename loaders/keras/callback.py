@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
-from twinfeed.loaders.keras import _given, _known, _model
-from twinfeed.loaders.keras._batches import Batches
-from twinfeed.loaders.keras._order import OrderedCallbacks
+from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
+from twinfeed.loaders.keras._callback_list import OrderedCallbacks
+from twinfeed.loaders.keras._pass_adapter import Batches
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
@@ -95,7 +95,7 @@ class ResumeCallback(keras.callbacks.Callback):
         fresh: bool = False,
     ) -> None:
         super().__init__()
-        _given.check_loader(loader)
+        _fit_arguments.check_loader(loader)
         self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
         self.order = order
@@ -155,18 +155,18 @@ class ResumeCallback(keras.callbacks.Callback):
                 batches as `validation_data`, and images that nothing decodes.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
-        _given.check_options(options)
-        _given.check_arrange(arrange)
-        _given.check_classes(self.loader, options.get("validation_data"))
-        callbacks = _given.checked_callbacks(callbacks, self)
+        _fit_arguments.check_options(options)
+        _fit_arguments.check_arrange(arrange)
+        _fit_arguments.check_classes(self.loader, options.get("validation_data"))
+        callbacks = _fit_arguments.checked_callbacks(callbacks, self)
         data = self._data(arrange, model, options.get("class_weight"))
-        _given.check_elements(self.loader, data, options.get("validation_data"))
+        _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
             self._adapter.check_position(data)
         self._restore_into(model, arrange)
         saved = self._last.state if self._last is not None else {}
         known = saved.get("callbacks", {})
-        ended = self.loader.epoch >= epochs or _known.stopped(callbacks, known)
+        ended = self.loader.epoch >= epochs or _callback_states.stopped(callbacks, known)
         if verbose and self._restored is not None:
             self._say_where(epochs if ended else None)
         if ended and saved.get("final"):
@@ -180,7 +180,7 @@ class ResumeCallback(keras.callbacks.Callback):
             with self._adapter.original_errors():
                 if not (ended or _distributed(model)):
                     with self._looking():
-                        _given.check_labels(self.loader, model, lambda: next(iter(data))[1])
+                        _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,
                     epochs=epochs,
@@ -410,7 +410,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """Return the history of a run that has ended."""
         history = keras.callbacks.History()
         history.set_model(model)
-        _known.tell([history], known)
+        _callback_states.tell([history], known)
         model.history = history
         return history
 

@@ -215,7 +215,7 @@ MAY = {
     "ahead/schedule.py": "it is the one",
     "feed/definition.py": "the definition shares nothing",
     "feed/request.py": "one request by hand, and a check that draws nothing",
-    "keras/_given.py": "only where a label is to be found that the model lacks",
+    "keras/_fit_arguments.py": "only where a label is to be found that the model lacks",
     "pictures.py": "draws streams without data",
 }
 

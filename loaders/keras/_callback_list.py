@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import keras
 
-from twinfeed.loaders.keras import _known, _model
+from twinfeed.loaders.keras import _callback_states, _model
 from twinfeed.loaders.keras._saves import Save
 from twinfeed.loaders.support.array_types import Array
 
@@ -47,7 +47,11 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
     def state(self, step: int) -> dict[str, Any]:
         """Return what a save at this step has of the callbacks, and of the epoch so far."""
         metrics = _model.values(self.model.metrics_variables) if step else []
-        return {"callbacks": _known.states(self.known), "rates": self._rates, "metrics": metrics}
+        return {
+            "callbacks": _callback_states.states(self.known),
+            "rates": self._rates,
+            "metrics": metrics,
+        }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Let the first epoch begin at the step of the save."""
@@ -71,12 +75,12 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
         """End a run too that was killed between its last epoch and its end."""
         save = self._resume._going_on(trains=False)
         if save is not None:
-            _known.tell(self.known, save.state["callbacks"])
+            _callback_states.tell(self.known, save.state["callbacks"])
         super().on_train_end(logs)
 
     def _hand_over(self, save: Save, rates: Sequence[keras.Variable]) -> None:
-        _known.tell(self.known, save.state["callbacks"])
-        _known.go_on(self.known)
+        _callback_states.tell(self.known, save.state["callbacks"])
+        _callback_states.go_on(self.known)
         if save.state["loader"]["step"]:
             _model.assign(self.model.metrics_variables, save.state["metrics"])
             _model.assign(rates, save.state["rates"])

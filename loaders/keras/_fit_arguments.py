@@ -11,7 +11,7 @@ import numpy as np
 
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.keras import _known
+from twinfeed.loaders.keras import _callback_states
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.making.feed import Feed
@@ -147,7 +147,7 @@ def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any
         raise ValueError(
             "BackupAndRestore restores the model without the loader: leave BackupAndRestore out"
         )
-    if unknown := _known.unknown(given):
+    if unknown := _callback_states.unknown(given):
         warnings.warn(
             f"a resumed run cannot tell these callbacks what they knew: {', '.join(unknown)}: "
             f"give classes of your own get_state and set_state, and CSVLogger append=True",
