@@ -1,8 +1,8 @@
 """Resume Keras's `fit` at any step, on any backend. The only package here that imports keras.
 
 - callback.py: `ResumeCallback`, which counts, saves and resumes.
-- _fit_arguments.py: what `fit` is given, refused if Keras's error would not help.
-- _pass_adapter.py: the batches of a loader that has no dataset of its own for Keras.
+- _fit_arguments.py: checks of the arguments of `fit`, where Keras's error would not help.
+- _pass_adapter.py: Keras's data adapter for a loader that has no dataset of its own for Keras.
 - _callback_list.py: the callbacks of a resumed `fit`, and when they get their saved values back.
 - _callback_states.py: the values of each callback that a save has.
 - _model.py: what a save has of a model beside its weights.

@@ -1,4 +1,4 @@
-"""The callbacks of a `fit` that is resumed: in order, with their saved values."""
+"""The callback list of a resumed `fit`, which restores the states of callbacks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Resuming(Protocol):
 
     _start: int
 
-    def _going_on(self, *, trains: bool = True) -> Save | None: ...
+    def _take_restored(self, *, trains: bool = True) -> Save | None: ...
 
 
-class OrderedCallbacks(keras.callbacks.CallbackList):
+class ResumedCallbackList(keras.callbacks.CallbackList):
     """Call the user's callbacks, then History, then the ResumeCallback, which saves their values.
 
     - Before the first epoch of a resumed `fit`, the callbacks get their saved values. This is after
       their `on_train_begin`, which in some callbacks resets everything.
-    - A callback that sets the learning rate at the beginning of an epoch may begin from the rate
-      it finds. So in a resumed epoch it finds the rate of the epoch's beginning.
+    - Schedulers derive the rate of an epoch from the current rate. So the rate that was set when
+      the epoch started is restored before them, and the saved rate of mid-epoch after them.
     - Batches have their number in the whole epoch, also in the rest of an epoch.
     """
 
@@ -35,35 +35,35 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
     ) -> None:
         self._resume = resume
         self._rates: list[Array] = []  # at the beginning of the epoch
-        given = list(callbacks)
-        if not any(isinstance(one, keras.callbacks.History) for one in given):
-            given.append(keras.callbacks.History())
-        self.known = given
+        user_callbacks = list(callbacks)
+        if not any(isinstance(callback, keras.callbacks.History) for callback in user_callbacks):
+            user_callbacks.append(keras.callbacks.History())
+        self.user_callbacks = user_callbacks
         progress = params["verbose"] != 0
         super().__init__(
-            [*given, resume], add_history=True, add_progbar=progress, model=model, **params
+            [*user_callbacks, resume], add_history=True, add_progbar=progress, model=model, **params
         )
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a save at this step has of the callbacks, and of the epoch so far."""
-        metrics = _model.values(self.model.metrics_variables) if step else []
+        metrics = _model.to_numpy(self.model.metrics_variables) if step else []
         return {
-            "callbacks": _callback_states.states(self.known),
+            "callbacks": _callback_states.get_states(self.user_callbacks),
             "rates": self._rates,
             "metrics": metrics,
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Let the first epoch begin at the step of the save."""
-        rates = _model.rates(self.model.optimizer)
-        save = self._resume._going_on()
-        now = _model.values(rates)
+        rates = _model.learning_rates(self.model.optimizer)
+        save = self._resume._take_restored()
+        start_rates = _model.to_numpy(rates)
         if save is not None:
-            self._hand_over(save, rates)
-        self._rates = _model.values(rates)
+            self._restore_states(save, rates)
+        self._rates = _model.to_numpy(rates)
         super().on_epoch_begin(epoch, logs)
         if save is not None and save.state["loader"]["step"]:
-            _model.assign(rates, now)
+            _model.assign(rates, start_rates)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._start, logs)
@@ -73,14 +73,14 @@ class OrderedCallbacks(keras.callbacks.CallbackList):
 
     def on_train_end(self, logs: Any = None) -> None:
         """End a run too that was killed between its last epoch and its end."""
-        save = self._resume._going_on(trains=False)
+        save = self._resume._take_restored(trains=False)
         if save is not None:
-            _callback_states.tell(self.known, save.state["callbacks"])
+            _callback_states.restore(self.user_callbacks, save.state["callbacks"])
         super().on_train_end(logs)
 
-    def _hand_over(self, save: Save, rates: Sequence[keras.Variable]) -> None:
-        _callback_states.tell(self.known, save.state["callbacks"])
-        _callback_states.go_on(self.known)
+    def _restore_states(self, save: Save, rates: Sequence[keras.Variable]) -> None:
+        _callback_states.restore(self.user_callbacks, save.state["callbacks"])
+        _callback_states.forget_early_stop(self.user_callbacks)
         if save.state["loader"]["step"]:
             _model.assign(self.model.metrics_variables, save.state["metrics"])
             _model.assign(rates, save.state["rates"])

@@ -1,4 +1,4 @@
-"""The values that the callbacks of a `fit` keep, for saves and for a resumed `fit`."""
+"""States of callbacks: the values that a save keeps of them, and a resumed `fit` restores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from twinfeed.loaders.keras._saves import plain
+from twinfeed.loaders.keras._saves import to_json
 from twinfeed.loaders.support.array_types import Array
 
 # Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
@@ -33,59 +33,63 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }
 
 
-def states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return the values that callbacks keep, by their names.
+def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return the states of callbacks, by their names.
 
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
     """
     found = {}
-    for name, callback in _named(callbacks).items():
-        known = _state(callback)
+    for name, callback in _by_name(callbacks).items():
+        state = _state_of(callback)
         arrays: list[Array] = []
         try:
-            plain(known, arrays)
+            to_json(state, arrays)
         except TypeError as error:
             raise TypeError(
                 f"get_state of {name} must give numbers, texts, NumPy arrays, and lists and dicts "
                 f"of them: {error}"
             ) from error
-        found[name] = known
+        found[name] = state
     return found
 
 
-def tell(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    """Give callbacks their saved values. A callback that is not in the save begins anew."""
-    for name, callback in _named(callbacks).items():
-        known = saved.get(name, {})
-        for attribute, value in known.get("attributes", {}).items():
+def restore(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
+    """Restore the saved states of callbacks. A callback that is not in the save starts anew."""
+    for name, callback in _by_name(callbacks).items():
+        state = saved.get(name, {})
+        for attribute, value in state.get("attributes", {}).items():
             setattr(callback, attribute, value)
-        if "own" in known and _keeps(callback):
-            callback.set_state(known["own"])
+        if "own" in state and _has_state_methods(callback):
+            callback.set_state(state["own"])
 
 
-def go_on(callbacks: Iterable[Any]) -> None:
+def forget_early_stop(callbacks: Iterable[Any]) -> None:
     """Keep callbacks from reporting an early stop if the training goes on."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
             callback.stopped_epoch = 0
 
 
-def unknown(callbacks: Iterable[Any]) -> list[str]:
+def without_states(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks that cannot be restored."""
-    return [name for name, one in _named(callbacks).items() if not (_keeps(one) or _plain(one))]
+    return [
+        name
+        for name, callback in _by_name(callbacks).items()
+        if not (_has_state_methods(callback) or _is_plain_keras(callback))
+    ]
 
 
-def stopped(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
+def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
     """Return whether EarlyStopping has ended the run, and would end it today."""
-    for name, callback in _named(callbacks).items():
-        known = saved.get(name, {}).get("attributes", {})
-        if known.get("stopped_epoch") and known["wait"] >= callback.patience:
+    for name, callback in _by_name(callbacks).items():
+        state = saved.get(name, {}).get("attributes", {})
+        if state.get("stopped_epoch") and state["wait"] >= callback.patience:
             return True
     return False
 
 
-def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
+def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
     """Return callbacks by class, by what they monitor, and by number where these are the same."""
     found: dict[str, Any] = {}
     for callback in callbacks:
@@ -96,36 +100,36 @@ def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def _state(callback: Any) -> dict[str, Any]:
+def _state_of(callback: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
-    names = _attributes(callback) or ()
+    names = _saved_attributes(callback) or ()
     if names:
         state["attributes"] = {name: getattr(callback, name, None) for name in names}
-    if _keeps(callback):
+    if _has_state_methods(callback):
         state["own"] = callback.get_state()
     return state
 
 
-def _attributes(callback: Any) -> tuple[str, ...] | None:
+def _saved_attributes(callback: Any) -> tuple[str, ...] | None:
     """Return the attributes of one of Keras's callbacks, or of a class derived from it."""
-    for one in type(callback).__mro__:
-        if _of_keras(one) and one.__name__ in _ATTRIBUTES:
-            return _ATTRIBUTES[one.__name__]
+    for base in type(callback).__mro__:
+        if _is_of_keras(base) and base.__name__ in _ATTRIBUTES:
+            return _ATTRIBUTES[base.__name__]
     return None
 
 
-def _plain(callback: Any) -> bool:
+def _is_plain_keras(callback: Any) -> bool:
     """Return whether a callback is one of Keras's, with nothing added to it.
 
     CSVLogger empties its file when `fit` begins, unless it appends.
     """
     appends = bool(getattr(callback, "append", True))
-    return appends and _of_keras(type(callback)) and _attributes(callback) is not None
+    return appends and _is_of_keras(type(callback)) and _saved_attributes(callback) is not None
 
 
-def _of_keras(kind: type) -> bool:
+def _is_of_keras(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "keras"
 
 
-def _keeps(callback: Any) -> bool:
+def _has_state_methods(callback: Any) -> bool:
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")

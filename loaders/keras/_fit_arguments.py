@@ -1,4 +1,4 @@
-"""What a `ResumeCallback` and its `fit` are given, refused if Keras's error would not help."""
+"""Checks of the arguments of `ResumeCallback` and its `fit`, where Keras's error would not help."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def check_classes(loader: Loader[Any], validation: Any) -> None:
     ours, theirs = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
         return
-    for number, given in enumerate(theirs.classes):
-        own = ours.classes[number] if number < len(ours.classes) else None
-        if own != given:
+    for number, theirs_class in enumerate(theirs.classes):
+        ours_class = ours.classes[number] if number < len(ours.classes) else None
+        if ours_class != theirs_class:
             warnings.warn(
-                f"class {number} is {own!r} in the training and {given!r} in validation_data: "
-                f"number both alike, by twinfeed index VALIDATION --classes {ours.where} "
-                f"--out {theirs.where}",
+                f"class {number} is {ours_class!r} in the training and {theirs_class!r} in "
+                f"validation_data: number both alike, by twinfeed index VALIDATION "
+                f"--classes {ours.where} --out {theirs.where}",
                 stacklevel=3,
             )
             return
@@ -88,14 +88,18 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     Raises:
         TypeError: whole batches as `validation_data`, and images that are not decoded.
     """
-    given, theirs = (getattr(one, "element_spec", None) for one in (data, validation))
-    if isinstance(theirs, dict) and "id" in theirs and not isinstance(given, dict | None):
+    spec, validation_spec = (
+        getattr(dataset, "element_spec", None) for dataset in (data, validation)
+    )
+    whole_batches = isinstance(validation_spec, dict) and "id" in validation_spec
+    if whole_batches and not isinstance(spec, dict | None):
         raise TypeError(
             "validation_data must hold inputs and targets: give loader.dataset.map(pairs)"
         )
     feed = getattr(loader, "feed", None)
-    texts = any(getattr(one, "dtype", None) == "string" for one in keras.tree.flatten(given))
-    if feed is None or feed.has_functions or not texts:
+    leaves = keras.tree.flatten(spec)
+    has_strings = any(getattr(leaf, "dtype", None) == "string" for leaf in leaves)
+    if feed is None or feed.has_functions or not has_strings:
         return
     for name, values in feed[0, 0].items():
         first = values[0] if isinstance(values, list) else None
@@ -141,16 +145,16 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
 
 def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any]:
     """Return the callbacks beside `own`; warn of callbacks that cannot be restored."""
-    given = [] if callbacks is None else keras.tree.flatten(callbacks)
-    given = [one for one in given if one is not own]
-    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in given):
+    others = [] if callbacks is None else keras.tree.flatten(callbacks)
+    others = [callback for callback in others if callback is not own]
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others):
         raise ValueError(
             "BackupAndRestore restores the model without the loader: leave BackupAndRestore out"
         )
-    if unknown := _callback_states.unknown(given):
+    if unrestorable := _callback_states.without_states(others):
         warnings.warn(
-            f"a resumed run cannot tell these callbacks what they knew: {', '.join(unknown)}: "
+            f"a resumed run cannot tell these callbacks what they knew: {', '.join(unrestorable)}: "
             f"give classes of your own get_state and set_state, and CSVLogger append=True",
             stacklevel=3,
         )
-    return given
+    return others

@@ -1,4 +1,4 @@
-"""What a save has of a model beside its weights, and which models can take a save."""
+"""Parts of a save beside the weights, and checks whether a model fits a save."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ def optimizer_of(model: keras.Model) -> Any:
     return optimizer
 
 
-def kind(optimizer: Any) -> str:
+def describe_optimizer(optimizer: Any) -> str:
     """Describe an optimizer: Keras would skip the variables of another, with a warning."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
-    shown = ", ".join(map(kind, parts)) or f"{len(optimizer.variables)} variables"
+    shown = ", ".join(map(describe_optimizer, parts)) or f"{len(optimizer.variables)} variables"
     return f"{type(optimizer).__name__}({shown})"
 
 
-def shapes(model: keras.Model) -> list[list[Any]]:
+def weight_shapes(model: keras.Model) -> list[list[Any]]:
     """Return the path and the shape of each weight, for JSON."""
     return [[weight.path, list(weight.shape)] for weight in model.weights]
 
 
-def difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Say how the weights of a model differ from saved `shapes`; "" if they do not.
+def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
+    """Say how the weights of a model differ from saved `weight_shapes`; "" if they do not.
 
     Paths are not compared: in a second model of one process, Keras gives layers other names.
     """
-    ours = shapes(model)
+    ours = weight_shapes(model)
     for own, other in zip_longest(ours, saved, fillvalue=("nothing", None)):
         if own[1] != other[1]:
             return (
-                f"it has {len(saved)} weights, this model {len(ours)}, of which {_named(*own)} is "
-                f"in the place of {_named(*other)}"
+                f"it has {len(saved)} weights, this model {len(ours)}, of which "
+                f"{_describe_weight(*own)} is in the place of {_describe_weight(*other)}"
             )
     return ""
 
 
-def _named(path: str, shape: Sequence[int] | None) -> str:
+def _describe_weight(path: str, shape: Sequence[int] | None) -> str:
     return path if shape is None else f"{path} {tuple(shape)}"
 
 
-def rates(optimizer: Any) -> list[keras.Variable]:
+def learning_rates(optimizer: Any) -> list[keras.Variable]:
     """Return the learning rates that callbacks may change. A schedule is a function of the step."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     found = [one.learning_rate for one in getattr(optimizer, "optimizers", (optimizer,))]
@@ -77,12 +77,13 @@ def random_states(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.variables if id(variable) not in weights]
 
 
-def values(variables: Iterable[Any]) -> list[Array]:
+def to_numpy(variables: Iterable[Any]) -> list[Array]:
+    """Return the values of variables."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
-    """Give variables their saved values; return whether there are as many."""
+    """Assign saved values to variables; return False if their numbers differ."""
     if len(variables) != len(saved):
         return False
     for variable, value in zip(variables, saved, strict=True):
@@ -90,7 +91,7 @@ def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
     return True
 
 
-def finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
+def is_finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
     """Return whether the loss and the trained weights are numbers.
 
     The weights may be spoiled by the very step whose loss was still a number.

@@ -1,4 +1,4 @@
-"""The batches of a loader that has no dataset of its own for Keras."""
+"""Keras's data adapter for a loader that has no dataset of its own for Keras."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 
 
-class Batches(PyDatasetAdapter):
-    """Let Keras iterate over the passes of a loader, which nobody counts.
+class PassAdapter(PyDatasetAdapter):
+    """Iterate over the passes of a loader, whose batches are not counted one by one.
 
     Keras asks a `PyDataset` for batches by number, and so for a whole epoch. A pass may be the rest
     of one. `fit` takes an adapter as it is.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
-        super().__init__(_Looks(loader, arrange), weights)
+        super().__init__(_PeekDataset(loader, arrange), weights)
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:
@@ -33,8 +33,8 @@ class Batches(PyDatasetAdapter):
         """Do nothing: after the rest of an epoch Keras begins the next without ending this one."""
 
 
-class _Looks(keras.utils.PyDataset):
-    """Batches by number, which TensorFlow looks at to know their shapes."""
+class _PeekDataset(keras.utils.PyDataset):
+    """Batches by number: TensorFlow peeks at them to infer their shapes."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
         super().__init__()

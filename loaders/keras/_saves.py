@@ -24,12 +24,12 @@ from twinfeed.loaders.support.regular import open_file, read_file
 
 VERSION = 3
 
-_KEPT = 2
+_NUM_SAVES = 2
 _NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
 _ARRAY = "twinfeed.array"
 _FILES = "state.json", "arrays.npz", "model.weights.h5"
 _SUMS = "checksums.json"
-_KINDS = {
+_TYPES = {
     bool: ("final",),
     str: ("optimizer",),
     dict: ("loader", "callbacks"),
@@ -70,7 +70,7 @@ class Saves:
         folders = self._folders()
         return _read(folders[-1]) if folders else None
 
-    def before(self, save: Save) -> Save | None:
+    def previous(self, save: Save) -> Save | None:
         """Read the save before this one, if both are of one position."""
         folders = [one for one in self._folders() if _number(one) < _number(save.folder)]
         found = _read(folders[-1]) if folders else None
@@ -79,7 +79,7 @@ class Saves:
     def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
         """Write a save, and remove all but the last two."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max(map(_number, self._named()), default=0) + 1
+        number = max(map(_number, self._named_folders()), default=0) + 1
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
         name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
         save = Save(self.folder / name, state)
@@ -98,24 +98,24 @@ class Saves:
             shutil.rmtree(work, ignore_errors=True)
             raise
         sync(self.folder)
-        self._clear()
+        self._delete_old()
         return save._replace(state={"final": state["final"]})  # the arrays would stay in memory
 
     def _folders(self) -> list[Path]:
         """Return the folders of the saves, the last save at the end."""
-        return sorted(filter(is_marked, self._named()), key=_number)
+        return sorted(filter(is_marked, self._named_folders()), key=_number)
 
-    def _named(self) -> list[Path]:
+    def _named_folders(self) -> list[Path]:
         """Return the folders with the name of a save."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return [one for one in found if _NAME.fullmatch(one.name)]
 
-    def _clear(self) -> None:
+    def _delete_old(self) -> None:
         """Remove old saves, and the leftovers of killed processes."""
-        for old in self._folders()[:-_KEPT]:
+        for old in self._folders()[:-_NUM_SAVES]:
             old.rename(beside(old))  # a save that is half removed must not look like a save
-        for left in filter(is_marked, self.folder.glob(".*-epoch*-step*-*")):
-            delete_whole(left)
+        for leftover in filter(is_marked, self.folder.glob(".*-epoch*-step*-*")):
+            delete_whole(leftover)
 
 
 def _number(folder: Path) -> int:
@@ -125,7 +125,7 @@ def _number(folder: Path) -> int:
 def _write(folder: Path, state: dict[str, Any]) -> None:
     """Write a state: arrays to a file of arrays, all else to JSON."""
     arrays: list[Array] = []
-    (folder / "state.json").write_bytes(json.dumps(plain(state, arrays)).encode())
+    (folder / "state.json").write_bytes(json.dumps(to_json(state, arrays)).encode())
     named: dict[str, Any] = {str(n): array for n, array in enumerate(arrays)}
     with (folder / "arrays.npz").open("xb") as file:
         np.savez(file, **named)
@@ -143,16 +143,16 @@ def _read(folder: Path) -> Save:
             )
         if checksums(folder) != json.loads(read_file(folder / _SUMS, LIMITS.manifest_bytes)):
             raise OSError("its bytes are not those that were saved")
-        _check_kinds(state)
+        _check_types(state)
         with open_file(folder / "arrays.npz") as file:
             _check_arrays(file)
             with np.load(file, allow_pickle=False) as arrays:
-                return Save(folder, _whole(state, arrays))
+                return Save(folder, _from_json(state, arrays))
 
 
-def _check_kinds(state: dict[str, Any]) -> None:
+def _check_types(state: dict[str, Any]) -> None:
     """Refuse a state whose values are of other kinds than those that are saved."""
-    for kind, names in _KINDS.items():
+    for kind, names in _TYPES.items():
         for name in names:
             if not isinstance(state[name], kind):
                 raise TypeError(f"its {name} are of type {type(state[name]).__name__}")
@@ -188,13 +188,13 @@ def check_weights(path: Path) -> None:
     """Refuse weights that would take more memory than their file has bytes."""
     sizes: list[int] = []
 
-    def note(_: str, found: Any) -> None:
+    def add_size(_: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
             sizes.append(found.nbytes)
 
     with readable(path.parent):
         with h5py.File(path) as file:
-            file.visititems(note)
+            file.visititems(add_size)
         if sum(sizes) > path.stat().st_size:
             raise OSError("its weights claim more bytes than the file has")
 
@@ -211,10 +211,10 @@ def readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def plain(value: Any, arrays: list[Array]) -> Any:
+def to_json(value: Any, arrays: list[Array]) -> Any:
     """Make a value JSON-serialisable, with its arrays moved to `arrays`; raise TypeError."""
     if isinstance(value, np.generic):
-        return plain(value.item(), arrays)
+        return to_json(value.item(), arrays)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects cannot be saved")
@@ -224,20 +224,20 @@ def plain(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"the keys of a dict must be str, got {list(value)}")
-        return {key: plain(one, arrays) for key, one in value.items()}
+        return {key: to_json(one, arrays) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one, arrays) for one in value]
+        return [to_json(one, arrays) for one in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"a {type(value).__name__} cannot be saved")
 
 
-def _whole(value: Any, arrays: Mapping[str, Array]) -> Any:
+def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
     """Return a value with its arrays put back."""
     if isinstance(value, list):
-        return [_whole(one, arrays) for one in value]
+        return [_from_json(one, arrays) for one in value]
     if isinstance(value, dict):
         if value.keys() == {_ARRAY}:
             return arrays[str(value[_ARRAY])]
-        return {key: _whole(one, arrays) for key, one in value.items()}
+        return {key: _from_json(one, arrays) for key, one in value.items()}
     return value

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
-from twinfeed.loaders.keras._callback_list import OrderedCallbacks
-from twinfeed.loaders.keras._pass_adapter import Batches
+from twinfeed.loaders.keras._callback_list import ResumedCallbackList
+from twinfeed.loaders.keras._pass_adapter import PassAdapter
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
@@ -105,10 +105,10 @@ class ResumeCallback(keras.callbacks.Callback):
         self._last: Save | None = None  # the last save that was made or restored
         self._restored: Save | None = None  # until the training continues from the save
         self._trained = False  # whether a batch was trained since the last save
-        self._withheld = False
-        self._callbacks: OrderedCallbacks | None = None  # within `fit` of this object
+        self._warned_not_finite = False
+        self._callbacks: ResumedCallbackList | None = None  # within `fit` of this object
         self._epoch = self._start = self._step = 0
-        self._stand()
+        self._sync_position()
 
     def fit(
         self,
@@ -165,21 +165,22 @@ class ResumeCallback(keras.callbacks.Callback):
             self._adapter.check_position(data)
         self._restore_into(model, arrange)
         saved = self._last.state if self._last is not None else {}
-        known = saved.get("callbacks", {})
-        ended = self.loader.epoch >= epochs or _callback_states.stopped(callbacks, known)
+        callback_states = saved.get("callbacks", {})
+        stopped = _callback_states.stopped_early(callbacks, callback_states)
+        ended = self.loader.epoch >= epochs or stopped
         if verbose and self._restored is not None:
-            self._say_where(epochs if ended else None)
+            self._print_position(epochs if ended else None)
         if ended and saved.get("final"):
             self.loader.uncounted.stop_counting()
-            return self._history(model, known)
-        order = OrderedCallbacks(
+            return self._history(model, callback_states)
+        order = ResumedCallbackList(
             self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
         )
         self._callbacks = order
         try:
             with self._adapter.original_errors():
                 if not (ended or _distributed(model)):
-                    with self._looking():
+                    with self._peeking():
                         _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,
@@ -211,14 +212,14 @@ class ResumeCallback(keras.callbacks.Callback):
             raise StateMismatchError(
                 f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
             ) from None
-        if other := _model.difference(model, state["weights"]):
+        if other := _model.describe_difference(model, state["weights"]):
             raise ValueError(
                 f"{save.folder} is of another model: {other}: begin anew with fresh=True"
             )
-        if (ours := _model.kind(optimizer)) != state["optimizer"]:
+        if (optimizer_name := _model.describe_optimizer(optimizer)) != state["optimizer"]:
             raise ValueError(
-                f"{save.folder} is of the optimizer {state['optimizer']}, the model has {ours}: "
-                f"begin anew with fresh=True"
+                f"{save.folder} is of the optimizer {state['optimizer']}, the model has "
+                f"{optimizer_name}: begin anew with fresh=True"
             )
         if not _load(model, save):
             warnings.warn(
@@ -229,7 +230,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.load_state_dict(state["loader"])
         self._last = self._restored = save
         self._trained = False
-        self._stand()
+        self._sync_position()
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -266,8 +267,8 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
                 f"leave steps_per_epoch out"
             )
-        self._going_on()
-        self._stand()
+        self._take_restored()
+        self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `every` says."""
@@ -280,11 +281,11 @@ class ResumeCallback(keras.callbacks.Callback):
         # In `fit` of this object, batches have their number in the whole epoch. With
         # steps_per_execution Keras counts to the end of the last execution.
         counted = batch + 1 if self._callbacks is not None else self._start + batch + 1
-        before, self._step = self._step, min(counted, len(self.loader))
+        previous, self._step = self._step, min(counted, len(self.loader))
         self._trained = True
         self.loader.uncounted.trained(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
-            due = self.every and self._step // self.every > before // self.every
+            due = self.every and self._step // self.every > previous // self.every
             # The callbacks must not keep values that come from a part of an epoch.
             if due or getattr(self._model, "stop_training", False):
                 self._save(logs)
@@ -309,8 +310,8 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save the model as it is now, and the position of the training."""
         self._save(None)
 
-    def _stand(self) -> None:
-        """Count from the loader's position.
+    def _sync_position(self) -> None:
+        """Synchronise the counters with the loader.
 
         This is done before `fit` begins, too. Under a strategy, `fit` draws batches only to look at
         them, and they must not count.
@@ -323,8 +324,8 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save what was trained since the last save, or the end of the run."""
         if not (self._trained or final):
             return
-        if not _model.finite(self.model, logs):
-            self._withhold()
+        if not _model.is_finite(self.model, logs):
+            self._warn_not_finite()
             return
         position = self.loader.state_at(self._epoch, self._step)
         beside: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
@@ -332,18 +333,18 @@ class ResumeCallback(keras.callbacks.Callback):
             "version": VERSION,
             "final": final,
             "loader": position,
-            "weights": _model.shapes(self.model),
-            "optimizer": _model.kind(self.model.optimizer),
-            "random": _model.values(_model.random_states(self.model)),
+            "weights": _model.weight_shapes(self.model),
+            "optimizer": _model.describe_optimizer(self.model.optimizer),
+            "random": _model.to_numpy(_model.random_states(self.model)),
             **(beside if self._callbacks is None else self._callbacks.state(position["step"])),
         }
         self._last = self._saves.write(state, self.model.save_weights)
-        self._trained = self._withheld = False
+        self._trained = self._warned_not_finite = False
 
-    def _withhold(self) -> None:
-        """Say once that a save was not made."""
-        if not self._withheld:
-            self._withheld = True
+    def _warn_not_finite(self) -> None:
+        """Warn, the first time, that a save was skipped."""
+        if not self._warned_not_finite:
+            self._warned_not_finite = True
             last = "there is none" if self._last is None else f"it is {self._last.folder}"
             warnings.warn(
                 f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
@@ -352,23 +353,23 @@ class ResumeCallback(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def _going_on(self, *, trains: bool = True) -> Save | None:
-        """Return the save that the run goes on from, once.
+    def _take_restored(self, *, trains: bool = True) -> Save | None:
+        """Pop the restored save: the first caller gets it, later callers get None.
 
         If training continues, this is the model before callbacks changed it at the end of a `fit`.
         """
         save, self._restored = self._restored, None
         if save is None or not (save.final and trains):
             return save
-        before = self._saves.before(save)
-        if before is None:
+        previous = self._saves.previous(save)
+        if previous is None:
             return save
-        _load(self.model, before)
-        return before
+        _load(self.model, previous)
+        return previous
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Let passes begin and move no position."""
+    def _peeking(self) -> Iterator[None]:
+        """Let passes start without moving the loader's position."""
         self.loader.uncounted.looking = True
         try:
             yield
@@ -387,30 +388,30 @@ class ResumeCallback(keras.callbacks.Callback):
         short = len(model.metrics_variables) < len(save.state["metrics"])
         if not model.built or (short and not _distributed(model)):
             data = self._data(arrange, None)
-            with self._looking():
+            with self._peeking():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
 
     def _data(self, arrange: Any, model: Any, weights: Any = None) -> Any:
         """Return what `fit` trains on."""
-        made = self._adapter.dataset(keras.config.backend(), arrange, model)
-        if made is None and callable(arrange):
-            return Batches(self.loader, arrange, weights)
-        return arrange if made is None else made
+        dataset = self._adapter.dataset(keras.config.backend(), arrange, model)
+        if dataset is None and callable(arrange):
+            return PassAdapter(self.loader, arrange, weights)
+        return arrange if dataset is None else dataset
 
-    def _say_where(self, epochs: int | None) -> None:
-        """Say where a run goes on, or that all of its epochs were trained."""
+    def _print_position(self, epochs: int | None) -> None:
+        """Print where a run resumes, or that all of its epochs were trained."""
         epoch, step = self.loader.epoch, self.loader.step
         if epochs is None:
             print(f"resuming {self.folder} at epoch {epoch}, step {step}")
         else:
             print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
 
-    def _history(self, model: keras.Model, known: dict[str, Any]) -> Any:
+    def _history(self, model: keras.Model, callback_states: dict[str, Any]) -> Any:
         """Return the history of a run that has ended."""
         history = keras.callbacks.History()
         history.set_model(model)
-        _callback_states.tell([history], known)
+        _callback_states.restore([history], callback_states)
         model.history = history
         return history
 
@@ -420,7 +421,7 @@ def _distributed(model: keras.Model) -> bool:
 
 
 def _load(model: keras.Model, save: Save) -> bool:
-    """Load weights, optimizer and random states; return whether there are as many of these."""
+    """Load weights, optimizer and random states; return False if their numbers differ."""
     try:
         check_weights(save.weights)
         with readable(save.folder):
