@@ -138,6 +138,8 @@ def plot_losses(losses: dict[str, list]) -> Figure:
                 lower.semilogy(np.maximum(apart, 1e-9), color=f"C{number}", linewidth=0.8)
         upper.legend()
         lower.set_xlabel("step")
+    grid[0, 0].set_ylabel("loss")
+    grid[1, 0].set_ylabel("difference of the losses")
     return figure
 
 
