@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fuzz_buffers import buffer
 from fuzz_files import TARGETS as FILES
 from fuzz_help import Corpus, change, change_index, mutated, read_some
 from fuzz_stores import TARGETS as STORES
@@ -218,6 +219,7 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "index": index,
     "state": state,
     "command": command,
+    "buffer": buffer,
     **STORES,
     **FILES,
 }

@@ -72,7 +72,7 @@ def feed_of(data: Any, **options: Any) -> Feed:
 
 @pytest.mark.parametrize(
     ("give", "taken"),
-    [(lambda x: x, True), (lambda x: {"row": x}, True), (list, False), (Buffered, False)],
+    [(lambda x: x, True), (lambda x: {"row": x}, True), (list, False)],
 )
 def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
     kept = X.copy()
@@ -83,6 +83,13 @@ def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
         batch += 1
     assert np.concatenate(batches).sum() == X.sum() + X.size
     assert (kept == X).all()
+
+
+def test_a_dataset_that_fills_the_same_memory_again_is_refused() -> None:
+    """Another batch may be read before the first is copied."""
+    for threads in (False, True):
+        with pytest.raises(ValueError, match=r"read returned one buffer again: .* 'row'"):
+            feed_of(Buffered(X.copy()), threads=threads)[0, 0]
 
 
 def test_a_dataset_may_be_empty() -> None:

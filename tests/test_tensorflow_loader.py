@@ -448,7 +448,7 @@ def test_a_transform_that_sets_global_states_runs_alone() -> None:
     state = np.random.get_state()[1].tolist()
     batches = iter(one.dataset)
     first = noted(next(batches))
-    assert len(together) == 16 + 8  # the trial of one sample, and no batch ahead
+    assert len(together) == 16 + 1 + 8  # the trial of two samples, and no batch ahead
     assert np.random.get_state()[1].tolist() == state
     assert [first, *map(noted, batches)] == expected(packed(RECORDS), sampler(), **options)
     assert max(together) == 1

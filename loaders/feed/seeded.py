@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support.array_types import as_array
 
-T = TypeVar("T")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result", bound=Mapping[str, Any])
 
 LOW_32_BITS = (1 << 32) - 1
 
 _ONE_AT_A_TIME = threading.Lock()
+
+_RESULTS = 3  # that are kept: a function may take as many buffers in turn
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
@@ -117,18 +122,55 @@ def seed_all(seed: int, /) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def repeated(name: str, call: Callable[[], T], /, *, times: int, of: str = "one sample") -> T:
-    """Return the result of `times` calls under different global states, which must agree."""
+def repeated(
+    name: str,
+    call: Callable[[Argument], Result],
+    first: Argument,
+    other: Argument,
+    /,
+    *,
+    times: int,
+    of: str = "one sample",
+) -> Result:
+    """Return the result of `times` calls on `first` under different global states.
+
+    The results must agree, and a call on `other` must not change them: a function that returns one
+    buffer again would make wrong rows.
+    """
+    results: deque[Result] = deque(maxlen=_RESULTS)
     with restored():
-        seed_all(1)
-        first = call()
-        for turn in range(2, times + 1):
+        for turn in range(1, times + 1):
             seed_all(turn)
-            if not same(first, call()):
+            results.append(call(first))
+            if turn == 1:
+                wanted = copied(results[0])
+            elif not same(wanted, results[-1]):
                 raise ValueError(
                     f"{name} returned different things for {of} and one seed: {_ADVICE[name]}"
                 )
-    return first
+        with suppress(LoaderError, OSError):  # its own batch raises this
+            call(other)
+    for field, value in wanted.items():
+        if not all(same(value, result[field]) for result in results):
+            raise reused(name, field)
+    return results[-1]
+
+
+def reused(name: str, field: str, /) -> ValueError:
+    """Return the error of a function, or of a source's `read`, whose results share memory."""
+    return ValueError(
+        f"{name} returned one buffer again: the next call changed the field {field!r} of a result. "
+        f"Return a copy, as buffer.copy()"
+    )
+
+
+def copied(value: Any, /) -> Any:
+    """Return the arrays of a value, also of one within dicts and lists, as copies."""
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(copied, value)]
+    return as_array(value).copy()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -137,7 +179,7 @@ def same(one: Any, other: Any) -> bool:
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
         return alike and all(same(value, other[name]) for name, value in one.items())
     if isinstance(one, (list, tuple)):
-        alike = isinstance(other, type(one)) and len(one) == len(other)
+        alike = isinstance(other, (list, tuple)) and len(one) == len(other)
         return alike and all(map(same, one, other))
     first, second = as_array(one), as_array(other)
     if first.dtype != second.dtype or first.shape != second.shape:

@@ -26,7 +26,7 @@ def call(
         made = function(*row)
         if not isinstance(made, (dict, Mapping)):
             raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
-        return made
+        return dict(made)  # the function may return one dict, filled again for each sample
     except ImportError:  # it is of no record, and says what to install
         raise
     except LoaderError as error:

@@ -7,7 +7,7 @@ framework's graph must know before the function is called.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,14 +41,19 @@ class BatchFunction:
         ValueError: repeated calls on the first batch give two results.
     """
 
-    def __init__(self, feed: Definition, batch: Batch, request: Request, /) -> None:
+    def __init__(
+        self, feed: Definition, make: Callable[[Request], Batch], first: Request, other: Request, /
+    ) -> None:
         assert feed.batch_transform is not None
         self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
+        batch = make(first)
 
-        def call() -> dict[str, Any]:
-            return self._called(copy.deepcopy(batch), request)
+        def call(request: Request) -> dict[str, Any]:
+            rows = copy.deepcopy(batch) if request is first else make(request)
+            rows.pop("mask", None)
+            return self._called(rows, request)
 
-        values = repeated("batch_transform", call, times=3, of="one batch")
+        values = repeated("batch_transform", call, first, other, times=3, of="one batch")
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = dict.fromkeys(values, "stack")
         how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})

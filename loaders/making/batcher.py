@@ -172,11 +172,9 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
 def _function_of(feed: Definition) -> BatchFunction | None:
     """Return the function of a feed's batches, tried on the first batch, once."""
     if feed.batch_transform is not None and "_function" not in vars(feed):
-        request = first_of(feed, feed.sampler.batch_size)  # a rank's size, the same on each rank
+        requests = first_of(feed, feed.sampler.batch_size)  # a rank's size, the same on each rank
         plain = copy.copy(feed)
         vars(plain)["batch_transform"] = None
         with Batcher(plain) as batcher:
-            batch = batcher(request)
-        batch.pop("mask", None)
-        vars(feed)["_function"] = BatchFunction(feed, batch, request)
+            vars(feed)["_function"] = BatchFunction(feed, batcher, *requests)
     return vars(feed).get("_function")

@@ -46,7 +46,8 @@ class Feed(Definition):
     Before the first pass of a loader, decode and transform are called a few times for the first
     sample of the stream, under different global random states. The results must be equal. This test
     finds most transforms that draw from a random state, but proves nothing. `Seeded` makes such a
-    transform repeatable.
+    transform repeatable. A call for another sample must not change the results: a function or a
+    source that fills one buffer again and again is refused.
 
     Samples may share decoded arrays: with reuse, with views, and if a batch may hold a record
     twice. A transform then gets read-only arrays, and has to copy an array before writing to it.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
 from twinfeed.loaders.feed.definition import GIVEN, Definition, Sample
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.feed.seeded import LOW_32_BITS, repeated, same
+from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, same
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making._calls import Calls, Made, check_values
+from twinfeed.loaders.making._calls import Calls, Made, call, check_values
 from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, read_only, unchanged
 from twinfeed.loaders.making.meter import Meter
@@ -77,34 +79,63 @@ class Samples:
             samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
 
-    def tried(self, request: Request, joined: Mapping[str, Array], /) -> Made:
-        """Make one sample by repeated calls that must agree."""
+    def tried(
+        self, first: Request, other: Request, joined: Callable[[Request], Mapping[str, Array]], /
+    ) -> Made:
+        """Make the first sample by repeated calls that agree, also after a call for `other`."""
         self._unchecked = 1  # checking one call is enough, since all calls must agree
-        records = request.records.tolist()
+        records = first.records, other.records
         if not isinstance(self.index, Index):
-            item = self.index.describe(records[0])
-            repeated("read", lambda: self._undecoded(request.records), times=_READS, of=item)
-        times = 1 if known_to_repeat(self.decode) else 3
-        sample = repeated("decode", lambda: self._decode(records)[0], times=times)
-        if times > 1 and hasattr(self.decode, "writes"):
-            self._try_into(request.records, sample)
+            self._try_read(*records)
 
-        def transformed() -> Made:
-            given = sample if self._shares else copy.deepcopy(sample)
-            return self._transformed([given], request, joined)[0]
+        def decoded(records: Int64s) -> Made:
+            return self._decode(records.tolist())[0]
 
+        if known_to_repeat(self.decode):
+            sample = decoded(first.records)
+        else:
+            sample = repeated("decode", decoded, *records, times=3)
+            if hasattr(self.decode, "writes"):
+                self._try_into(*records, sample)
+
+        def transformed(request: Request) -> Made:
+            given = sample if request is first else decoded(request.records)
+            given = given if self._shares else copy.deepcopy(given)
+            return self._transformed([given], request, joined(request))[0]
+
+        made = sample
         if self.transform is not None:
-            sample = repeated("transform", transformed, times=16)
-        check_values(self.index, self.last, records[0], sample)
-        return sample
+            made = repeated("transform", transformed, first, other, times=16)
+        check_values(self.index, self.last, int(first.records[0]), made)
+        return made
 
-    def _try_into(self, records: Int64s, sample: Made) -> None:
+    def _try_read(self, first: Int64s, other: Int64s) -> None:
+        """Raise ValueError if the values of a record depend on the call, or on another record."""
+
+        def read(records: Int64s) -> Sample:
+            return self._undecoded(records)[0]
+
+        item = self.index.describe(int(first[0]))
+        repeated("read", read, first, other, times=_READS, of=item)
+        with suppress(LoaderError, OSError):
+            one, another = copied(read(first)), copied(read(other))
+            row, last = self._undecoded(np.concatenate([first, other]))
+            for name in row:
+                if same(row[name], last[name]) and not same(one[name], another[name]):
+                    raise reused("read", name)
+
+    def _try_into(self, first: Int64s, other: Int64s, sample: Made) -> None:
         """Raise ValueError if what `decode.into` writes is not what decode returns."""
         decode: Any = self.decode
-        for fill in (0, 1):
+
+        def into(fill: int, records: Int64s) -> Made:
             slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
-            into = decode.into(*self._undecoded(records), slots)
-            if not same(into, sample):
+            row = *self._undecoded(records), slots
+            return call(self.index, "decode", decode.into, int(records[0]), *row)
+
+        for fill in (0, 1):
+            made = repeated("decode", partial(into, fill), first, other, times=3)
+            if not same(made, sample):
                 raise ValueError(
                     f"decode.into gave another sample than decode: write every element of "
                     f"{list(decode.writes)} into its slot, or leave `writes` out"

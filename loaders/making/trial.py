@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
 from twinfeed.loaders.reading.source import reader_of
+
+_STEPS = 32  # that are searched for a sample of another record
 
 
 def tried(feed: Definition, /) -> dict[str, FieldSpec]:
@@ -44,35 +47,46 @@ def tried(feed: Definition, /) -> dict[str, FieldSpec]:
         try:
             repeats = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
             if feed.transform is not None or not repeats:
-                _first_sample(feed, first_of(feed))
+                _first_sample(feed)
         except (LoaderError, OSError):  # it may be damaged, and never drawn by a pass that resumes
             return spec
     vars(feed)["_spec"] = spec
     return spec
 
 
-def first_of(feed: Definition, rows: int = 1) -> Request:
-    """Return the first samples of the stream, the same for every rank; record 0 without samples."""
+def first_of(feed: Definition, rows: int = 1) -> tuple[Request, Request]:
+    """Return the first samples of the stream, the same for every rank, and as many others.
+
+    Record 0 without samples. If the first steps have no other records, order and seeds differ.
+    """
     whole = Schedule(feed.sampler).whole.sampler
-    if not len(whole):
-        return Request.plain(np.zeros(1, np.int64))
-    drawn = Request.of(whole, 0, 0)
-    held = drawn.ids >= 0
-    return drawn.where(held & (np.cumsum(held) <= rows))
+    first = Request.plain(np.zeros(1, np.int64))
+    for step in range(min(len(whole), _STEPS)):
+        drawn = Request.of(whole, 0, step)
+        drawn = drawn.where(drawn.ids >= 0)
+        number = np.arange(len(drawn.ids))
+        if not step:
+            first = drawn.where(number < rows)
+        other = drawn.where(number >= len(number) - rows)
+        if len(other.ids) and not np.array_equal(other.records, first.records):
+            return first, other
+    ids, records, views = first.ids[::-1], first.records[::-1], first.views[::-1]
+    seeds = np.arange(len(ids), dtype=np.uint64)
+    return first, Request(0, 1, ids, records, views, seeds)
 
 
-def _first_sample(feed: Definition, first: Request) -> Mapping[str, Any]:
+def _first_sample(feed: Definition) -> Mapping[str, Any]:
     """Make the first sample by repeated calls that must agree."""
     with closing(reader_of(feed.index)) as reader:
-        return Samples(feed, reader).tried(first, joined_rows(feed.index, feed.side, first))
+        joined = partial(joined_rows, feed.index, feed.side)
+        return Samples(feed, reader).tried(*first_of(feed), joined)
 
 
 def _read(feed: Definition) -> dict[str, FieldSpec]:
-    first = first_of(feed)
     try:
-        return spec_of(_first_sample(feed, first), feed.collate)
+        return spec_of(_first_sample(feed), feed.collate)
     except MisfitError as error:
-        where = feed.index.describe(int(first.records[0]))
+        where = feed.index.describe(int(first_of(feed)[0].records[0]))
         raise DecodeError(f"{where}: {error}") from error
 
 

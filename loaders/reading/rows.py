@@ -164,7 +164,7 @@ class _Items:
     def column(self, name: str, /) -> Any:
         """Return a field of all records."""
         every = bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
-        return [self.take(np.array([each]), [name])[name][0] for each in every]
+        return [as_array(self.take(np.array([each]), [name])[name][0]).copy() for each in every]
 
     def _items(self, numbers: list[int]) -> Any:
         many = getattr(self.data, "__getitems__", None)

@@ -42,7 +42,10 @@ class Reads(Protocol):
     """Read records of a source, from several threads at once."""
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id, in the order of `ids`."""
+        """Return the values of each field for each id, in the order of `ids`.
+
+        No later call may write to the arrays.
+        """
 
     def close(self) -> None:
         """Close what is open. A later call of `read` opens it anew."""

@@ -1,0 +1,134 @@
+"""Functions and sources that return memory of an earlier result: refused if this changes it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reused_buffers import ROLES, check_rows, feed_of
+
+from twinfeed.loaders import DecodeError, Feed, NumpyLoader, Rows, pack
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    RandomSampler,
+    ReuseSampler,
+    SequentialSampler,
+)
+
+TOLD = r"returned one buffer again: the next call changed the field '[xy]'.*buffer\.copy\(\)"
+
+
+def stream(size: int = 4, length: int = 12) -> BatchStream:
+    return BatchSampler(RandomSampler(length, seed=0), batch_size=size)
+
+
+def consumed(feed: Feed, make: Any = NumpyLoader, **options: Any) -> list[Any]:
+    with make(feed, **options) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("kind", ["array", "list"])
+def test_a_buffer_that_is_returned_again_is_refused(role: str, kind: str) -> None:
+    """Fault 108: all rows of a batch would be those of the last call."""
+    for size, count in ((4, 1), (1, 1), (4, 2), (4, 3), (12, 1)):
+        for options in ({}, {"prefetch": 2, "threads": 2}):
+            with pytest.raises(ValueError, match=TOLD):
+                consumed(feed_of(role, stream(size), count, kind), **options)
+    for threads in (0, 2):
+        feed = feed_of(role, stream(), 0, kind)
+        check_rows(role, consumed(feed, prefetch=2, threads=threads), feed)
+    reuse = BatchSampler(ReuseSampler(12, reuse=3, live=4, seed=0), batch_size=1)
+    with pytest.raises(ValueError, match=TOLD):
+        consumed(feed_of(role, reuse, 1, kind))
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("role", ROLES)
+def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed.loaders.torch import TorchLoader
+
+    for kind in ("array", "tensor"):
+        for make in (TorchLoader, TensorFlowLoader, NumpyLoader):
+            with pytest.raises(ValueError, match=TOLD):
+                consumed(feed_of(role, stream(), 1, kind), make)
+        with pytest.raises(ValueError, match=TOLD):
+            consumed(feed_of(role, stream(), 1, kind), TorchLoader, num_workers=2)
+    feed = feed_of(role, stream(), 0)
+    if role != "ragged":
+        check_rows(role, consumed(feed, TorchLoader), feed)
+
+
+def test_with_one_record_the_seeds_differ() -> None:
+    for role in ("seed", "batch_transform"):
+        feed = feed_of(role, stream(1, 1), 0)
+        check_rows(role, consumed(feed), feed)
+    with pytest.raises(ValueError, match=TOLD):
+        consumed(feed_of("seed", stream(1, 1), 1))
+    feed = feed_of("decode", stream(1, 1), 1)  # there is no other result to change it
+    check_rows("decode", consumed(feed), feed)
+
+
+def test_constants_and_results_that_are_kept_may_be_returned_again() -> None:
+    constant, known, same = np.ones(3), dict[int, Any](), dict[str, Any]()
+
+    def kept(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": known.setdefault(sample["n"], np.full(2, sample["n"])), "y": constant[:2]}
+
+    def refilled(sample: dict[str, Any]) -> dict[str, Any]:
+        same.update(kept(sample))  # one dict, with other arrays each time
+        return same
+
+    def of_batch(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return {"x": batch["n"], "y": constant[: len(batch["id"])]}
+
+    for options in (
+        {"decode": kept},
+        {"transform": kept},
+        {"decode": refilled},
+        {"transform": refilled},
+        {"batch_transform": of_batch},
+    ):
+        feed: Any = Feed(Rows({"n": np.arange(12)}), stream(3), **options)  # type: ignore[arg-type]
+        found = consumed(feed, threads=2)
+        check_rows("decode", found, feed)
+        assert all((batch["y"] == 1).all() for batch in found)
+
+
+def test_a_random_function_with_one_buffer_is_random() -> None:
+    """It was compared with itself."""
+    buffer = np.zeros(2)
+
+    def draw(sample: dict[str, Any]) -> dict[str, Any]:
+        buffer[:] = np.random.random()
+        return {"x": buffer}
+
+    for role in ("decode", "transform"):
+        feed: Any = Feed(Rows({"n": np.arange(12)}), stream(), **{role: draw})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{role} returned different things"):
+            consumed(feed)
+
+
+def test_labels_in_one_buffer_are_read_one_by_one() -> None:
+    class Labelled:
+        label = np.zeros((), np.int64)
+
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            self.label[...] = number
+            return {"label": self.label}
+
+    assert Rows(Labelled(), label="label").columns["label"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_another_record_that_cannot_be_decoded_fails_in_its_own_batch(tmp_path: Path) -> None:
+    index = pack([{"word": b"1"}, {"word": b"one"}], tmp_path)["data"]
+    sampler = BatchSampler(SequentialSampler(2), batch_size=1)
+    feed = Feed(index, sampler, decode=lambda sample: {"x": int(sample["word"])})
+    assert feed[0, 0]["x"].tolist() == [1]
+    with pytest.raises(DecodeError, match="record 1"):
+        feed[0, 1]
