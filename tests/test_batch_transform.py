@@ -185,6 +185,34 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
             assert np.array_equal(batch["list"].lengths, before.lengths)
 
 
+def test_lengths_are_checked_in_every_batch(index: Index) -> None:
+    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return {"x": Ragged(np.arange(8 + (7 in batch["id"])), np.full(4, 2, np.uint8))}
+
+    sampler = BatchSampler(SequentialSampler(N), batch_size=4)
+    with NumpyLoader(Feed(index, sampler, batch_transform=function)) as loader:
+        assert next(iter(loader))["x"].lengths.tolist() == [2] * 4
+        with pytest.raises(DecodeError, match=r"epoch 0, step 1: .*9 values"):
+            list(loader)
+
+
+def test_ragged_values_may_be_lists_and_begin_with_nothing(index: Index) -> None:
+    """Strings keep their last zero bytes, which an array of numpy would drop."""
+
+    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        numbers = [0, *range(1, len(batch["id"]))]
+        words = [b"%d\0" % n for n in numbers for _ in range(n)]
+        return {"words": Ragged(words, numbers), "numbers": Ragged([*map(len, words)], numbers)}  # type: ignore[arg-type]
+
+    sampler = BatchSampler(SequentialSampler(N), batch_size=4)
+    for make in HERE:
+        with make(Feed(index, sampler, batch_transform=function)) as loader:
+            received(loader)
+    first = Feed(index, sampler, batch_transform=function)[0, 0]
+    assert first["words"].values.tolist() == [b"1\0", *[b"2\0"] * 2, *[b"3\0"] * 3]
+    assert first["numbers"].values.tolist() == [2] * 6
+
+
 def test_arrays_of_any_kind_are_taken(index: Index) -> None:
     fixed = np.arange(4)
     fixed.flags.writeable = False
@@ -248,6 +276,11 @@ def writing(batch: dict[str, Any], seed: int) -> dict[str, Any]:
     return batch
 
 
+def lengths(*lengths: Any, dtype: Any = None) -> Any:
+    """A function of 8 values for 4 rows of these lengths."""
+    return lambda batch, seed: {"x": Ragged(np.arange(8), np.array(lengths, dtype))}
+
+
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a random state": (shaky, ValueError, "one batch and one seed: draw from .*seed"),
     "an error": (failing, DecodeError, r"0, step 0: KeyError\('image'\)\n.*: mend the function"),
@@ -258,6 +291,24 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a dict within": (lambda b, s: {"x": {"y": b["x"]}}, DecodeError, "no batch can hold"),
     "other ids": (lambda b, s: {"id": b["id"] + 1}, DecodeError, "'id' another value: rename"),
     "ids written to": (writing, DecodeError, "read-only"),
+    **{
+        name: (
+            function,
+            DecodeError,
+            "'x' holds a Ragged of 8 values with the lengths .* whose sum",
+        )
+        for name, function in {
+            "lengths of too few values": lengths(2, 2, 2, 1),
+            "lengths of too many values": lengths(2, 2, 2, 3),
+            "a negative length": lengths(4, -2, 3, 3),
+            "lengths that are no integers": lengths(2.0, 2.0, 2.0, 2.0),
+            "truth values": lengths(*[True] * 4),
+            "lengths of two axes": lengths([2, 2], [2, 2]),
+            "lengths whose sum wraps": lengths(8, 2**63, 2**63, 0, dtype=np.uint64),
+            "strings as lengths": lengths("2", "2", "2", "2"),
+        }.items()
+    },
+    "too few lengths": (lengths(4, 4), DecodeError, "'x' must have a row for each of 4"),
 }
 
 

@@ -7,9 +7,11 @@ framework's graph must know before the function is called.
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import read_only
+from twinfeed.loaders.support.array_types import as_array
 from twinfeed.samplers.drawing.bits import derive
 
 
@@ -57,7 +60,9 @@ class BatchFunction:
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = dict.fromkeys(values, "stack")
         how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})
-        spec = spec_of({name: rows[0] for name, rows in values.items()}, how)
+        # An empty list does not say what it holds.
+        rows = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
+        spec = spec_of(rows, how)
         for name in spec.keys() & tried(feed):
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
@@ -99,10 +104,24 @@ def _named(request: Request) -> Iterator[None]:
         ) from error
 
 
+def _split(name: str, ragged: Ragged) -> list[Any]:
+    """Return the arrays of a user's `Ragged`; raise ValueError unless its lengths fit."""
+    values, lengths = ragged.values, as_array(ragged.lengths)
+    sizes = lengths.tolist()
+    integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
+    if not integers or min(sizes, default=0) < 0 or sum(sizes) != len(values):
+        raise ValueError(
+            f"field {name!r} holds a Ragged of {len(values)} values with the lengths "
+            f"{reprlib.repr(sizes)}: give integers from 0 on whose sum is the number of values"
+        )
+    ends = accumulate(sizes)
+    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
     """Return the rows of a value of a batch: an array, or a list of strings or of ragged arrays."""
     if isinstance(value, Ragged):
-        value = np.split(value.values, np.cumsum(value.lengths)[:-1])
+        value = _split(name, value)
     elif not isinstance(value, list) or not any(isinstance(one, (bytes, str)) for one in value):
         value = np.ascontiguousarray(array_of(name, value, 0))  # torch has no negative steps
     if len(value) != count:
