@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.ahead.spans import most_open
-from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -190,7 +190,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     for number, (row, column) in enumerate(places):
         axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
         image = batch[images][number]
-        if f"{images}_shape" in batch:  # images were padded to one shape
+        if mode_of(feed.collate, images) == "pad" and f"{images}_shape" in batch:
             image = image[tuple(map(slice, batch[f"{images}_shape"][number]))]
         axes.imshow(_displayed(image), cmap="gray")
         axes.set(xticks=[], yticks=[])

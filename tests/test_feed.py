@@ -25,6 +25,7 @@ from twinfeed.loaders import (
     Index,
     NumpyLoader,
     Pad,
+    Rows,
     Seeded,
     pack,
     plan,
@@ -840,3 +841,43 @@ def test_columns_and_fields_with_a_name_of_the_batch_are_refused(tmp_path: Path)
             Feed(field, of)
         renamed = Feed(field, of, decode=lambda sample, name=name: {"own": sample[name]})
         assert batch_of(renamed, requested(0))["own"] == [b"x"]
+
+
+@pytest.mark.parametrize(("end", "value"), [("length", np.ones(2)), ("shape", np.ones((2, 1)))])
+@pytest.mark.parametrize("how", ["pad", Pad(value=1), {"x": "pad"}])
+def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) -> None:
+    """Fault 109: the true lengths would take the place of the user's values."""
+    name, numbers, sampler = (
+        f"x_{end}",
+        np.arange(6),
+        BatchSampler(SequentialSampler(6), batch_size=4),
+    )
+    x = {"x": [value] * 6}
+
+    def both(sample: dict[str, Any]) -> dict[str, Any]:
+        return {name: 1, "x": value}
+
+    feeds: dict[str, list[Any]] = {
+        "field": [
+            (Rows(x | {name: numbers}), {}),
+            (Rows({name: numbers} | x), {}),
+            (Rows(x), {"decode": both}),
+            (Rows(x), {"transform": both}),
+            (Rows(x), {"decode": both, "batch_transform": lambda batch, _: batch}),
+        ],
+        "column": [(Rows(x, columns={name: numbers}), {})],
+        "side table": [(Rows(x), {"side": {name: numbers}})],
+    }
+    for what, cases in feeds.items():
+        for rows, options in cases:
+            feed = Feed(rows, sampler, collate=how, **options)
+            with pytest.raises(
+                ValueError, match=f"^{what} '{name}' has the name of what 'pad' adds"
+            ):
+                feed[0, 0]
+            assert Feed(rows, sampler, **options)[0, 0][name].shape == (4,)  # nothing is padded
+    spec = {"x": FieldSpec(value.shape, value.dtype), name: FieldSpec((), np.dtype(int))}
+    with pytest.raises(ValueError, match=f"^field '{name}' has the name"):
+        Feed(Rows(x), sampler, decode=both, collate=how, spec=spec)[0, 0]
+    other = Feed(Rows(x | {"y_length": numbers, "y_shape": numbers}), sampler, collate=how)
+    assert other[0, 0]["y_length"].tolist() == [0, 1, 2, 3]

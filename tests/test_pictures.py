@@ -140,6 +140,12 @@ def test_images_that_are_padded_are_shown_without_the_padding(tmp_path: Path) ->
     figure = show_batch(Feed(index, sampler, decode=decode, collate="pad"))
     assert [axes.images[0].get_size() for axes in figure.axes] == [(5, 3), (5, 7)]
 
+    def own(sample: Any) -> dict[str, Any]:
+        return {"x": np.ones((5, 6, 3), np.uint8), "x_shape": [2, 2, 3]}  # of no padding
+
+    figure = show_batch(Feed(index, sampler, decode=own))
+    assert [axes.images[0].get_size() for axes in figure.axes] == [(5, 6)] * 2
+
 
 def test_show_finds_the_field_of_foreign_shards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -92,14 +92,15 @@ def check_names(
     feed: Definition, what: str, names: Iterable[str], advice: str, /, *, beside: Iterable[str] = ()
 ) -> None:
     """Raise ValueError for a name that the batch or the transform uses for something else."""
-    names = set(names)
-    both = names.intersection(beside)
-    if both:
-        raise ValueError(f"{what} {min(both)!r} has the name of a side table: {advice}")
+    check_free(what, names, beside, f"the name of a side table: {advice}")
     taken, whose = (GIVEN, "sample") if feed.transform is not None else (("id",), "batch")
-    both = names.intersection(("mask", *taken) if feed.sampler.padded else taken)
+    taken = ("mask", *taken) if feed.sampler.padded else taken
+    use = f"a name that the loader itself gives to every {whose}: {advice}"
+    check_free(what, names, taken, use)
+
+
+def check_free(what: str, names: Iterable[str], taken: Iterable[str], use: str, /) -> None:
+    """Raise ValueError if a name is among those that are taken, with their `use`."""
+    both = set(names).intersection(taken)
     if both:
-        raise ValueError(
-            f"{what} {min(both)!r} has a name that the loader itself gives to every {whose}: "
-            f"{advice}"
-        )
+        raise ValueError(f"{what} {min(both)!r} has {use}")

@@ -84,8 +84,8 @@ class Feed(Definition):
 
     Raises:
         ValueError: a sampler of another number of records, and fields that some record lacks.
-        ValueError: a column, a side table or a field has a name that the batch or the transform
-            uses for something else.
+        ValueError: a column, a side table or a field has a name that the batch, padding or the
+            transform uses for something else.
         KeyError: wrong `fields`, and a `DecodeImage` or another decode of this library whose field
             is not among them.
         TypeError: `fields` of another type, an `index` that is no source of records, and a column

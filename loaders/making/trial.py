@@ -19,7 +19,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.definition import Definition, check_collated, check_names
+from twinfeed.loaders.feed.definition import Definition, check_collated, check_free, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
@@ -99,7 +99,12 @@ def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
     beside = feed.side if feed.transform is None else ()  # a transform may replace side rows
     check_names(feed, "field", spec, f"give it another name in {last}", beside=beside)
     check_collated(feed, spec)
-    collate(dict.fromkeys(spec, ()), spec, how=feed.collate)  # a Pad must fit its field
+    every = {"field": spec, "column": feed.index.columns, "side table": feed.side}
+    for name, field in spec.items():  # a Pad must fit its field
+        added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
+        use = f"the name of what 'pad' adds to {name!r}: give one another name in {last}"
+        for what, names in every.items():
+            check_free(what, names, added, use)
     for name, field in spec.items():
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
