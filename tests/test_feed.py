@@ -881,3 +881,21 @@ def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) ->
         Feed(Rows(x), sampler, decode=both, collate=how, spec=spec)[0, 0]
     other = Feed(Rows(x | {"y_length": numbers, "y_shape": numbers}), sampler, collate=how)
     assert other[0, 0]["y_length"].tolist() == [0, 1, 2, 3]
+
+
+def test_lists_of_strings_may_begin_with_an_empty_list(tmp_path: Path) -> None:
+    """The index knows what they hold; a decode may hand them on."""
+    tags = [np.array([b"a\0", b"b"][: n % 3], object) for n in range(9)]
+    index = pack([{"tags": one} for one in tags], tmp_path)["data"]
+    for seed in range(8):
+        sampler = BatchSampler(RandomSampler(9, seed=seed), batch_size=9)
+        for options in ({}, {"decode": dict}, {"decode": dict, "transform": dict}):
+            feed: Any = Feed(index, sampler, collate={"tags": "ragged"}, **options)  # type: ignore[arg-type]
+            found = feed[0, 0]
+            wanted = [one for record in found["id"] for one in tags[record].tolist()]
+            assert found["tags"].values.tolist() == wanted
+    rows = Rows([{"tags": one.tolist()} for one in tags])
+    with pytest.raises(DecodeError, match=r"'ragged', and needs spec= where the first is empty"):
+        Feed(rows, BatchSampler(SequentialSampler(9), batch_size=9), collate="ragged")[0, 0]
+    spec = {"tags": FieldSpec((None,), None)}
+    assert len(Feed(rows, sampler, collate="ragged", spec=spec)[0, 0]["tags"].values) == 9

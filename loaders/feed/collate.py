@@ -143,7 +143,7 @@ def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
     return MisfitError(
         f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
-        "collated with 'ragged'",
+        "collated with 'ragged', and needs spec= where the first is empty",
         place=place,
     )
 

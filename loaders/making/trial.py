@@ -84,10 +84,17 @@ def _first_sample(feed: Definition) -> Mapping[str, Any]:
 
 def _read(feed: Definition) -> dict[str, FieldSpec]:
     try:
-        return spec_of(_first_sample(feed), feed.collate)
+        sample = _first_sample(feed)
+        spec = spec_of(sample, feed.collate)
     except MisfitError as error:
         where = feed.index.describe(int(first_of(feed)[0].records[0]))
         raise DecodeError(f"{where}: {error}") from error
+    kinds = feed.index.fields if isinstance(feed.index, Index) else {}
+    for name in kinds.keys() & spec.keys():  # an empty list does not say what it holds
+        strings = kinds[name].kind == "bytes_list" and mode_of(feed.collate, name) == "ragged"
+        if strings and isinstance(sample[name], list) and not sample[name]:
+            spec[name] = FieldSpec((None,), None)
+    return spec
 
 
 def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
