@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,15 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
     """
 
     _place: tuple[str, int] | None = None  # the file, and the offset of the first byte
+    _file: tuple[int, ...] = ()  # what `_identity` says of the file
 
     def __reduce__(self) -> Any:
         """Pickle the place in the file. The other process maps the file itself."""
         if self._place is None:
             return np.asarray(self).__reduce__()
-        return _map, (*self._place, self.dtype, self.shape)
+        _check_same(self._place[0], self._place[0], self._file)
+        order = "C" if self.flags.c_contiguous else "F"
+        return _map, (self._place, self._file, self.dtype, self.shape, order)
 
 
 def held(array: NDArray[Any]) -> NDArray[Any]:
@@ -34,7 +39,9 @@ def held(array: NDArray[Any]) -> NDArray[Any]:
         view = array.view()
     else:
         view = mapped = array.view(MappedArray)
-        mapped._place = place
+        mapped._place, mapped._file = place, _identity(place[0])
+        if _deleted(array.ctypes.data):
+            mapped._file = ()
     view.flags.writeable = False
     return view
 
@@ -67,11 +74,37 @@ def _place(array: NDArray[Any]) -> tuple[str, int] | None:
         base = base.base
     if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
         return None
-    if not array.size or not array.flags.c_contiguous:
+    if not array.size or not array.flags.forc:
         return None
     return os.fspath(base.filename), int(base.offset) + array.ctypes.data - base.ctypes.data
 
 
-def _map(file: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map an array again."""
-    return held(np.memmap(file, dtype, "r", offset, shape))
+def _identity(file: str | int) -> tuple[int, ...]:
+    """Return what differs once a file is written again, or replaced by a rename; () without one."""
+    if not os.path.exists(file):
+        return ()
+    status = os.stat(file)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _deleted(address: int) -> bool:
+    """Return whether the file that is mapped here was replaced or removed, where Linux says so."""
+    with suppress(OSError), open("/proc/self/maps") as mappings:
+        gone = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
+        return any(int(low, 16) <= address < int(high, 16) for low, high in gone)
+    return False
+
+
+def _check_same(path: str, file: str | int, identity: tuple[int, ...]) -> None:
+    """Raise OSError for another file than the one that an array mapped, and still shows."""
+    if not identity or _identity(file) != identity:
+        raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
+
+
+def _map(place: tuple[str, int], identity: tuple[int, ...], *array: Any) -> NDArray[Any]:
+    """Map an array of this dtype, shape and order again, of the same file."""
+    path, offset = place
+    dtype, shape, order = array
+    with open(path, "rb") as file:
+        _check_same(path, file.fileno(), identity)
+        return held(np.memmap(file, dtype, "r", offset, shape, order))

@@ -15,13 +15,21 @@ from launching import run
 from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
 
 from twinfeed import Rows
-from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
+from twinfeed.loaders import (
+    Feed,
+    Index,
+    LoaderError,
+    NumpyLoader,
+    SideTable,
+    pack,
+)
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
     StateMismatchError,
+    SubsetSampler,
 )
 from twinfeed.testing import check_source
 
@@ -196,6 +204,34 @@ def test_large_arrays_are_mapped_in_a_new_process(tmp_path: Path) -> None:
     assert len(pickle.dumps(mapped)) < 10_000
     check_source(mapped)
     assert len(pickle.dumps(Rows(large[:2]))) > 1 << 20
+    np.save(tmp_path / "columns.npy", np.asfortranarray(large[:, :100]))
+    columns = Rows(np.load(tmp_path / "columns.npy", mmap_mode="r"))
+    assert len(pickle.dumps(columns)) < 10_000
+    check_source(columns)
+
+
+@pytest.mark.parametrize("when", ["before the rows", "before the pickle", "after the pickle"])
+@pytest.mark.parametrize("source", [Rows, SideTable, lambda x: SubsetSampler(x, of=4)])
+def test_a_mapped_file_that_is_replaced_is_an_error(source: Any, when: str, tmp_path: Path) -> None:
+    """Else the parent would read the old values, and a spawned worker the new ones."""
+
+    def replace() -> None:
+        np.save(tmp_path / "new.npy", np.array([1, 0, 2]))
+        os.replace(tmp_path / "new.npy", path)
+
+    np.save(path := tmp_path / "x.npy", np.arange(3))
+    mapped = path if source is SideTable else np.load(path, mmap_mode="r")
+    if when == "before the rows":
+        if source is SideTable or sys.platform != "linux":
+            pytest.skip("a side table maps its file itself; other systems do not say")
+        replace()
+    made = source(mapped)
+    if when == "before the pickle":
+        replace()
+    with pytest.raises(OSError, match=r"the file changed after an array mapped it: .*x\.npy"):  # noqa: PT012
+        data = pickle.dumps(made)
+        replace()
+        pickle.loads(data)
 
 
 @pytest.mark.frameworks
@@ -206,10 +242,12 @@ def test_workers_of_torch(tmp_path: Path) -> None:
     spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
     with pytest.raises(LoaderError, match="a copy of 42 MB"):
         next(iter(TorchLoader(feed_of(np.zeros((40, 1 << 20), np.uint8)), **spawn)))
-    expected = two_epochs(NumpyLoader(feed_of(SAMPLES)))
-    assert (
-        two_epochs(TorchLoader(feed_of(KINDS["mapped arrays"][0](tmp_path)), **spawn)) == expected
-    )
+    mapped = Rows(KINDS["mapped arrays"][0](tmp_path))
+    np.save(tmp_path / "side.npy", X)
+    sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=4)
+    expected = two_epochs(NumpyLoader(Feed(Rows(SAMPLES), sampler, side={"side": X})))
+    feed = Feed(mapped, sampler, side={"side": SideTable(tmp_path / "side.npy")})
+    assert two_epochs(TorchLoader(feed, **spawn)) == expected
 
 
 @pytest.mark.frameworks

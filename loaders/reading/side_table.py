@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import DataCorruptionError, StaleIndexError
-from twinfeed.loaders.support.array_types import Ids, Int64s
+from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers import validate
+from twinfeed.samplers.mapped import held
 
 
 class SideTable:
@@ -20,7 +21,7 @@ class SideTable:
     `table[ids]` reads the rows of these sample ids, and nothing else of the file.
 
     The table pickles as its path. A numpy.memmap would pickle with all its data. Every process maps
-    the same pages.
+    the same pages, and a file that was replaced in the meantime is an OSError.
 
     Args:
         path: the `.npy` file.
@@ -53,10 +54,6 @@ class SideTable:
         ids = validate.check_ids(ids, len(self))
         return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the path."""
-        return _reopen, (self.path, self._rows, self.shape, self.dtype.str)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of samples, and the shape of a row."""
@@ -86,18 +83,4 @@ def _mapped(path: str) -> npt.NDArray[Any]:
             path=path,
             advice="write it again with numpy.save, as a whole",
         )
-    return np.asarray(data)
-
-
-def _reopen(path: str, rows: Int64s | None, shape: tuple[int, ...], dtype: str) -> SideTable:
-    """Open a pickled table in another process; the file must have the same shape and type."""
-    table = SideTable(path, rows=rows)
-    if (table.shape, table.dtype.str) != (shape, dtype):
-        raise StaleIndexError(
-            "the side table changed while it was in use",
-            path=path,
-            expected=f"{dtype}{list(shape)}",
-            found=f"{table.dtype.str}{list(table.shape)}",
-            advice="start again",
-        )
-    return table
+    return held(data)

@@ -67,7 +67,7 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
         elif prod(least(field.shape)) * dtype_of(field).itemsize * size > SMALL:
             tensors += 1
     for rows in (*feed.index.columns.values(), *feed.side.values()):
-        tensors += rows[:1].nbytes * size > SMALL
+        tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > SMALL
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:
         raise LoaderError(
