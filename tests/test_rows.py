@@ -5,6 +5,8 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dic
 
 from twinfeed import Rows
 from twinfeed.loaders import (
+    DecodeError,
     Feed,
     Index,
     LoaderError,
@@ -28,6 +31,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    SequentialSampler,
     StateMismatchError,
     SubsetSampler,
 )
@@ -123,6 +127,88 @@ def test_a_missing_number_of_a_table_is_not_nan() -> None:
     with pytest.raises(TypeError, match="column 'n' must hold numbers, got object"):
         Rows(table, label="n")
     assert feed_of(table.take([0, 2, 3, 0]))[0, 0]["n"].dtype == np.int32
+
+
+class Plays:
+    """Samples of a file, as the decoders of audio: two of them are never equal."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.lock = number, threading.Lock()
+
+    def samples(self) -> Any:
+        return np.full(3, self.number)
+
+
+@dataclass
+class Boxes:
+    array: Any
+
+    def samples(self) -> Any:
+        return self.array
+
+
+class Nested(Dicts):
+    """Items that hold what `make` makes of their number."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __getitem__(self, number: int) -> Any:
+        return {"x": self.make(number)}
+
+
+def ragged(number: int) -> Any:
+    return np.fromiter([np.full(3, number), np.zeros(number)], object, 2)
+
+
+@pytest.mark.parametrize("by", ["decode", "transform"])
+@pytest.mark.parametrize(
+    ("make", "array"),
+    [
+        (Plays, Plays.samples),
+        (lambda number: Boxes(np.full(3, number)), Boxes.samples),
+        (ragged, lambda value: value[0]),
+        (lambda number: lambda: np.full(3, number), lambda value: value()),
+    ],
+)
+def test_items_may_hold_objects_that_a_function_makes_arrays_of(
+    make: Any, array: Any, by: str
+) -> None:
+    function: Any = {by: lambda sample: {"x": array(sample["x"])}}
+    feed = Feed(
+        Rows(Nested(make)), BatchSampler(SequentialSampler(RECORDS), batch_size=4), **function
+    )
+    assert feed[0, 1]["x"].tolist() == [[number] * 3 for number in range(4, 8)]
+
+
+def test_objects_that_differ_are_random() -> None:
+    random = Nested(lambda number: Boxes(np.random.random(3)))
+    with pytest.raises(ValueError, match=r"read returned .* things for record \d+ of a Nested"):
+        feed_of(random, decode=lambda sample: {"x": sample["x"].array})[0, 0]
+    random = Nested(lambda number: Plays(np.random.randint(1 << 30)))
+    with pytest.raises(ValueError, match="decode returned different things"):
+        feed_of(random, decode=lambda sample: {"x": sample["x"].samples()})[0, 0]
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("kind", ["grad", "sparse", "meta"])
+def test_tensors_without_values_are_named(kind: str) -> None:
+    import torch
+
+    tensor = {
+        "grad": torch.ones(RECORDS, 2, requires_grad=True) * 1,
+        "sparse": torch.ones(RECORDS, 2).to_sparse(),
+        "meta": torch.ones(RECORDS, 2, device="meta"),
+    }[kind]
+    items = Nested(lambda number: tensor[number])
+    with pytest.raises(DecodeError, match=r"^record \d+ .*field 'x' holds a Tensor that is no arr"):
+        feed_of(items)[0, 0]
+    for by in ("decode", "transform"):
+        function: Any = {by: lambda sample: {"x": [*sample["x"].shape]}}
+        sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=2)
+        assert Feed(Rows(items), sampler, **function)[0, 0]["x"].tolist() == [[2], [2]]
+    with pytest.raises(TypeError, match=r"'x' must be an array: (C|c)an't"):
+        Rows({"x": tensor})
 
 
 @pytest.mark.frameworks

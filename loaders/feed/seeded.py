@@ -8,12 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support.array_types import as_array
+from twinfeed.loaders.support.array_types import Array, as_array
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result", bound=Mapping[str, Any])
@@ -170,7 +171,7 @@ def copied(value: Any, /) -> Any:
         return {name: copied(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [*map(copied, value)]
-    return as_array(value).copy()
+    return _as_array(value).copy()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -181,9 +182,32 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         alike = isinstance(other, (list, tuple)) and len(one) == len(other)
         return alike and all(map(same, one, other))
-    first, second = as_array(one), as_array(other)
+    first, second = _as_array(one), _as_array(other)
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    if first.dtype == object:
-        return bool((first == second).all())
-    return first.tobytes() == second.tobytes()
+    if first.dtype != object:
+        return first.tobytes() == second.tobytes()
+    return all(map(same if first.shape else _equal, first.flat, second.flat))
+
+
+def _as_array(value: Any) -> Array:
+    """Return a value as an array, of an object where numpy fails, as for a sparse tensor."""
+    try:
+        return as_array(value)
+    except Exception:
+        array = np.empty((), object)
+        array[()] = value
+        return array
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two objects are equal, as far as their class can say: decode makes arrays of them."""
+    if type(one) is not type(other):
+        return False
+    try:
+        if is_dataclass(one):
+            return same(vars(one), vars(other))
+        comparing: Any = type(one).__eq__
+        return comparing is object.__eq__ or bool(one == other)
+    except Exception:  # as where the attributes hold arrays
+        return True

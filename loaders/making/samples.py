@@ -100,7 +100,7 @@ class Samples:
 
         def transformed(request: Request) -> Made:
             given = sample if request is first else decoded(request.records)
-            given = given if self._shares else copy.deepcopy(given)
+            given = given if self._shares else _copied(given)
             return self._transformed([given], request, joined(request))[0]
 
         made = sample
@@ -264,6 +264,15 @@ def known_to_repeat(decode: object, /) -> bool:
 def _samples(fields: Mapping[str, Iterable[Any]]) -> list[Sample]:
     """Turn the values of each field into samples."""
     return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def _copied(sample: Made) -> Sample:
+    """Return the sample with copies of its values, where they can be copied."""
+    copies = dict(sample)
+    for name, value in sample.items():
+        with suppress(Exception):  # an open file, a tensor with a gradient
+            copies[name] = copy.deepcopy(value)
+    return copies
 
 
 def writable(sample: Made, /) -> Sample:
