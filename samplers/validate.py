@@ -77,9 +77,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def unmasked(name: str, values: Any) -> NDArray[Any]:
+    """Return an array; raise ValueError for a masked entry, whose mask `np.asarray` drops."""
+    masked = np.flatnonzero(np.ma.getmask(values))
+    if len(masked):
+        raise ValueError(f"{name} must have no masked entry, got one at {masked[0]}: fill it first")
+    return np.asarray(values)
+
+
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
     """Return integers of at least `minimum`: a new int64[n], or a mapped array as it is."""
-    array = np.asarray(values)
+    array = unmasked(name, values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.size and array.dtype.kind == "b":
@@ -214,7 +222,7 @@ def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
 def as_ids(ids: Int64 | Iterable[int], name: str = "ids", /) -> Int64:
     """Return ids as int64[n]; raise TypeError for what are no integers."""
     listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
-    array = np.asarray(list(ids) if listed else ids)
+    array = unmasked(name, list(ids) if listed else ids)
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -135,7 +135,7 @@ class _Scaled:
 
 def _quantised(weights: ArrayLike) -> Int64 | _Scaled:
     """Return weights as integers whose sum fits int64."""
-    array = np.asarray(weights)
+    array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number a record, got shape {array.shape}")
     if array.dtype.kind in "iu":

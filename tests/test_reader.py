@@ -141,6 +141,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     ),
     (lambda index: SideTable(index.path.with_name("gone")), FileNotFoundError, "gone"),
     (changed, OSError, "the file changed after an array mapped it.*t.npy"),
+    (table(rows=np.ma.masked_equal([0, 1], 1)), ValueError, "rows must have no masked entry"),
     # Datasets
     (rows(iter(SAMPLES)), TypeError, "must have a length and records by number"),
     (rows({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
@@ -171,6 +172,12 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         "plan needs an index.* has a Words",
     ),
     (batch(Words(), missing={"word": b""}), ValueError, "missing= is for an index, got a Words"),
+    (
+        batch(Words(), side={"n": np.ma.masked_less(LABELS, 1)}),
+        ValueError,
+        "side table 'n' must have no masked entry",
+    ),
+    (batch(Giving(column=np.ma.masked_less(LABELS, 1))), ValueError, "'label' of .* masked entry"),
     (batch(Words(), fields=["wrod"]), KeyError, "no field 'wrod': the fields are"),
     (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
     (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),

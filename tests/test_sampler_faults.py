@@ -11,6 +11,7 @@ import pytest
 
 from twinfeed.samplers import (
     BatchSampler,
+    BucketBatchSampler,
     ExactOnceBatchSampler,
     MixtureSampler,
     PKBatchSampler,
@@ -65,6 +66,8 @@ def views(counts: list[int]) -> ViewSampler:
     """Return one view an epoch of each record."""
     return ViewSampler(SequentialSampler(len(counts)), counts, per_epoch="one", seed=0)
 
+
+MASKED = np.ma.masked_equal([1, 2, 3], 2)
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
@@ -196,6 +199,13 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: WeightedSampler([1, -2], seed=0), ValueError, "got -2 at 1"),
     (lambda: WeightedSampler([-0.5], seed=0), ValueError, "got -0.5"),
     (lambda: WeightedSampler(["a"], seed=0), TypeError, "weights must be numbers"),
+    (lambda: WeightedSampler(MASKED, seed=0), ValueError, "weights must have no masked entry"),
+    (
+        lambda: BucketBatchSampler(MASKED, budget=9, seed=0),
+        ValueError,
+        "costs must have no masked entry",
+    ),
+    (lambda: SubsetSampler(MASKED, of=4), ValueError, "records must have no masked entry"),
     (lambda: WeightedSampler([2**61] * 2, seed=0), ValueError, "sum to less than"),
     (lambda: WeightedSampler([1], num_samples=2**64, seed=0), ValueError, "num_samples must be"),
     (

@@ -229,6 +229,8 @@ class Feed(Definition):
         if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
             got = type(rows).__name__
             raise TypeError(f"side table {name!r} must be an array of numbers, got {got}")
+        if isinstance(rows, np.ndarray):
+            validate.unmasked(f"side table {name!r}", rows)
         if len(rows) != self.sampler.num_ids:
             raise ValueError(
                 f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "

@@ -12,7 +12,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import counted, unmasked
 
 
 class Source(Protocol):
@@ -110,6 +110,7 @@ def check_source(source: object, /) -> None:
                 f"column {name!r} of a {type(source).__name__} must be a numpy array, "
                 f"got a {type(column).__name__}: np.asarray(…) makes one"
             )
+        unmasked(f"column {name!r} of a {type(source).__name__}", column)
         if column.shape[:1] != (len(source),):
             raise ValueError(
                 f"column {name!r} of a {type(source).__name__} must have a row for each of its "
