@@ -147,6 +147,11 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (rows({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
     (rows({"train": "shard"}), TypeError, "'train' must be an array or a list, got a str"),
     (rows({"x": np.ma.masked_less(X, 3)}), TypeError, "got a MaskedArray"),
+    (
+        rows(SAMPLES, columns={"n": np.ma.masked_less(LABELS, 1)}),
+        ValueError,
+        "'n' must have no masked entry, got one at 0: fill it",
+    ),
     (rows([(1, 2)]), ValueError, "fields must name the 2 parts of each tuple"),
     (rows(SAMPLES, label="word"), TypeError, "column 'word' must hold numbers.*unique"),
     (rows([{"y": 0.5}], label="y"), TypeError, "label 'y' must hold integers, got float64"),
@@ -171,7 +176,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         TypeError,
         "plan needs an index.* has a Words",
     ),
-    (batch(Words(), missing={"word": b""}), ValueError, "missing= is for an index, got a Words"),
+    (batch(Words(), missing={"wrod": b""}), ValueError, r"missing names \['wrod'\], .*'word'"),
+    (batch(Words(), missing={"word": None}), TypeError, "a value for the field 'word', got None"),
     (
         batch(Words(), side={"n": np.ma.masked_less(LABELS, 1)}),
         ValueError,

@@ -19,6 +19,7 @@ from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dic
 from twinfeed import Rows
 from twinfeed.loaders import (
     DecodeError,
+    DecodeImage,
     Feed,
     Index,
     LoaderError,
@@ -117,16 +118,107 @@ def test_a_label_is_read_once_and_leaves_the_fields() -> None:
     assert given.columns["label"].tolist() == LABELS[::-1].tolist()
 
 
+EXACT = 2**53 + 1  # which no float holds
+
+
+def stored_as(kind: str, values: Any) -> Any:
+    """A column x, in a table of pyarrow or in a dataset of Hugging Face with a format."""
+    if kind == "pyarrow":
+        import pyarrow
+
+        return pyarrow.table({"x": values})
+    import datasets
+
+    data = datasets.Dataset.from_dict({"x": [[7, 7], *values]})
+    return data.select(range(1, len(data))).with_format(None if kind == "python" else kind)
+
+
 @pytest.mark.frameworks
-def test_a_missing_number_of_a_table_is_not_nan() -> None:
+@pytest.mark.parametrize("kind", ["pyarrow", "python", "numpy", "torch"])
+@pytest.mark.parametrize(
+    ("values", "value"),
+    [([[EXACT, 1], None, [3, EXACT]], [0, 5]), ([None, [EXACT, EXACT]], [EXACT, 0])],
+)
+def test_a_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
+    data, whole = (
+        stored_as(kind, values),
+        BatchSampler(SequentialSampler(len(values)), batch_size=3),
+    )
+    with pytest.raises(ValueError, match=rf"a null.* in the field 'x' \(1 of {len(values)}\).*"):
+        Feed(Rows(data), whole)
+    with pytest.raises(LoaderError, match=rf"^record {values.index(None)} .*'x'(.|\n)*missing="):
+        Feed(Rows(data), whole, missing="late")[0, 0]
+    for wrong in (["a", 1], None, [0.5, 1]):
+        with pytest.raises(TypeError, match="missing must have a value"):
+            Feed(Rows(data), whole, missing={"x": wrong})
+    batch = Feed(Rows(data), whole, missing={"x": value})[0, 0]
+    assert batch["x"].dtype == np.int64
+    assert batch["x"].tolist() == [value if row is None else row for row in values]
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("kind", ["pyarrow", "python", "numpy"])
+def test_a_null_within_a_list_is_no_number(kind: str) -> None:
+    whole = BatchSampler(SequentialSampler(3), batch_size=3)
+    rows = Rows(stored_as(kind, [[1, 2], [EXACT, EXACT], [None, 2]]))
+    if kind == "python":  # which a decode may fill
+        with pytest.raises(DecodeError, match=r"^record 2 .*'x' holds a list with None in it"):
+            Feed(rows, whole)[0, 0]
+    else:
+        with pytest.raises(ValueError, match=r"null within a list, in the field 'x' \(1 of 3\)"):
+            Feed(rows, whole)
+        batch = Feed(rows, whole, missing={"x": [0, 0]})[0, 0]
+        assert batch["x"].tolist() == [[1, 2], [EXACT, EXACT], [0, 0]]
+
+
+@pytest.mark.frameworks
+def test_integers_beside_a_null_stay_integers() -> None:
     import pyarrow
 
-    table = pyarrow.table({"n": pyarrow.array([1, None, 3, 4], pyarrow.int32())})
-    with pytest.raises(LoaderError, match=r"record 1 of a Table: read gave None for the field 'n'"):
-        feed_of(table)[0, 0]
+    table = pyarrow.table({"n": pyarrow.array([None, 1, 3, 4], pyarrow.int32())})
+    table = table.append_column(
+        "pair", [[{"n": EXACT, "path": None}, {"n": None, "path": "x"}] * 2]
+    )
     with pytest.raises(TypeError, match="column 'n' must hold numbers, got object"):
         Rows(table, label="n")
-    assert feed_of(table.take([0, 2, 3, 0]))[0, 0]["n"].dtype == np.int32
+    decode = {"decode": lambda sample: {"n": sample["n"], "m": sample["pair"]["n"] or 0}}
+    sampler = BatchSampler(SequentialSampler(4), batch_size=4)
+    batch = Feed(Rows(table), sampler, missing={"n": 7}, **decode)[0, 0]
+    assert (batch["n"].tolist(), batch["n"].dtype) == ([7, 1, 3, 4], np.int32)
+    assert batch["m"].tolist() == [EXACT, 0, EXACT, 0]
+
+
+@pytest.mark.frameworks
+def test_a_dataset_of_hugging_face_decodes_what_is_read() -> None:
+    import datasets
+
+    broken = {"image": [{"bytes": b"no image", "path": None}] * 4, "t": [1, 2, 3, 4]}
+    features = {"image": datasets.Image(), "t": datasets.Value("int64")}
+    data = datasets.Dataset.from_dict(broken, features=datasets.Features(features))
+    for dataset in (data, data.with_format("numpy")):
+        batch = feed_of(dataset, fields=["t"])[0, 0]
+        assert sorted(batch["t"].tolist()) == [1, 2, 3, 4]
+    plain = data.cast_column("image", datasets.Image(decode=False))
+    with pytest.raises(DecodeError, match="field 'image' is no image, it begins with b'no image'"):
+        feed_of(plain, decode=DecodeImage())[0, 0]
+    elsewhere = [{"image": {"bytes": None, "path": "a.png"}}] * 4
+    with pytest.raises(DecodeError, match=r"'image' must hold the bytes of an image, got {.*a.png"):
+        feed_of(elsewhere, decode=DecodeImage())[0, 0]
+
+
+@pytest.mark.frameworks
+def test_what_gives_no_records_by_number_is_refused_in_words() -> None:
+    import datasets
+
+    data = datasets.Dataset.from_dict({"n": [1, 2]})
+    for given, word in (
+        (data.with_format("arrow"), "'arrow' gives tables: give dataset.with_format"),
+        (data.with_format("polars"), "'polars' gives tables"),
+        (data.to_iterable_dataset(), "a length and records by number, got a IterableDataset"),
+        (datasets.DatasetDict(train=data), r"as in Rows\(data\['train'\]\)"),
+    ):
+        with pytest.raises(TypeError, match=word):
+            Rows(given)
 
 
 class Plays:

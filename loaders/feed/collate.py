@@ -134,7 +134,8 @@ def array_of(name: str, value: Any, place: int, /) -> Array:
     if (usual and dtype.isnative) or dtype.name == "bfloat16":  # numpy is slow to give its name
         return array
     if dtype.kind not in "biufc" or dtype.char in "gG" or isinstance(value, _Masked):
-        kinds = {"O": "", "S": " of byte strings", "U": " of strings"}
+        none = " with None in it" if array.ndim and any(item is None for item in array.flat) else ""
+        kinds = {"O": none, "S": " of byte strings", "U": " of strings"}
         raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"), place)
     return array.astype(dtype.str[1:])
 

@@ -136,11 +136,11 @@ class DecodeImage:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
-        return {**sample, self.field: self._decode(sample[self.field], self.field)}
+        return {**sample, self.field: self._decode(_bytes(sample, self.field), self.field)}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the sample decoded, in the field's slot of a batch if the image fits."""
-        data, slot = sample[self.field], slots[self.field]
+        data, slot = _bytes(sample, self.field), slots[self.field]
         if _is_jpeg(data) and self._orientation(data) == 1 and self._fills(data, slot):
             return {**sample, self.field: slot}
         array = self._decode(data, self.field)
@@ -300,6 +300,18 @@ class DecodeImage:
             raise ValueError(
                 f"the image has {height} x {width} pixels, more than max_pixels={self.max_pixels}"
             )
+
+
+def _bytes(sample: Mapping[str, Any], field: str) -> Any:
+    """Return the bytes of an image; Hugging Face has them in a dict, beside the path."""
+    data = sample[field]
+    data = data.get("bytes") if isinstance(data, Mapping) else data
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            f"field {field!r} must hold the bytes of an image, got {sample[field]!r:.200}: "
+            f"cast_column({field!r}, Image(decode=False)) of Hugging Face gives these, or a path"
+        )
+    return data
 
 
 def _is_jpeg(data: bytes) -> bool:

@@ -78,9 +78,10 @@ class Feed(Definition):
             the stream draws, whatever the rank.
         batch_spec: the same for fields that `batch_transform` returns, where they differ from those
             of the first batch: a length that changes is None.
-        missing: "error" refuses fields that a record of the index lacks. A dict gives such fields a
-            value, and may name fields that are not read. "late" raises an error only when such a
-            record is read, for samplers that draw no such record.
+        missing: "error" refuses fields that a record of the index is known to lack; of another
+            source, fields with a null. A dict gives such fields a value, and may name fields that
+            are not read. "late" raises an error only when such a record is read, for samplers that
+            draw no such record.
 
     Raises:
         ValueError: a sampler of another number of records, and fields that some record lacks.

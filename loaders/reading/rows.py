@@ -6,10 +6,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
@@ -31,7 +32,8 @@ class Rows:
 
     - A dict of arrays, or one array, is indexed by all ids of a batch at once. An array that is
       mapped from a file stays there: other processes map the file.
-    - A pyarrow table, and a dataset of Hugging Face, are read by columns, as their format says.
+    - A pyarrow table, and a dataset of Hugging Face, are read by columns, as their format says. A
+      null, or a list with a null within it, is a missing value: see `missing` of `Feed`.
     - Anything else with a length gives items, by `__getitems__` or `__getitem__`: a list of dicts,
       a dataset of torch, ArrayRecord, Grain. An item is a dict, a tuple or a single value.
 
@@ -54,7 +56,7 @@ class Rows:
 
     Raises:
         TypeError: a dataframe; what has no length or gives no items; a label that is no integer.
-        ValueError: arrays of different lengths; a tuple without `fields`.
+        ValueError: arrays of different lengths; a tuple without `fields`; a masked value.
         LoaderError: pickling would copy more than 16 MiB of arrays to a new process.
 
     >>> import numpy as np
@@ -96,6 +98,8 @@ class Rows:
         self.fields = [name for name in known.names if name not in self.columns]
         names = [*self.fields, *self.columns]
         self.digests = {} if digest is None else dict.fromkeys(names, digest)
+        self.lacking = {name: int(lacks.sum()) for name, lacks in known.lacks.items()}
+        self.filled = known.filled
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -135,6 +139,7 @@ class _Items:
     pure = fresh = in_memory = False
     names: Sequence[str]
     copied = 0  # bytes of arrays that are pickled, as far as is known
+    lacks: Mapping[str, npt.NDArray[np.bool_]] = {}  # which records have no value, where known
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
@@ -166,6 +171,10 @@ class _Items:
         every = bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
         return [as_array(self.take(np.array([each]), [name])[name][0]).copy() for each in every]
 
+    def filled(self, name: str, value: Any, /) -> Any:
+        """Return a value for the records that have none, as `take` would return it."""
+        return value
+
     def _items(self, numbers: list[int]) -> Any:
         many = getattr(self.data, "__getitems__", None)
         if many is None or not numbers:  # a rank may have padding alone, and ArrayRecord refuses []
@@ -180,7 +189,7 @@ class _Items:
 
 
 class _Columns(_Items):
-    """A dataset that gives a dict of columns for several ids, as those of Hugging Face do."""
+    """A dataset that gives a dict of columns for several ids."""
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
@@ -194,6 +203,48 @@ class _Columns(_Items):
         return self.data[name][:]
 
 
+class _HuggingFace(_Columns):
+    """A dataset of Hugging Face, of which the columns that are named are read alone.
+
+    A format makes NaN of a null, and floats of the integers beside it. So the records that have no
+    value are left out before a column is formatted.
+    """
+
+    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+        super().__init__(data, fields)
+        self._selected: dict[tuple[str, ...], Any] = {}
+        inside, stored = data.format["type"] is not None, data.with_format("arrow")
+        nulls = [each for each in self.names if _lacking(data.data.table[each], inside).any()]
+        self.lacks = {each: _lacking(stored[each][:], inside) for each in nulls}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_selected": {}}
+
+    def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
+        whole = [name for name in names if name not in self.lacks]
+        found = dict(self._of(*whole)[ids]) if whole else {}
+        for name in self.lacks.keys() & names:
+            lacks = self.lacks[name][ids]
+            found[name] = _spread(self._of(name)[ids[~lacks]][name], lacks)
+        return found
+
+    def column(self, name: str, /) -> Any:
+        every = np.arange(len(self))
+        return self.take(every, [name])[name] if name in self.lacks else super().column(name)
+
+    def filled(self, name: str, value: Any, /) -> Any:
+        _typed(value, self.data.data.table[name].type)
+        kind, style = type(self.data.features), self.data.format
+        row = type(self.data).from_dict({name: [value]}, kind({name: self.data.features[name]}))
+        return row.with_format(style["type"], **style["format_kwargs"])[[0]][name][0]
+
+    def _of(self, *names: str) -> Any:
+        """Return a dataset of some columns, and keep it: to make one takes a millisecond."""
+        if names not in self._selected:
+            self._selected[names] = self.data.select_columns([*names])
+        return self._selected[names]
+
+
 class _Table(_Items):
     """A table of pyarrow."""
 
@@ -202,6 +253,7 @@ class _Table(_Items):
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data, self.names = data, fields or data.column_names
         self.copied = data.nbytes
+        self.lacks = {name: lacks for name in self.names if (lacks := _lacking(data[name])).any()}
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
         taken = self.data.select(names).take(ids)
@@ -209,6 +261,9 @@ class _Table(_Items):
 
     def column(self, name: str, /) -> Any:
         return _unpacked(self.data[name])
+
+    def filled(self, name: str, value: Any, /) -> Any:
+        return _unpacked(_typed(value, self.data[name].type))[0]
 
 
 class _Arrays(_Items):
@@ -246,12 +301,19 @@ def _kind(data: Any) -> type[_Items]:
         )
     if isinstance(data, Mapping) or _is_array(data):
         return _Arrays
-    if hasattr(data, "column_names"):
-        return _Table if hasattr(data, "schema") else _Columns
     gives = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if not (hasattr(data, "__len__") and gives):
-        raise TypeError(f"data must have a length and records by number, got {data!r}")
-    return _Items
+        raise TypeError(
+            f"data must have a length and records by number, got a {type(data).__name__}"
+        )
+    if not hasattr(data, "column_names"):
+        return _Items
+    style = data.format["type"] if hasattr(data, "with_format") else "custom"
+    if style in ("arrow", "polars"):
+        raise TypeError(f"format {style!r} gives tables: give dataset.with_format('numpy')")
+    if hasattr(data, "schema"):
+        return _Table
+    return _Columns if style == "custom" else _HuggingFace
 
 
 def _is_array(values: Any) -> bool:
@@ -263,14 +325,67 @@ def _array(name: str, values: Any) -> Array:
     """Return an array as it is, and a list as an array of its values."""
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
+    if hasattr(values, "column_names"):
+        raise TypeError(f"{name!r} is a dataset of its own: give one, as in Rows(data[{name!r}])")
     if not _is_array(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
-    return held(as_array(values))
+    return held(_numpy(name, values))
+
+
+def _numpy(name: str, values: Any) -> Array:
+    """Return an array; raise ValueError for a masked value, TypeError for a sparse tensor."""
+    if isinstance(values, np.ndarray):
+        return validate.unmasked(repr(name), values)
+    try:
+        return as_array(values)
+    except (RuntimeError, TypeError) as error:  # a tensor with a gradient, a sparse one
+        raise TypeError(f"{name!r} must be an array: {error}") from None
+
+
+def _lacking(column: Any, inside: bool = True) -> npt.NDArray[np.bool_]:
+    """Return which values of pyarrow are null, or lists with a null `inside`."""
+    if hasattr(column, "chunks"):
+        parts = [_lacking(chunk, inside) for chunk in column.chunks]
+        return np.concatenate([np.zeros(0, bool), *parts])
+    lacks = np.array(column.is_null())
+    column = getattr(column, "storage", column)  # of an extension type
+    if inside and hasattr(column, "value_parent_indices") and not _has_dicts(column):
+        lacks[column.value_parent_indices().to_numpy()[_lacking(column.flatten())]] = True
+    return lacks
+
+
+def _has_dicts(column: Any) -> bool:
+    return "struct<" in str(column.type) or "map<" in str(column.type)
 
 
 def _unpacked(column: Any) -> Any:
-    """Return a column of pyarrow; numpy would make NaN of a missing integer."""
-    return column.to_pylist() if column.null_count else column.to_numpy()
+    """Return a column of pyarrow, with None for a value that is null or has a null inside.
+
+    If one value has a null, numpy makes floats of all integers of the column.
+    """
+    if _has_dicts(column):
+        return column.to_pylist()
+    lacks = _lacking(column)
+    if not lacks.any():
+        return column.to_numpy()
+    return _spread(column.take(np.flatnonzero(~lacks)).to_numpy(), lacks)
+
+
+def _spread(values: Iterable[Any], lacks: npt.NDArray[np.bool_]) -> list[Any]:
+    """Return values with None in the rows that have none."""
+    rest = iter(values)
+    return [None if none else next(rest) for none in lacks]
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Return a value as a column of pyarrow; raise TypeError for a value of another type."""
+    pyarrow, kind = sys.modules["pyarrow"], getattr(kind, "storage_type", kind)
+    try:
+        with suppress(pyarrow.ArrowNotImplementedError):
+            pyarrow.array([value]).cast(kind)  # which never rounds
+        return pyarrow.chunked_array([[value]], kind)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise TypeError(f"missing must have a value of {kind}, got {value!r} ({error})") from None
 
 
 def _read_column(data: _Items, name: str) -> Any:
@@ -282,7 +397,7 @@ def _read_column(data: _Items, name: str) -> Any:
 
 def _numbers(name: str, values: Any) -> Array:
     """Return a column as an array of numbers."""
-    array = as_array(values)
+    array = _numpy(name, values)
     if array.dtype == object:
         array = np.asarray(array.tolist())
     if array.dtype.kind not in "biufc":

@@ -139,7 +139,13 @@ class _Checked:
         self._fresh = getattr(reader, "fresh", False)
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id.
+        """Return the values of each field for each id."""
+        return self._values(ids, fields, {})
+
+    def _values(
+        self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
+    ) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id, with those of `missing` in place of None.
 
         Raises:
             LoaderError: `read` failed, or gave no list of a value for each id, by field.
@@ -162,19 +168,20 @@ class _Checked:
             if len(values) != len(ids):
                 what = f"another number of values of the field {name!r}"
                 raise self._wrong(what, fields, len(ids), counted(len(values), "value"))
-        return {name: self._given(name, found[name], ids) for name in fields}
+        return {name: self._given(name, found[name], ids, missing.get(name)) for name in fields}
 
-    def _given(self, name: str, values: Sequence[Any], ids: Int64s) -> Sequence[Any]:
+    def _given(self, name: str, values: Sequence[Any], ids: Int64s, missing: Any) -> Sequence[Any]:
         """Return the values of a field as a batch may use them."""
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values if self._fresh else read_only(values)
-        given = [read_only(one) if isinstance(one, np.ndarray) else one for one in values]
+        filled = (missing if value is None else value for value in values)
+        given = [read_only(one) if isinstance(one, np.ndarray) else one for one in filled]
         for record, one in zip(ids, given, strict=True):
             if one is None:
                 raise LoaderError(
                     f"{self._source.describe(int(record))}: read gave None for the field {name!r}",
-                    advice="give an empty array or byte string where there is nothing, or leave "
-                    "the record out (records= of the sampler)",
+                    advice=f"give the feed a value for it, missing={{{name!r}: …}}, or leave the "
+                    "record out (records= of the sampler)",
                 )
         return given
 
@@ -216,8 +223,8 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
 def values_of(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
-    """Return the values of fields; a `Reader` gives `missing` for the records that lack a field."""
-    if isinstance(reader, Reader):
+    """Return the values of fields, and those of `missing` for the records that lack a field."""
+    if isinstance(reader, (Reader, _Checked)):
         return reader._values(ids, fields, missing)
     return reader.read(ids, fields)
 
