@@ -9,17 +9,27 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import MANIFEST, MARK, PLACING, StringColumn, atomic, digest_of, file_digest, mark
+from inside import (
+    MANIFEST,
+    MARK,
+    PLACING,
+    StringColumn,
+    atomic,
+    build,
+    digest_of,
+    file_digest,
+    mark,
+)
 from killed_pack import samples
 from making_shards import numbered, tree
 
-from twinfeed.loaders import IndexFormatError, Reader, open_index, pack, verify
+from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, pack, verify
 
 SPLIT = {"train": 8, "eval": 4}
 REFUSED = (FileNotFoundError, IndexFormatError)
@@ -223,6 +233,29 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+@pytest.mark.parametrize("out", ["link", "link/deeper/x.index"])
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda _, out: pack(samples(1), out),
+        lambda shards, out: build_index(shards / "*.tfrecord", out, root=shards),
+    ],
+)
+def test_fault_112_a_link_that_leads_nowhere_is_named_and_not_waited_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writes: Callable[[Path, Path], object],
+    out: str,
+) -> None:
+    for module, name in ((atomic, "WAIT"), (build, "DAY")):
+        monkeypatch.setattr(module, name, 0.1)
+    pack(samples(1), tmp_path / "shards")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"leads nowhere: mount its disk.*/link'$"):
+        writes(tmp_path / "shards", tmp_path / out)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

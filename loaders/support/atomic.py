@@ -92,7 +92,11 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
     try:
         if make is not None:
             make(folder)
-    except FileExistsError:
+    except FileExistsError as error:
+        there = Path(error.filename)
+        if there.is_symlink() and not there.exists():
+            problem = "a link that leads nowhere: mount its disk, or name another folder"
+            raise FileNotFoundError(errno.ENOENT, problem, str(there)) from None
         if folder.exists() and not folder.is_dir():
             raise
         return None  # the folder was removed while mkdir() looked at what is there
