@@ -538,6 +538,15 @@ def test_a_remembered_place_may_not_send_on(
         ("localhost", "loopback"),
         ("8.8.8.8", "public"),
         ("2606:4700::1", "public"),
+        ("64:ff9b::a9fe:a9fe", "link-local"),
+        ("64:ff9b::808:808", "public"),
+        ("64:ff9b:1::a00:1", "private"),
+        ("::127.0.0.1", "loopback"),
+        ("::ffff:0:10.0.0.1", "private"),
+        ("2001:0:808:808::f5ff:fffe", "private"),
+        ("2606:4700::5efe:10.0.0.1", "private"),
+        ("2606:4700::200:5efe:127.0.0.1", "loopback"),
+        ("fe80::5efe:10.0.0.1", "link-local"),
     ],
 )
 def test_networks_are_told_apart(address: str, kind: str) -> None:

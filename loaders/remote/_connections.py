@@ -31,6 +31,8 @@ Check = Callable[[str], None]
 _PROXY = re.compile(
     r"(?i:https?://)?(?:([^/?#@]*)@)?((?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)(?::\d+)?)/?"
 )
+_BEFORE_IPV4 = (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64)
+"""The 96 bits before an IPv4 address: compatible, mapped, translated, NAT64."""
 _UNTIL: ContextVar[float] = ContextVar("until")
 
 
@@ -182,12 +184,22 @@ def network_of(host: str, /) -> str:
     except ValueError:
         name = host.rstrip(".").lower()
         return "loopback" if f".{name}".endswith(".localhost") else "public"
-    found = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None) or found
     if found.is_loopback or found.is_unspecified:
         return "loopback"
     if found.is_link_local:
         return "link-local"
+    if found.version == 6 and (inner := _ipv4_in(found)):
+        return network_of(str(inner))
     return "public" if found.is_global else "private"
+
+
+def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address stands for."""
+    before, last = divmod(int(address), 1 << 32)
+    isatap = before & 0xFDFFFFFF == 0x5EFE  # in any network
+    if before in _BEFORE_IPV4 or before >> 48 == 0x64FF9B0001 or isatap:  # NAT64 of a network
+        return ipaddress.IPv4Address(last)
+    return address.sixtofour or (address.teredo or (None, None))[1]
 
 
 @lru_cache(1)
