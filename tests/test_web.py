@@ -169,6 +169,17 @@ def test_a_redirect_may_lead_to_a_query_without_a_path(server: RangeServer) -> N
     assert server.paths == ["/a.tar", "/?b", "/c.tar"]
 
 
+@pytest.mark.parametrize(
+    "to",
+    ["https://[::1", "https://h:99999/", "https://h:x/", "https://a..b/", "https://a b/", "//[::1"],
+)
+def test_a_redirect_to_no_url_is_not_tried_again(server: RangeServer, to: str) -> None:
+    server.moved["/a.tar"] = to
+    with pytest.raises(LoaderError, match="redirects to, is malformed"):
+        store_of(Location.of(server.url)).read("a.tar", 0, 3)
+    assert server.paths == ["/a.tar"]
+
+
 def test_a_size_that_a_refused_range_tells_is_believed(tmp_path: Path, server: RangeServer) -> None:
     """No file is taken for an empty file: an index would lack its records."""
     tfrecords(tmp_path, shards=1)[0].rename(tmp_path / "a.tfrecord")

@@ -208,7 +208,7 @@ def _passing(url: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, LoaderError, PassingError):
         raise
-    except (HTTPError, OSError, ValueError) as error:  # ValueError: no URL, no text
+    except (HTTPError, OSError, ValueError) as error:
         who = "proxy" if isinstance(error, ProxyError) else "server"
         cause: BaseException = error
         while isinstance(cause, HTTPError) and (inner := cause.__cause__ or cause.__context__):
@@ -219,5 +219,12 @@ def _passing(url: str) -> Iterator[None]:
                 path=url,
                 found=cause.verify_message,
                 advice="check the URL; SSL_CERT_FILE names the certificates to trust",
+            ) from None
+        if isinstance(error, ValueError):
+            raise LoaderError(
+                "the URL, or one that its server redirects to, is malformed",
+                path=url,
+                found=masked(str(cause)),
+                advice="check the URL; if it is right, copy the shards here",
             ) from None
         raise PassingError(f"{type(cause).__name__} of the {who}: {cause}") from None
