@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinfeed.loaders.feed.definition import Batch
@@ -112,7 +112,11 @@ class _StatedIterator(grain.DatasetIterator[Any]):
         return {**state, "feed": self._loader.state_at(*position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if "feed" not in state:
+        if not isinstance(state, Mapping) or "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
-        adapter_of(self._loader).check_state(state["feed"])
-        self._parent.set_state({name: value for name, value in state.items() if name != "feed"})
+        adapter_of(self._loader).check_state(feed := state["feed"])
+        at, found = feed["epoch"] * len(self._loader) + feed["step"], state.get("next_index")
+        if found != at:
+            raise StateMismatchError(f"next_index of the state must be {at}, got {found!r}")
+        rest = {name: value for name, value in state.items() if name != "feed"}
+        self._parent.set_state({**rest, "next_index": at})

@@ -113,13 +113,26 @@ def test_ranks_and_their_states_are_those_of_the_whole(index: Index) -> None:
     iter(as_map_dataset(whole, epochs=1).to_iter_dataset(FEW)).set_state(state)
 
 
+def at_index(index: Index, at: object) -> None:
+    """Load the first state, with another `next_index`."""
+    iterator = iter(batches(index))
+    iterator.set_state(iterator.get_state() | {"next_index": at})
+
+
 ALONE = {"transform": Seeded(brighter)}
 ONCE = ExactOnceBatchSampler(41, batch_size=8)
 REUSE = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda i: as_map_dataset(Feed(i, REUSE), epochs=1), ValueError, "reuse"),
     (lambda i: as_map_dataset(Feed(i, ONCE, **ALONE), epochs=1), ValueError, "Seeded"),
-    (lambda i: iter(batches(i)).set_state({"next_index": 3}), StateMismatchError, "of another"),
+    *(
+        (lambda i, s=state: iter(batches(i)).set_state(s), StateMismatchError, "of another dataset")
+        for state in ({"next_index": 3}, {}, [], None, 7)
+    ),
+    *(
+        (lambda i, at=at: at_index(i, at), StateMismatchError, "next_index of the state must be 0")
+        for at in (None, "0", 3, -1, 0.5)
+    ),
 ]
 
 
