@@ -121,6 +121,17 @@ def call(tool: Callable[..., object], decode: Any = measure, **options: Any) -> 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
     (call(compare, backends=["torch"]), ValueError, "at least two of numpy, torch, tensorflow"),
     (call(compare, backends=["numpy", "absent"]), ModuleNotFoundError, "'absent' needs mxnet"),
+    *(
+        (
+            call(compare, backends=[name] * 2),
+            kind,
+            f"'{name}' is {where} in BACKENDS, and .* not th",
+        )
+        for name, kind, where in (
+            ("gone", ModuleNotFoundError, "own_backend.gone.BoxLoader"),
+            ("other", AttributeError, "own_backend.Other"),
+        )
+    ),
     (call(compare, steps=[sizes_added]), ValueError, "must be one function a backend, 2, got 1"),
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
@@ -138,6 +149,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 
 def test_what_no_tool_can_do_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
+    monkeypatch.setitem(BACKENDS, "gone", BOXES._replace(module="own_backend.gone"))
+    monkeypatch.setitem(BACKENDS, "other", BOXES._replace(loader="Other"))
     for refused, kind, word in REFUSED:
         with pytest.raises(kind, match=word):
             refused(index)

@@ -251,12 +251,23 @@ def _keep(job: _Task, wanted: set[int]) -> dict[int, dict[str, Array]]:
 
 
 def _deliver(job: _Task) -> Iterator[Any]:
-    """Give the batches as the backend delivers them; only its own process imports the backend."""
+    """Give the batches as the backend delivers them."""
     os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
-    make = getattr(importlib.import_module(job.backend.module), job.backend.loader)
-    with make(job.feed, **job.backend.options, **job.how) as loader:
+    with _loader_class(job)(job.feed, **job.backend.options, **job.how) as loader:
         passes = repeat(loader, -(-job.batches // max(1, len(loader))))
         yield from islice(chain.from_iterable(passes), job.batches)
+
+
+def _loader_class(job: _Task) -> Any:
+    """Import the backend's loader, which only its own process does."""
+    module, loader = job.backend.module, job.backend.loader
+    try:
+        return getattr(importlib.import_module(module), loader)
+    except (AttributeError, ModuleNotFoundError) as error:
+        if error.name != loader and not f"{module}.".startswith(f"{error.name}."):
+            raise  # an error of the module
+        problem = f"backend {job.name!r} is {module}.{loader} in BACKENDS, and that is not there"
+        raise type(error)(f"{problem}: {error}; name a module that can be imported") from error
 
 
 def _flat(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
