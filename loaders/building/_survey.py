@@ -25,13 +25,13 @@ class FieldSurvey:
 
     def __init__(self, path: str) -> None:
         self.path, self.kind = path, ""
-        self.kinds, self.widths = set[str](), set[int]()
+        self.kinds, self.widths = dict[str, str](), set[int]()  # of each kind the first shard
         self.offset = self.length = self.shards = 0
 
-    def add(self, facts: FieldFacts, records: int) -> None:
+    def add(self, facts: FieldFacts, path: str, records: int) -> None:
         """Take in the facts of one shard."""
         self.kind = facts.kind
-        self.kinds.add(facts.kind)
+        self.kinds.setdefault(facts.kind, path)
         self.offset = max(self.offset, facts.offset)
         self.length = max(self.length, facts.length)
         if records:
@@ -89,7 +89,7 @@ class Survey:
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
         for name, facts in part.fields.items():
-            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, part.records)
+            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, part.path, part.records)
 
     @property
     def whole(self) -> bool:
@@ -101,9 +101,11 @@ class Survey:
         """Name the bytes features that have one value in some parts and lists in others."""
         clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
         for name, kinds in clashes.items():
-            if kinds != {"bytes", "bytes_list"}:
+            if kinds.keys() != {"bytes", "bytes_list"}:
+                where = " and ".join(f"{kind} in {kinds[kind]}" for kind in sorted(kinds))
                 raise ValueError(
-                    f"feature {name!r} is {' in some shards and '.join(sorted(kinds))} in others"
+                    f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
+                    "out with fields= (--field)"
                 )
         return sorted(clashes)
 
