@@ -8,6 +8,7 @@ import json
 import os
 import reprlib
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,10 +95,11 @@ class FromTable:
         keys = list(keys)
         known = set(keys)
         unknown = [] if partial else [key for key in keys if key not in self.labels]
+        unused = [key for key in self.labels if key not in known]
         found: dict[str, list[Any]] = {
             "records have the key of another": _twice(keys),
             "records are not in the table": unknown,
-            "rows of the table have no record": [key for key in self.labels if key not in known],
+            "rows of the table have no record": unused,
             "labels are not a name or an integer": [
                 (key, label) for key, label in self.labels.items() if not is_label(label)
             ],
@@ -107,7 +109,12 @@ class FromTable:
             for what, bad in found.items()
             if bad
         ]
-        if unknown:
+        if not _nfc(known).isdisjoint(_nfc(unused)):
+            problems.append(
+                "some differ in their Unicode form alone (an accent of its own, as in files of "
+                "macOS): write the keys as the files are named, with unicodedata.normalize"
+            )
+        elif unknown:
             problems.append("give such records a background=, or skip them with missing='skip'")
         if problems:
             raise ValueError(
@@ -247,6 +254,11 @@ def _twice(items: Iterable[str]) -> list[str]:
     """Return the items that are there a second time."""
     seen: set[str] = set()
     return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
+
+
+def _nfc(keys: Iterable[str]) -> set[str]:
+    """Return keys with each accent composed with its letter."""
+    return {unicodedata.normalize("NFC", key) for key in keys if isinstance(key, str)}
 
 
 def _read_table(path: str) -> dict[str, Label | float]:
