@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
+import re
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.support.regular import open_file
 
 LOCK = ".twinfeed-lock"
 """The file that is locked while a folder is changed."""
@@ -23,20 +28,35 @@ _PAUSE = 0.02
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` through a temporary name beside it, fsync, rename."""
+    """Write `data` to `path` through a temporary name beside it, fsync, rename.
+
+    Temporary files of killed processes are removed: they are not empty, and nobody locks them.
+    """
+    _remove_stale(path, data[:4])
     temporary = beside(path)
     try:
         with temporary.open("xb") as file:
+            lock(file.fileno(), fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # while it is locked
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # not the temporary name
         raise
     sync(path.parent)
+
+
+def _remove_stale(path: Path, start: bytes) -> None:
+    """Remove what killed processes were writing to `path`, if it has the same first bytes."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}-*"):
+        if re.fullmatch("[0-9a-f]{16}", stale.name[len(path.name) + 2 :]):
+            with suppress(LoaderError, OSError), open_file(stale) as file:
+                same = start and file.read(len(start)) == start
+                if same and lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    stale.unlink()
 
 
 def beside(path: Path) -> Path:
