@@ -1,15 +1,19 @@
 """`Collect`: the results of an exact pass are whole, in order, for any number of ranks."""
 
+import fcntl
+import zipfile
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinfeed.loaders import Collect, LoaderError
+from twinfeed.loaders import Collect, Feed, Index, LoaderError, Ragged, pack
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
@@ -168,6 +172,27 @@ def test_rows_are_the_collection_s_own() -> None:
         (ValueError, [0], {"a": [[0]]}, r"'a', .*\(1,\)"),
         (ValueError, [0], {"a": [0], "id": [0]}, "'id' occurs more than once"),
         (TypeError, [0], {"a": [None]}, "objects"),
+        (ValueError, [0], {"a": ["x"]}, "'a' is int64, and joined .* text, which cannot hold"),
+        (ValueError, [0], {"a": Ragged(np.array([1]), np.array([1]))}, "'a' is ragged int64"),
+        (ValueError, [0], {"a": [np.array([1])]}, r"'a' is ragged int64 of shape \('…',\)"),
+        (TypeError, np.ma.array([0]), {"a": [1]}, "ids is masked"),
+        (TypeError, [0], {"a": np.ma.array([1])}, "a is masked: fill"),
+        (TypeError, [0], {"a": [np.ma.masked]}, "a is masked"),
+        (TypeError, [0], {"a": [np.ma.array([1])]}, "a is masked"),
+        (ValueError, [0, 1], {"a": [2**53 + 1, 0.5]}, "a cannot hold 9007199254740993 as float64"),
+        (ValueError, [0, 1], {"a": [np.int64(2**53 + 1), 0.5]}, "a cannot hold 9007199254740993"),
+        (ValueError, [0, 1], {"a": [2**63 + 1, -1]}, "a cannot hold 9223372036854775809"),
+        (ValueError, [0, 1], {"a": [1, "x"]}, "a cannot hold 1 as <U"),
+        (ValueError, [0, 1], {"a": [b"x", "y"]}, "a cannot hold b'x'"),
+        (ValueError, [0], {"a": [b"x\0"]}, "a cannot hold"),
+        (ValueError, [0, 1], {"a": [[1], [1, 2]]}, "several shapes: give a list of an array"),
+        (ValueError, [0], {"a": Ragged(np.arange(3), np.array([2]))}, "add up to the values, .3"),
+        (ValueError, [0, 1], {"a": Ragged(np.arange(1), np.array([2, -1]))}, "lengths of a must"),
+        (ValueError, [0] * 4, {"a": Ragged(np.arange(0), np.full(4, 1 << 62))}, "lengths of a"),
+        (TypeError, [0], {"a": Ragged(np.arange(1), np.array([1.0]))}, "lengths of a must be int"),
+        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(1, int)]}, "one dtype and shape but for"),
+        (ValueError, [0, 1], {"a": [np.zeros((1, 4)), np.zeros((1, 3))]}, "one dtype and shape"),
+        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "one dtype and shape but for"),
     ],
 )
 def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word: str) -> None:
@@ -175,6 +200,149 @@ def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word
     collect.add([2], a=[1])
     with pytest.raises(error, match=word):
         collect.add(ids, **results)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (np.array([2**53 + 1]), np.array([0.5]), False),
+        (np.array([-(2**53) - 1]), np.array([0.5]), False),
+        (np.array([2**53 + 1], np.uint64), np.array([-1]), False),
+        (np.array([2**53]), np.array([0.5]), True),
+        (np.array([True]), np.array([7]), True),
+        (np.array([1.5], np.float32), np.array([7], np.int16), True),
+        (np.array(["a"]), np.array(["abc"]), True),
+        (np.array(["a"]), np.array([b"b"]), False),
+        (np.array([True]), np.array(["b"]), False),
+        (np.array([7]), np.array([7], "m8[s]"), False),
+        ([np.array([1])], np.array([7]), False),
+        ([np.array([1.0])], np.array([7.0]), False),
+        ([np.array([1.0])], [np.array([1])], False),
+        ([np.zeros((1, 4))], [np.zeros((0, 3))], False),
+        ([np.array(["a", "b"])], [np.array(["abc"])], True),
+    ],
+)
+def test_fault_111_values_are_those_that_were_added(first: Any, second: Any, kept: bool) -> None:
+    """Whether two batches or two ranks are joined, in either order."""
+    for values in ((first, second), (second, first)):
+        ranks = [Collect(2), Collect(2)]
+        for n, rank in enumerate(ranks):
+            rank.add([n], x=values[n])
+        if not kept:
+            with pytest.raises(ValueError, match="which cannot hold its values"):
+                ranks[0].merged(gather_of(ranks))
+            continue
+        found = ranks[0].merged(gather_of(ranks))["x"]
+        rows = rows_of(found) if isinstance(found, Ragged) else found.tolist()
+        assert rows == [np.asarray(value[0]).tolist() for value in values]
+
+
+def rows_of(ragged: Ragged) -> list[Any]:
+    """The lists of a `Ragged`."""
+    return [part.tolist() for part in np.split(ragged.values, np.cumsum(ragged.lengths)[:-1])]
+
+
+@given(st.data())
+def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> None:
+    n, world = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 4))
+    lengths = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+    boxes = [np.full((length, 4), i, np.float32) for i, length in enumerate(lengths)]
+    words = [np.array([f"{i}"] * length, "U") for i, length in enumerate(lengths)]
+    ranks = [Collect(n) for _ in range(world)]
+    for rank, collect in enumerate(ranks):
+        for ids in ExactOnceBatchSampler(n, batch_size=3, final="pad").shard(rank, world):
+            rows = [boxes[i] for i in ids]
+            whole = Ragged(
+                np.concatenate([boxes[0][:0], *rows]), np.array([len(row) for row in rows], int)
+            )
+            listed = data.draw(st.booleans())
+            collect.add(ids, box=rows if listed else whole, word=[words[i] for i in ids], n=ids)
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{rank}.npz") for rank in range(world)]
+        for collect, path in zip(ranks, paths, strict=True):
+            collect.save(path)
+        tables = [ranks[0].merged(gather_of(ranks)), Collect.load(paths).merged()]
+    for table in tables:
+        assert table["box"].lengths.tolist() == table["word"].lengths.tolist() == lengths
+        assert table["box"].values.dtype == np.float32
+        assert rows_of(table["box"]) == [box.tolist() for box in boxes]
+        assert rows_of(table["word"]) == [word.tolist() for word in words]
+        assert table["n"].tolist() == list(range(n))
+
+
+@pytest.mark.frameworks
+def test_ragged_tensors_of_every_framework_are_taken() -> None:
+    import jax.numpy as jnp
+    import tensorflow as tf
+    import torch
+
+    rows: list[list[float]] = [[1, 2], [], [3]]
+    torches = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    for value in (
+        torch.nested.nested_tensor(torches, layout=torch.jagged, requires_grad=True),
+        torches,
+        tf.ragged.constant(rows, dtype=tf.float32),
+        [tf.constant(row, tf.float32) for row in rows],
+        [jnp.array(row, jnp.float32) for row in rows],
+    ):
+        collect = Collect(3)
+        collect.add([2, 1, 0], row=value)
+        found = collect.merged()["row"]
+        assert (rows_of(found), found.values.dtype) == (rows[::-1], np.float32)
+
+
+def test_a_file_of_another_run_is_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.npz", tmp_path / "1.npz"]
+    index, moved = (
+        pack([{"x": n + more} for n in range(4)], tmp_path / f"{more}")["data"] for more in (0, 1)
+    )
+
+    def save(rank: int, source: Index, **options: Any) -> None:
+        feed = Feed(source, ExactOnceBatchSampler(4, **{"batch_size": 2, **options}))
+        collect = Collect(4, feed=feed.shard(rank, 2))
+        collect.add([2 * rank, 2 * rank + 1], x=[0, 1])
+        collect.save(paths[rank])
+
+    save(0, index)
+    save(1, index)
+    assert Collect.load(paths).merged()["x"].tolist() == [0, 1, 0, 1]
+    for other, options in ((index, {"batch_size": 3}), (moved, {})):
+        save(1, other, **options)
+        with pytest.raises(LoaderError, match=r"of another run than the first\n  path: .*1.npz"):
+            Collect.load(paths)
+    collect = Collect(4)
+    collect.add([2, 3], x=[0, 1])
+    collect.save(paths[1])
+    with pytest.raises(LoaderError, match="another run"):
+        Collect.load(paths)
+
+
+def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    """Neither a bomb nor holes of sparse files."""
+    bomb, sparse, hole = (tmp_path / name for name in ("bomb.npz", "sparse.npz", "hole.npz"))
+    np.savez_compressed(bomb, n=2, only=np.arange(2), ids=np.zeros(1 << 20, np.int64))
+    with sparse.open("wb") as file, zipfile.ZipFile(file, "w") as members:
+        members.writestr("n.npy", b"")
+        members.infolist()[0].file_size = members.infolist()[0].compress_size = 1 << 35
+        members.start_dir = 1 << 36
+    with hole.open("wb") as file:
+        file.truncate(1 << 40)
+    for path, word in ((bomb, "more bytes than"), (sparse, "more bytes than"), (hole, "not a zip")):
+        with pytest.raises(LoaderError, match=word):
+            Collect.load(path)
+
+
+def test_a_save_removes_what_killed_saves_have_left(tmp_path: Path) -> None:
+    names = [f".rank.npz-{n:016x}" for n in range(4)]
+    for name in (*names, ".rank.npz-notes", ".other.npz-0123456789abcdef"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04")
+    (tmp_path / names[1]).write_bytes(b"notes")
+    (tmp_path / names[2]).write_bytes(b"")  # another process may have made it just now
+    with (tmp_path / names[3]).open() as used:
+        fcntl.flock(used, fcntl.LOCK_EX)
+        Collect(3).save(tmp_path / "rank.npz")
+    kept = {*names[1:], ".rank.npz-notes", ".other.npz-0123456789abcdef", "rank.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_ranks_with_other_results_are_refused() -> None:
@@ -198,7 +366,8 @@ def test_ranks_with_other_results_are_refused() -> None:
 def test_a_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     """A damaged number of records would be 16 TB of counts."""
     path = tmp_path / "rank.npz"
-    rows = np.array([(0, 0), (1 << 39, 1)], [("id", np.int64), ("a", np.int64)])
-    np.savez(path, n=1 << 41, only=[0, 1 << 40], rows=rows)
+    collect = Collect(1 << 41, only=[0, 1 << 40])
+    collect.add([0, 1 << 39], a=[0, 1])
+    collect.save(path)
     with pytest.raises(LoaderError, match=r"of 2 records 1 have no result .* 1 have too many"):
         Collect.load([path]).merged()

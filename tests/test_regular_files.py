@@ -18,6 +18,7 @@ from making_parts import made_parts, merged
 from making_shards import tfrecords
 
 from twinfeed.loaders import (
+    Collect,
     FromTable,
     ImageFolder,
     Index,
@@ -102,6 +103,10 @@ def side_table(folder: Path) -> Case:
     return folder / "t.npy", lambda: SideTable(folder / "t.npy")
 
 
+def results(folder: Path) -> Case:
+    return folder / "rank.npz", lambda: Collect.load(folder / "rank.npz")
+
+
 def part(folder: Path) -> Case:
     shards = tfrecords(folder, shards=1)
     (path,) = made_parts(shards, folder / "parts")
@@ -134,6 +139,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "label table": labels,
     "bad records": bad_records,
     "side table": side_table,
+    "results": results,
     "part": part,
     "classes": classes,
 }
@@ -167,5 +173,8 @@ def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
             path, use = make(tmp_path / case)
             path.touch()
             os.truncate(path, 1 << 41)
-            with no_hang(5), pytest.raises(LoaderError, match=r"too many bytes|max_record_bytes"):
+            with (
+                no_hang(5),
+                pytest.raises(LoaderError, match=r"too many bytes|max_record_bytes|not a zip"),
+            ):
                 use()

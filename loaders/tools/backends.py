@@ -39,6 +39,7 @@ class Backend(NamedTuple):
 def of_torch(value: Any) -> Any:
     """Return jagged tensors, and lists of lists of texts, as `Ragged`."""
     if getattr(value, "is_nested", False):
+        value = value.detach().cpu()
         return Ragged(as_array(value.values()), value.offsets().diff().numpy())
     if isinstance(value, list) and any(isinstance(row, list) for row in value):
         lengths = np.array([len(row) for row in value], np.int64)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, BinaryIO, SupportsIndex
 
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.loop.numpy_loader import NumpyLoader
+from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import open_file
+from twinfeed.loaders.tools.backends import of_tensorflow, of_torch
 from twinfeed.samplers import validate
 
 Part = Array
-"""What a rank has added: a structured array with the field "id" and a field for each result."""
+"""What a rank has added: a structured array with the field "id" and a field for each result. A
+field of objects has the arrays of a ragged result.
+"""
 
 
 class Collect:
@@ -30,6 +41,8 @@ class Collect:
         n: the number of sample ids: `len(index)`, or `sampler.num_ids` with views.
         only: the ids that the pass visits, if not all (int64, in any order), such as `records=` of
             the sampler. The rows then are in the order of `only`.
+        feed: the feed of the pass. Saved files then name its records and its stream, and `load`
+            refuses a file of another run.
 
     >>> import numpy as np
     >>> ranks = [Collect(3), Collect(3)]
@@ -39,10 +52,13 @@ class Collect:
     {'score': array([0.5 , 0.75, 0.25])}
     """
 
-    def __init__(self, n: SupportsIndex, /, *, only: Ids | None = None) -> None:
+    def __init__(
+        self, n: SupportsIndex, /, *, only: Ids | None = None, feed: Feed | None = None
+    ) -> None:
         self._n = validate.integer("n", n, minimum=0)
         self._only = validate.check_ids(np.arange(self._n) if only is None else only, self._n)
         validate.distinct("only", self._only)
+        self._run = {} if feed is None else NumpyLoader(feed).state_dict()
         self._added: list[Part] = []
 
     def add(self, ids: Any, /, **results: Any) -> None:
@@ -52,17 +68,19 @@ class Collect:
             ids: `batch["id"]`, int[batch]; the rows of -1 (padding) are dropped.
             results: by name, an array or a tensor (numpy, torch, TensorFlow, JAX) with one row for
                 each id. The rows are copied. bfloat16, which no file can hold, becomes float32.
-                Strings of numpy lose zero bytes at their end: give digests as numbers.
+                Rows of different lengths are a `Ragged`, a ragged tensor, or a list of one array
+                for each id, of one dtype and one shape after the first axis.
 
         Raises:
-            ValueError: a result of another number of rows or of the name `id`, or names or shapes
-                that are not those of before.
+            ValueError: a result of another number of rows or of the name `id`, names or shapes
+                that are not those of before, or a list of values that no one dtype can hold.
+            TypeError: a masked array, or objects.
             IndexError: an id of `n` or above, or below -1.
         """
-        ids = validate.as_ids(_array(ids))
+        ids = validate.as_ids(_array("ids", ids))
         kept = ids != -1
         validate.check_ids(ids[kept], self._n)
-        columns = [("id", ids), *((name, _array(results[name])) for name in sorted(results))]
+        columns = [("id", ids), *((name, _column(name, results[name])) for name in sorted(results))]
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
             if column.shape[:1] != ids.shape:
@@ -76,8 +94,10 @@ class Collect:
         self._added = [_joined(self._added)]  # without the batches, which would double the memory
         return self._added[0]
 
-    def merged(self, gather: Callable[[Part], Sequence[Part]] | None = None, /) -> dict[str, Array]:
+    def merged(self, gather: Callable[[Part], Sequence[Part]] | None = None, /) -> dict[str, Any]:
         """Return the whole table: for each result an array with one row per record, in order.
+
+        Rows of different lengths come as a `Ragged`.
 
         Args:
             gather: a function that gives the objects of all ranks for the object of this rank. All
@@ -85,7 +105,8 @@ class Collect:
 
         Raises:
             LoaderError: on every rank, records without a result, and records with several.
-            ValueError: results of several ranks or batches do not fit together.
+            ValueError: results of several ranks or batches do not fit together, such as names
+                beside numbers, or integers that floats would round.
         """
         rows = self.part() if gather is None else _joined(gather(self.part()))
         ids, place, times = np.unique(rows["id"], return_index=True, return_counts=True)
@@ -104,12 +125,18 @@ class Collect:
                 advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
         places = place[np.searchsorted(ids, self._only)]
-        return {name: rows[name][places] for name in rows.dtype.names or () if name != "id"}
+        return {name: _whole(rows[name][places]) for name in rows.dtype.names or () if name != "id"}
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
-        file = io.BytesIO()
-        np.savez(file, n=self._n, only=self._only, rows=self.part())
+        rows, file = self.part(), io.BytesIO()
+        arrays: dict[str, Any] = {"n": self._n, "only": self._only, "run": json.dumps(self._run)}
+        for name in rows.dtype.names or ():
+            whole = _whole(rows[name])
+            if isinstance(whole, Ragged):
+                whole, arrays[f"lengths {name}"] = whole
+            arrays[f"values {name}"] = whole
+        np.savez(file, **arrays)
         replace_file(Path(path), file.getvalue())
 
     @classmethod
@@ -117,40 +144,134 @@ class Collect:
         """Return a `Collect` with what all ranks have saved, each in a file.
 
         Raises:
-            LoaderError: a file is damaged, or of other records or results than the first.
+            LoaderError: a file is damaged, or of other records, results or another run than the
+                first.
         """
         whole: Collect | None = None
         for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-            data = Path(path).read_bytes()
-            try:
-                with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                    n, only, rows = (file[name] for name in ("n", "only", "rows"))
-                whole = whole or cls(n, only=only)
-                if n != whole._n or not np.array_equal(only, whole._only):
-                    raise ValueError("it is of other records than the first")
-                whole.add(rows["id"], **{name: rows[name] for name in rows.dtype.names[1:]})
-            except Exception as error:  # an error of zip, numpy or this class
-                raise LoaderError(f"no results of a Collect: {error}", path=path) from error
+            with open_file(path) as file:
+                try:
+                    n, only, run, results = _read(file)
+                    if whole is None:
+                        whole = cls(n, only=only)
+                        whole._run = run
+                    if n != whole._n or not np.array_equal(only, whole._only):
+                        raise ValueError("it is of other records than the first")
+                    if run != whole._run:
+                        raise ValueError("it is of another run than the first")
+                    whole.add(results.pop("id"), **results)
+                except Exception as error:  # an error of zip, numpy or this class
+                    raise LoaderError(f"no results of a Collect: {error}", path=path) from error
         if whole is None:
             raise ValueError("paths must name the file of each rank, got none")
         return whole
 
 
+def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
+    """Return n, only, run and results of a file, whose arrays have no more bytes than the file."""
+    status = os.fstat(file.fileno())
+    most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)  # of a sparse file
+    with zipfile.ZipFile(file) as archive:
+        if sum(each.file_size for each in archive.infolist()) > min(status.st_size, most):
+            raise ValueError("its arrays have more bytes than the file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as members:
+            arrays = dict(members)
+    run = json.loads(arrays["run"].item())
+    results: dict[str, Any] = {}
+    for key, array in arrays.items():
+        name, lengths = key.removeprefix("values "), arrays.get(key.replace("values", "lengths", 1))
+        if name != key:
+            results[name] = array if lengths is None else Ragged(array, lengths)
+    return arrays["n"].item(), arrays["only"], run, results
+
+
 def _joined(parts: Iterable[Part]) -> Part:
     """Return parts as one; a rank that had no records knows no results."""
-    named = [part for part in parts if len(part)]
+    named = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
     try:
-        return np.concatenate(named or [np.zeros(0, [("id", np.int64)])])
+        whole = np.concatenate(named)
     except TypeError as error:
         got = " and ".join(str(part.dtype) for part in named)
         raise ValueError(f"results must have the same names and shapes, got {got}") from error
+    for part, name in product(named, whole.dtype.names or ()):
+        if not _keeps(part[name], whole[name]):
+            raise ValueError(
+                f"result {name!r} is {_kind(part[name])}, and joined with other batches or ranks "
+                f"{_kind(whole[name])}, which cannot hold its values: give all of them one dtype, "
+                "and all or none as a Ragged"
+            )
+    return whole
 
 
-def _array(value: Any) -> Array:
-    """Return a tensor as a numpy array, from any device."""
-    array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-    # Strings of TensorFlow are objects.
-    array = np.array(array.tolist()) if array.dtype.hasobject else array
+def _keeps(old: Array, new: Array) -> bool:
+    """Return whether a column keeps its values in a column that other parts are joined to."""
+    if "O" in (old.dtype.kind, new.dtype.kind):
+        return _kind(old) == _kind(new)
+    if old.dtype.kind in "iu" and new.dtype.kind in "fc":
+        return max(-int(old.min(initial=0)), int(old.max(initial=0))) <= 1 << 53
+    return old.dtype.kind == new.dtype.kind or new.dtype.kind in "iufc"
+
+
+def _kind(column: Array) -> str:
+    """Return the dtype of a column; of a ragged column the dtype and the shape of its arrays."""
+    ragged = column.dtype.hasobject
+    rows = np.asarray(column[0]) if ragged else column
+    dtype = {"S": "byte strings", "U": "text"}.get(rows.dtype.kind, rows.dtype.name)
+    return f"ragged {dtype} of shape {('…', *rows.shape[1:])}" if ragged and rows.ndim else dtype
+
+
+def _whole(column: Array) -> Array | Ragged:
+    """Return a column as a result, a ragged column as a `Ragged`."""
+    if not column.dtype.hasobject:
+        return column
+    return Ragged(np.concatenate(column), np.array([len(row) for row in column], np.int64))
+
+
+def _column(name: str, value: Any) -> Array:
+    """Return a result with a row for each id; of rows of different lengths an array of arrays."""
+    if not isinstance(value, (list, tuple)):
+        value = of_tensorflow(of_torch(value))
+    if isinstance(value, Ragged):
+        values = np.array(_array(name, value.values))
+        lengths = validate.as_ids(_array(name, value.lengths), f"lengths of {name}").tolist()
+        if min(lengths, default=0) < 0 or values.shape[:1] != (sum(lengths),):
+            raise ValueError(f"lengths of {name} must add up to the values, {values.shape[:1]}")
+        ends = zip(lengths, accumulate(lengths), strict=True)
+        rows = [values[end - length : end] for length, end in ends]
+    elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
+        rows = [np.array(_array(name, row)) for row in value]
+    else:
+        return _array(name, value)
+    column = np.empty(len(rows), object)
+    for place, row in enumerate(rows):
+        column[place] = row
+    kinds = {_kind(column[place:]) for place in range(len(rows))}
+    if len(kinds) > 1:
+        raise ValueError(f"{name} must have one dtype and shape but for the lengths, got {kinds}")
+    return column
+
+
+def _array(name: str, value: Any) -> Array:
+    """Return a tensor as a numpy array, from any device; refuse what would lose something."""
+    items = value if isinstance(value, (list, tuple)) else None
+    if any(isinstance(each, np.ma.MaskedArray) for each in (value, *(items or ()))):
+        raise TypeError(f"{name} is masked: fill what is masked, or add the mask as a result")
+    try:
+        array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+        if array.dtype.hasobject:  # strings of TensorFlow
+            items = array.tolist()
+            array = np.array(items)
+    except ValueError as error:
+        problem = f"{name} has rows of several shapes: give a list of an array for each id"
+        raise ValueError(problem) from error
     if array.dtype.hasobject:
-        raise TypeError("results must be numbers or strings, got objects")
+        raise TypeError(f"{name} must be numbers or strings, got objects")
+    if items is not None:
+        leaves = (
+            each.item() if hasattr(each, "item") else each for each in np.array(items, "O").flat
+        )
+        for kept, leaf in zip(array.ravel().tolist(), leaves, strict=False):
+            if kept != leaf and leaf == leaf:
+                raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes
