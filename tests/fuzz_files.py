@@ -23,6 +23,7 @@ from twinfeed.loaders import (
     Index,
     LoaderError,
     NumpyLoader,
+    Ragged,
     Reader,
     SideTable,
     build_index,
@@ -183,8 +184,10 @@ def damage_zip(file: Path, draw: random.Random) -> None:
 
 def collected(_: Corpus, draw: random.Random) -> None:
     """Load mutated results."""
-    collect = Collect(6)
-    collect.add(np.arange(6), point=np.ones([6, 2]), name=np.array(list("abcdef")))
+    feed = Feed(open_index("x.index"), BatchSampler(SequentialSampler(3), batch_size=1))
+    collect = Collect(6, feed=feed)
+    boxes = Ragged(np.ones([9, 4]), np.array([0, 1, 2, 3, 3, 0]))
+    collect.add(np.arange(6), box=boxes, point=np.ones([6, 2]), name=np.array(list("abcdef")))
     collect.save("rank.npz")
     damage_zip(Path("rank.npz"), draw)
     with contextlib.suppress(ValueError):  # documented: results that do not fit together
@@ -194,6 +197,59 @@ def collected(_: Corpus, draw: random.Random) -> None:
             must_name(error, "rank.npz", " records ")
 
 
+NUMBERS = (0, 1, -1, 2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), 2**64)
+VALUES = (*NUMBERS, 0.5, -0.0, np.nan, np.inf, True, "", "a", "é\0", b"", b"a\0", b"\xff", None, 1j)
+DTYPES = ("i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "?", "c8", "U3", "S3", "M8[s]", "m8[s]")
+
+
+def results(_: Corpus, draw: random.Random) -> None:
+    """Add results of all kinds in batches of several ranks: they come back as they are, or none."""
+    ranks = [Collect(6) for _ in range(draw.randrange(1, 4))]
+    kinds = [draw.randrange(5) for _ in range(draw.choice((1, 1, 2)))]
+    dtypes, wanted = draw.choices(DTYPES, k=draw.choice((1, 1, 2))), list[Any]()
+    with contextlib.suppress(OverflowError, TypeError, ValueError):  # documented, or numpy's own
+        while len(wanted) < 6:
+            count = draw.randrange(1, 7 - len(wanted))
+            rows = batch_of(draw, count, draw.choice(kinds), draw.choice(dtypes))
+            values = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+            ids = np.arange(len(wanted), len(wanted) + count)
+            if isinstance(rows, np.ndarray) or draw.random() < 0.8 or np.ndim(rows[0]) == 0:
+                value = rows
+            else:
+                value = Ragged(np.concatenate(rows), np.array([len(row) for row in rows]))
+            draw.choice(ranks).add(ids, x=value)
+            wanted += values
+        parts = [rank.part() for rank in ranks]
+        found = ranks[0].merged(lambda _: parts)["x"]
+        if isinstance(found, Ragged):
+            found = np.split(found.values, np.cumsum(found.lengths)[:-1])
+        for row, value in zip(found, wanted, strict=True):
+            old, new = np.array(value, object).ravel(), np.array(row.tolist(), object).ravel()
+            assert len(old) == len(new), (value, row)
+            for a, b in zip(old, new, strict=True):
+                assert a == b or (a != a and b != b), (value, row)
+
+
+def batch_of(draw: random.Random, count: int, kind: int, dtype: str) -> Any:
+    """Return rows of results: Python's own, an array, a masked array, or arrays of any length."""
+    if kind == 0:
+        return [draw.choice(VALUES) for _ in range(count)]
+    numbers = [draw.choice(NUMBERS[:3]) for _ in range(count)]
+    if kind == 1:
+        return np.array([draw.choice(VALUES) for _ in range(count)], dtype)
+    if kind == 2:
+        return np.array(numbers).astype(dtype)
+    if kind == 3 and draw.random() < 0.1:
+        return [np.ma.array(numbers, mask=[1] * count)] * count
+    tail = draw.choice(((), (), (2,), (0,)))
+    return [
+        np.array(numbers[0]).astype(dtype) * np.ones((draw.randrange(3), *tail), dtype)
+        if dtype[0] not in "USMm"
+        else np.full(draw.randrange(3), numbers[0]).astype(dtype)
+        for _ in range(count)
+    ]
+
+
 TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "changed": changed,
     "image": image,
@@ -201,6 +257,7 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "side": side,
     "part": part,
     "collect": collected,
+    "results": results,
 }
 if importlib.util.find_spec("keras") is not None:
     from fuzz_saves import save
