@@ -60,7 +60,7 @@ def index_values(index: Index, record: int) -> dict[str, list[Any]]:
 
 @settings(max_examples=25)
 @given(
-    kinds=st.dictionaries(names, values, max_size=4),
+    kinds=st.dictionaries(names, values, min_size=1, max_size=4),
     more=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), max_size=4),
 )
 def test_examples_written_by_tensorflow_read_the_same(

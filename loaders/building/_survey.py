@@ -132,6 +132,11 @@ class Survey:
                 f"no record has the fields {sorted(unknown)} of fields= or lists=; "
                 f"there are {sorted(self.fields)[:8]}"
             )
+        if not self.fields and not self.labels:
+            raise ValueError(
+                "the records have no field and no label, so there is nothing to read: name "
+                "fields that records have, or read them as raw bytes with example=False (--raw)"
+            )
         check_number(self.fields)
         if self.table is not None:
             if "keys" not in self.strings:
