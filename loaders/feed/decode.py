@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from twinfeed.loaders.formats.example import parse, parse_sequence
-from twinfeed.loaders.formats.features import usual
+from twinfeed.loaders.formats.example import parse_sequence
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
@@ -378,6 +377,8 @@ class DecodeExample:
 
     Raises:
         KeyError: a record lacks one of `features`.
+        DataCorruptionError: the bytes are another message, in which no feature is found, or one
+            whose name is not printable.
 
     >>> from twinfeed.loaders.formats.example import encode
     >>> DecodeExample()({"data": encode({"box": [0.5, 1.0], "name": b"cat"})})
@@ -424,8 +425,6 @@ class _Steps(list[Any]):
 
 def _parsed(data: bytes) -> dict[str, Any]:
     """Return the features of an Example, or the context and the lists of a SequenceExample."""
-    if usual(data) is not None:
-        return dict(parse(data))
     context, lists = parse_sequence(data)
     both = context.keys() & lists.keys()
     if both:

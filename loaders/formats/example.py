@@ -30,6 +30,7 @@ from twinfeed.loaders.formats._protobuf import (
 from twinfeed.loaders.formats.features import (
     WIRES,
     Span,
+    check_known,
     check_numbers,
     feature_lists,
     list_items,
@@ -84,20 +85,27 @@ def parse(data: bytes, /) -> dict[str, Values]:
 def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Values]]]:
     """Return the context of a `tf.train.SequenceExample` as `parse` does, and its feature lists.
 
-    A feature list has the values of each step.
+    A feature list has the values of each step. An Example is a context alone.
 
     Raises:
         DataCorruptionError: a malformed message.
     """
     try:
-        context = unusual(data, sequence=True)
-        lists = feature_lists(data)
+        context: Mapping[str, Span | None] | None = usual(data)
+        lists: dict[str, list[Span | None]] = {}
+        if context is None:
+            context, lists = unusual(data, sequence=True), feature_lists(data)
+            check_known(data, context, lists)
         return (
-            {name: _at(data, span) for name, span in context.items()},
+            {name: _at(data, span) for name, span in context.items() if span},
             {name: [_at(data, span) for span in steps] for name, steps in lists.items()},
         )
     except WireError as error:
-        raise _corrupt(error, 0) from None
+        raise DataCorruptionError(
+            f"not a valid tf.train.Example or SequenceExample: {error.problem}",
+            offset=error.at,
+            advice="parse records of another kind with a decode= of your own",
+        ) from None
 
 
 def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
@@ -159,7 +167,11 @@ def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
 def _spans(data: bytes) -> dict[str, Span]:
     """Return the (kind, start, stop) of each feature's list."""
     found = usual(data)
-    return unusual(data) if found is None else found
+    if found is None:
+        listed = unusual(data)
+        check_known(data, listed)
+        found = {name: span for name, span in listed.items() if span}
+    return found
 
 
 def _at(data: bytes, span: Span | None) -> Values:

@@ -9,7 +9,8 @@ any layout by proto3's rules, slowly.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from twinfeed.loaders.formats._protobuf import FIXED32, LEN, VARINT, WireError, fields, read_short
 from twinfeed.loaders.support.limits import LIMITS
@@ -21,6 +22,8 @@ by one."""
 KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
 _KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
 _OVERLONG = re.compile(rb"[\x80-\xff]{10}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_EMPTY = re.compile(rb"(?:[\x0a\x12]\x00)*")
 _FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
 
 Span = tuple[str, int, int]
@@ -67,12 +70,16 @@ def usual(data: bytes, /) -> dict[str, Span] | None:
 def list_items(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield the (wire type, start, stop) of each value field of one list message."""
     wires = WIRES[kind]
+    known = start == stop
     for count, (number, wire, at, end) in enumerate(fields(data, start, stop)):
         if count == LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
         if number == 1 and wire in wires:
             check_numbers(kind, data, wire, at, end)
+            known = True
             yield wire, at, end
+    if not known:
+        raise WireError("a list of other fields than values", start)
 
 
 def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
@@ -85,26 +92,19 @@ def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
             raise WireError("a varint does not end", at)
 
 
-def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, Span]:
-    """Return the (kind, start, stop) of each feature's list, by proto3's rules.
+def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
+    """Return the (kind, start, stop) of each feature's list, by proto3's rules; None without one.
 
     With `sequence` these are the features of a SequenceExample's context.
     """
-    found: dict[str, Span] = {}
-    for number, wire, start, stop in fields(data, 0, len(data)):
-        if number == 2 and wire == LEN and not sequence:
-            raise WireError(
-                "it is a tf.train.SequenceExample, for example=False and DecodeExample", start
-            )
-        if number == 1 and wire == LEN:
-            for inner, inner_wire, at, end in fields(data, start, stop):
-                if inner == 1 and inner_wire == LEN:
-                    name, span = _map_entry(data, at, end)
-                    found.pop(name, None)  # the last feature of a name counts
-                    if span is not None:
-                        found[name] = span
-                    if len(found) > LIMITS.features:
-                        raise WireError(f"more than {LIMITS.features} features", at)
+    found: dict[str, Span | None] = {}
+    for name, values in _entries(data, 1, sequence=sequence):
+        span = None
+        for at, end in values:
+            span = _list(data, at, end, span)
+        found.pop(name, None)  # the last feature of a name counts
+        if values:
+            found[name] = span
     return found
 
 
@@ -115,21 +115,53 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     Feature}>}}`.
     """
     found: dict[str, list[Span | None]] = {}
+    for name, values in _entries(data, 2, sequence=True):
+        steps = [step for at, end in values for step in _steps(data, at, end)]
+        if len(steps) > LIMITS.values:
+            raise WireError(f"a list of more than {LIMITS.values} steps", values[0][0])
+        if not steps and any(end > at for at, end in values):
+            raise WireError("a list of other fields than steps", values[0][0])
+        if values:
+            found[name] = steps
+    return found
+
+
+def check_known(data: bytes, *found: Mapping[str, object]) -> None:
+    """Raise WireError if what is found in a message of unusual layout shows that it is another's.
+
+    Nothing is found in a message that is not of empty maps alone, or a name is not printable.
+    """
+    if not any(found) and not _EMPTY.fullmatch(data):
+        raise WireError("no feature is found in it", 0)
+    for name in chain(*found):
+        if _CONTROL.search(name):
+            raise WireError(f"a feature's name is not printable: {name[:40]!r}", 0)
+
+
+def _entries(
+    data: bytes, within: int, *, sequence: bool
+) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Yield the name of each entry of the map in field `within`, and the ranges of its values."""
+    names = set[str]()
     for number, wire, start, stop in fields(data, 0, len(data)):
-        if number != 2 or wire != LEN:
+        if number == 2 and wire == LEN and not sequence:
+            raise WireError(
+                "it may be a tf.train.SequenceExample, for example=False and DecodeExample", start
+            )
+        if number != within or wire != LEN:
             continue
         for inner, inner_wire, at, end in fields(data, start, stop):
             if inner == 1 and inner_wire == LEN:
-                name, steps = "", list[Span | None]()
+                name, values = "", []
                 for part, part_wire, begin, close in fields(data, at, end):
                     if part == 1 and part_wire == LEN:
                         name = _name(data, begin, close)
                     elif part == 2 and part_wire == LEN:
-                        steps += _steps(data, begin, close)
-                found[name] = steps
-                if len(found) > LIMITS.features or len(steps) > LIMITS.values:
-                    raise WireError(f"more than {LIMITS.features} lists, or too many steps", at)
-    return found
+                        values.append((begin, close))
+                names.add(name)
+                if len(names) > LIMITS.features:
+                    raise WireError(f"more than {LIMITS.features} features or lists", at)
+                yield name, values
 
 
 def _steps(data: bytes, at: int, end: int) -> Iterator[Span | None]:
@@ -147,17 +179,6 @@ def _name(data: bytes, at: int, end: int) -> str:
         raise WireError("a feature's name is not UTF-8", at) from None
 
 
-def _map_entry(data: bytes, at: int, end: int) -> tuple[str, Span | None]:
-    """Return the name and the list of one entry of the feature map."""
-    name, found = "", None
-    for number, wire, start, stop in fields(data, at, end):
-        if number == 1 and wire == LEN:
-            name = _name(data, start, stop)
-        elif number == 2 and wire == LEN:
-            found = _list(data, start, stop, found)
-    return name, found
-
-
 def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:
     """Return the list of one Feature, `found` if the Feature has none."""
     for number, wire, start, stop in fields(data, at, end):
@@ -167,4 +188,6 @@ def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:
             found = KINDS[number], start, stop
             for _ in list_items(KINDS[number], data, start, stop):
                 pass  # checked also where a later feature of the same name counts
+    if found is None and end > at:
+        raise WireError("a feature of other fields than lists", at)
     return found

@@ -1,0 +1,79 @@
+"""Bytes that are no Examples: other messages, and other files, are named and never read as data."""
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+from foreign import FOREIGN, sub
+from inside import TFRecordWriter, encode
+
+from twinfeed.loaders import (
+    DataCorruptionError,
+    DecodeExample,
+    Reader,
+    build_index,
+    pack,
+    verify,
+)
+
+
+def shard(path: Path, *records: bytes) -> Path:
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_fault_115_other_messages_are_no_examples_without_features(
+    tmp_path: Path, kind: str
+) -> None:
+    """Not for `index`, `verify` or `pack`; as raw bytes they are what they were."""
+    records = [FOREIGN[kind](random.Random(n)) for n in range(20)]
+    path = shard(tmp_path / "a.tfrecord", encode({"x": 1}), *records)
+    assert [bad.record for bad in verify(path).bad] == [*range(1, 21)]
+    with pytest.raises(DataCorruptionError, match="--raw") as caught:
+        build_index(path, tmp_path / "a.index")
+    assert caught.value.record == 1
+    (tmp_path / "a.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataCorruptionError, match="--raw"):
+        pack(tmp_path / "a.gz", tmp_path / "out")
+    path = shard(tmp_path / "a.tfrecord", *records)
+    with Reader(build_index(path, tmp_path / "a.index", example=False)) as reader:
+        assert reader.read(range(20)) == {"data": records}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_fault_116_nothing_that_is_found_is_an_error_and_no_field_of_garbage(kind: str) -> None:
+    for n in range(50):
+        record = FOREIGN[kind](random.Random(n))
+        with pytest.raises(DataCorruptionError, match=r"Example or SequenceExample.*\n.*\n.*own"):
+            DecodeExample()({"data": record})
+
+
+def test_what_holds_nothing_is_legal_beside_what_holds_something(tmp_path: Path) -> None:
+    """No bytes, an empty map, and a feature without a list, as writers write a missing value."""
+    nothing = [b"", b"\x0a\x00", sub(1, sub(1, sub(1, b"x"), sub(2)))]
+    path = shard(tmp_path / "a.tfrecord", encode({"x": 1}), *nothing)
+    assert len(build_index(path, tmp_path / "a.index")) == 4
+    lists = [b"\x0a\x00\x12\x00", sub(2, sub(1, sub(1, b"x"), sub(2)))]
+    assert [DecodeExample()({"data": data}) for data in (*nothing, *lists)] == [{}] * 4 + [
+        {"x": []}
+    ]
+    path = shard(tmp_path / "b.tfrecord", *nothing)
+    with pytest.raises(ValueError, match=r"no field and no label.*--raw"):
+        build_index(path, tmp_path / "b.index")
+
+
+def test_names_with_control_characters_are_of_an_example_in_the_usual_layout_alone(
+    tmp_path: Path,
+) -> None:
+    """In another layout they are parts of another message, unlike the mark that begins a text."""
+    unknown = b"\x78\x00"
+    for name, tail in (("\n\x05query", b""), ("\ufeffid", unknown), ("\ufeffid", b"")):
+        path = shard(tmp_path / "a.tfrecord", encode({name: 1}) + tail)
+        assert list(build_index(path, tmp_path / "a.index").columns) == [name]
+    path = shard(tmp_path / "a.tfrecord", encode({"\n\x05query": 1}) + unknown)
+    with pytest.raises(DataCorruptionError, match=r"not printable: '\\n"):
+        build_index(path, tmp_path / "b.index")
