@@ -62,6 +62,26 @@ LONG = member(b"././@LongLink", b"a.txt\0", b"L")
 LINE = "malformed PAX record"
 
 
+OTHERS = [
+    ("zstd", b"\x28\xb5\x2f\xfd", (": zstd-compressed", "decompress the shard with zstd -d")),
+    ("lz4", b"\x04\x22\x4d\x18", (": lz4-compressed", "decompress the shard with lz4 -d")),
+    (".Z", b"\x1f\x9d\x90", (": compress-compressed", "decompress the shard with gzip -d")),
+    (".lz", b"LZIP\x01", (": lzip-compressed", "decompress the shard with lzip -d")),
+    (
+        ".lzma",
+        lzma.compress(b"shard", lzma.FORMAT_ALONE),
+        (": lzma-compressed", "decompress the shard with xz -d"),
+    ),
+    (
+        "ArrayRecord",
+        bytes.fromhex("83af70d10d884a3f") + bytes(8) + b"\x40" + bytes(7),
+        (": an ArrayRecord file", "ArrayRecordDataSource, which loaders.Rows takes"),
+    ),
+    ("idx", b"\x00\x00\x08\x03" + b"\x00\x00\x00\x1c" * 3, ": an idx array, as of MNIST"),
+]
+"""How files begin that are no shards and that no library here writes."""
+
+
 def of_records(*records: bytes) -> bytes:
     """The bytes of a TFRecord file."""
     with TemporaryDirectory() as folder:
@@ -90,6 +110,8 @@ def foreign() -> Iterator[Damage]:
         yield Damage(kind, file.getvalue(), 0, words)
     yield Damage("Parquet", b"PAR1" + bytes(600), 0, ": a Parquet file")
     yield Damage("HDF5", b"\x89HDF\r\n\x1a\n" + bytes(600), 0, ": an HDF5 file")
+    for what, head, words in OTHERS:
+        yield Damage(what, head + bytes(600), 0, words)
     for text in ("d-00000.tar\nd-00001.tar é\n", "x{}".format("é" * 300)):
         yield Damage("a text", text.encode(), 0, ": a text file")
     for kind, compress in COMPRESS.items():
@@ -202,6 +224,8 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
         b"0000000000x\0",
         b"0o7" + bytes(9),
         b"9" * 12,
+        b"\0" + b"0000000003\0",
+        bytes(9) + b"3 \0",
     ):
         for kind in (b"0", b"x", b"L", b"5"):
             yield "octal", member(b"1.txt", b"one", kind, size=size), 0, "no octal number"
@@ -214,6 +238,8 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
         yield "link", ONE + link, 1024, "field 'txt' is a link to '1.txt', not a file"
     for name in (b"a\nb.txt", b"a.t\nxt", b"a\0b.txt", b"\xff.txt", b"a.t\xffxt"):
         yield "name", ONE + pax({b"path": name}) + ONE, 1024, "NUL, newline or no UTF-8"
+    bare = member(b"__meta__", b"") + member(b"a/0001", b"one") + member(b"a/0002", b"two")
+    yield "names", bare, 512, "no file of the archive is called KEY.EXTENSION, such as b'a/0"
     apart = ONE + member(b"2.jpg", b"two") + member(b"1.cls", b"1")
     yield "key in two places", apart, 2048, "key '1' comes again, first at offset 0"
     yield "joined", ONE + END + member(b"2.txt", b""), 2048, "something begins at 2048"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from foreign import FOREIGN, sub
-from inside import TFRecordWriter, encode
+from inside import TarWriter, TFRecordWriter, encode
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -77,3 +77,25 @@ def test_names_with_control_characters_are_of_an_example_in_the_usual_layout_alo
     path = shard(tmp_path / "a.tfrecord", encode({"\n\x05query": 1}) + unknown)
     with pytest.raises(DataCorruptionError, match=r"not printable: '\\n"):
         build_index(path, tmp_path / "b.index")
+
+
+def test_a_tar_of_version_7_is_a_tar_by_its_sum(tmp_path: Path) -> None:
+    """Whatever it is called. `index`, `pack` and the error of a TFRecord know it."""
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write("1", {"txt": b"one"})
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[257:265], data[148:156] = bytes(8), b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "a").write_bytes(data)
+    packed = pack(tmp_path / "a", tmp_path / "out", container="tar")["data"]
+    for index in (packed, build_index(tmp_path / "a", tmp_path / "a.index")):
+        with Reader(index) as reader:
+            assert (index.keys([0]), reader.read([0])) == (["1"], {"txt": [b"one"]})
+    with pytest.raises(DataCorruptionError, match="a tar archive"):
+        build_index(tmp_path / "a", tmp_path / "b.index", container="tfrecord")
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord.zst", "a.tar.Z", "a.lz", "a.lzma", "a.lz4"])
+def test_what_pack_does_not_decompress_is_not_advised_to_pack(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataCorruptionError, match=r"read by id(.|\n)*decompress the shard with"):
+        build_index(tmp_path / name, tmp_path / "a.index")

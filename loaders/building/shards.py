@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.sniff import COMPRESSED_ADVICE, is_compressed
+from twinfeed.loaders.formats.sniff import compression_advice, compression_by_name
 from twinfeed.loaders.remote.location import Location, is_url
 from twinfeed.loaders.remote.network import RefusedError
 from twinfeed.loaders.remote.opening import split, store_of
@@ -55,10 +55,10 @@ def expand(
     if not found:
         raise ValueError(f"shards must name at least one file, got {shards!r}")
     for name in found:
-        if is_compressed(name) and not compressed:
-            raise DataCorruptionError(
-                "compressed shards cannot be read by id", path=name, advice=COMPRESSED_ADVICE
-            )
+        kind = None if compressed else compression_by_name(name)
+        if kind is not None:
+            problem, advice = "compressed shards cannot be read by id", compression_advice(kind)
+            raise DataCorruptionError(problem, path=name, advice=advice)
     check_distinct(found)
     if complete:
         check_complete(found)

@@ -2,7 +2,7 @@
 
 - TFRecord files: tfrecord.py has the framing. example.py reads `tf.train.Example`, for which
   _protobuf.py and features.py read protobuf.
-- Tar files: tar.py, with the headers in _tarheader.py and the keys in _tarkeys.py.
+- Tar files: tar.py, with the headers in _tarheader.py and _tarnumbers.py, the keys in _tarkeys.py.
 - Loose files: files.py.
 
 Each scans a shard into `Record`s (records.py), and refuses what is no shard (sniff.py).

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import re
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
+from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
 from twinfeed.loaders.formats.sniff import disguise, is_tar
 from twinfeed.loaders.support.limits import LIMITS
 
@@ -30,7 +30,6 @@ _UNSUPPORTED = {
     b"M": "a member continued from another volume",
     b"N": "an old GNU long-name table",
 }
-_OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
 
@@ -106,7 +105,7 @@ class _Walk:
             return None
         if len(block) < BLOCK:
             raise self._not_tar(block) or self._truncated("a header", BLOCK)
-        stored, total = _octal(block[148:156]), _sum_of_bytes(block)
+        stored, total = octal(block[148:156]), sum_of_bytes(block)
         if stored != total and stored != total - 256 * sum(b > 127 for b in block):
             raise self._not_tar(block) or self._error(
                 f"bad header checksum at offset {self.at}", expected=stored, found=total
@@ -119,7 +118,7 @@ class _Walk:
             if field[0] & 0x40:
                 raise self._error(f"negative size at offset {self.at}", found=field.hex())
             return int.from_bytes(field, "big") - (0x80 << 88)
-        value = _octal(field)
+        value = octal(field)
         if value is None:
             raise self._error(f"size that is no octal number at offset {self.at}", found=field)
         return value
@@ -250,19 +249,6 @@ class _Walk:
         """Return an error at the present place of the archive, or at `at`."""
         offset = self.at if at is None else at
         return DataCorruptionError(problem, path=self.path, offset=offset, **facts)
-
-
-def _sum_of_bytes(block: bytes) -> int:
-    """Return the sum of a header's bytes, with spaces in place of the checksum."""
-    blank = block[:148] + b"        " + block[156:]
-    # Adler-32's low half is 1 + the sum of the bytes modulo 65521. Half a block's sum is smaller.
-    return (zlib.adler32(blank[:256]) & 0xFFFF) + (zlib.adler32(blank[256:]) & 0xFFFF) - 2
-
-
-def _octal(field: bytes) -> int | None:
-    """Return the value of an octal field; None for a field that is not octal."""
-    match = _OCTAL.fullmatch(field)
-    return int(match[1] or b"0", 8) if match else None
 
 
 def _text(field: bytes) -> bytes:

@@ -40,6 +40,11 @@ def field_of(member: Member) -> tuple[str, str] | None:
     return split_name(name) if fit else None
 
 
+def is_nameless(member: Member) -> bool:
+    """Return whether a member that is no field is a file whose name lacks an extension."""
+    return member.kind in REGULAR and not META.match(member.name.decode("utf-8", "replace"))
+
+
 def stretches_of(file: BinaryIO, path: str, /) -> Counter[str]:
     """Return how many stretches each key of an archive has. Only headers are read."""
     stretches = Counter[str]()

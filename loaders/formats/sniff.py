@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
 from twinfeed.loaders.support.checksum import masked
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -21,19 +22,19 @@ MANIFEST = "manifest.json"
 FORMAT = "twinfeed index"
 """The file that makes a folder an index, and the format that the file names."""
 
-COMPRESSED_ADVICE = (
-    "a compressed shard has no random access: convert it, as a stream, with twinfeed pack SHARD "
-    "FOLDER (quote a pattern of several; --container tar makes tars of tars)"
-)
 COMPRESSED = {
-    "gzip": (rb"\x1f\x8b", ("gz", "gzip", "tgz")),
-    "bzip2": (rb"BZh", ("bz2", "tbz", "tbz2")),
-    "xz": (rb"\xfd7zXZ\x00", ("xz", "txz")),
-    "zlib": (rb"\x78[\x01\x5e\x9c\xda]", ("zlib",)),
-    "zstd": (rb"\x28\xb5\x2f\xfd", ("zst", "zstd")),
-    "lz4": (rb"\x04\x22\x4d\x18", ("lz4",)),
+    "gzip": (rb"\x1f\x8b", ("gz", "gzip", "tgz"), ""),
+    "bzip2": (rb"BZh", ("bz2", "tbz", "tbz2"), ""),
+    "xz": (rb"\xfd7zXZ\x00", ("xz", "txz"), ""),
+    "zlib": (rb"\x78[\x01\x5e\x9c\xda]", ("zlib",), ""),
+    "zstd": (rb"\x28\xb5\x2f\xfd", ("zst", "zstd", "tzst"), "zstd -d"),
+    "lz4": (rb"\x04\x22\x4d\x18", ("lz4",), "lz4 -d"),
+    "compress": (rb"\x1f\x9d", ("z", "taz"), "gzip -d"),
+    "lzip": (rb"LZIP", ("lz",), "lzip -d"),
+    "lzma": (rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", ("lzma",), "xz -d"),
 }
-"""How the files of each kind of compression begin, and the extensions that they have."""
+"""How the files of each kind of compression begin, the extensions that they have, and the program
+that decompresses them where `pack` does not."""
 
 HEAD = 512
 """The number of a file's first bytes that are looked at."""
@@ -57,6 +58,9 @@ _KNOWN = {
         ("an XML page, probably of an error", _BLANK + rb"(?i:<\?xml|<error)"),
     ],
     "loose images are indexed as they are: give the folder that holds them": _IMAGES.values(),
+    "open it with array_record's ArrayRecordDataSource, which loaders.Rows takes": [
+        ("an ArrayRecord file", rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
+    ],
     "write its records to shards with loaders.pack, which takes any iterable of dicts": [
         ("a Parquet file", rb"PAR1"),
         ("an Arrow file", rb"ARROW1"),
@@ -64,6 +68,7 @@ _KNOWN = {
         ("a .npy array", rb"\x93NUMPY"),
         ("a zip archive (.zip or .npz)", rb"PK\x03\x04"),
         ("an SQLite database", rb"SQLite format 3\x00"),
+        ("an idx array, as of MNIST", rb"\x00\x00[\x08\x09\x0b-\x0e][\x01-\x08](?!\x00{4})"),
     ],
 }
 """What to do about files of a kind, and how files of each kind begin."""
@@ -78,10 +83,21 @@ def image_extension(head: bytes, /) -> str | None:
     return next(found, None)
 
 
-def is_compressed(path: str, /) -> bool:
-    """Return whether this is the name of a compressed file."""
+def compression_by_name(path: str, /) -> str | None:
+    """Return the kind of compression that the extension of a file names; None for no such one."""
     extension = os.path.splitext(path)[1][1:].lower()
-    return any(extension in extensions for _, extensions in COMPRESSED.values())
+    return next((kind for kind, (_, known, _) in COMPRESSED.items() if extension in known), None)
+
+
+def compression_advice(kind: str, /) -> str:
+    """Say what to do with a shard of a kind of compression."""
+    command = COMPRESSED[kind][2]
+    return (
+        f"decompress the shard with {command}, and index the result"
+        if command
+        else "a compressed shard has no random access: convert it, as a stream, with twinfeed pack "
+        "SHARD FOLDER (quote a pattern of several; --container tar makes tars of tars)"
+    )
 
 
 def compression(head: bytes, /) -> str | None:
@@ -89,7 +105,7 @@ def compression(head: bytes, /) -> str | None:
     # A TFRecord may begin with any length, and so with the two bytes of zlib.
     if is_tar(head) or _is_tfrecord(head):
         return None
-    return next((kind for kind, (magic, _) in COMPRESSED.items() if re.match(magic, head)), None)
+    return next((kind for kind, (magic, *_) in COMPRESSED.items() if re.match(magic, head)), None)
 
 
 def is_index(path: Path, /) -> bool:
@@ -101,8 +117,9 @@ def is_index(path: Path, /) -> bool:
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Return whether a first block is a tar archive's. Very old tars begin otherwise."""
-    return head[257:262] == b"ustar"
+    """Return whether a first block is a tar archive's: by its name, or in a V7 tar by its sum."""
+    whole = len(head) >= HEAD
+    return head[257:262] == b"ustar" or (whole and octal(head[148:156]) == sum_of_bytes(head))
 
 
 def disguise(head: bytes, /) -> tuple[str, str] | None:
@@ -112,7 +129,7 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
     if _is_tfrecord(head):
         return "a TFRecord file", "index it with container='tfrecord'"
     if kind := compression(head):
-        return f"{kind}-compressed", COMPRESSED_ADVICE
+        return f"{kind}-compressed", compression_advice(kind)
     for advice, kinds in _KNOWN.items():
         for what, magic in kinds:
             if re.match(magic, head, re.DOTALL):

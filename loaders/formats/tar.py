@@ -15,7 +15,13 @@ from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member, members
-from twinfeed.loaders.formats._tarkeys import META, field_of, split_name, stretches_of
+from twinfeed.loaders.formats._tarkeys import (
+    META,
+    field_of,
+    is_nameless,
+    split_name,
+    stretches_of,
+)
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
@@ -30,6 +36,7 @@ APART = (
 )
 """Advice for a key that comes again. Such a key is half a sample: leaving it out does not help."""
 _NAMES = "rename the file and write the archive again"
+_EXTENSION = "write the archive again with names KEY.EXTENSION, such as 0001.jpg and 0001.cls"
 _FIT = (
     "a key must have no dot after its last slash, and a field no capitals and no slash; neither "
     "may have a newline or lead out of its folder"
@@ -58,12 +65,13 @@ def scan(
 
     Raises:
         DataCorruptionError: a header, a name, two members of one name, a key that comes again
-            later, a link for a member, bytes after the end.
+            later, a link for a member, files of which none has an extension, bytes after the end.
         TruncatedShardError: the archive ends within a member.
     """
     path = os.fspath(path)
     numbers = itertools.count()
     sample: _Sample | None = None
+    other: Member | None = None
     waiting: dict[str, _Sample] = {}
     known: dict[str, int] = {}  # the first place of each key
     with open_shard(path) as file:
@@ -72,6 +80,7 @@ def scan(
             for member in members(file, path):
                 split = field_of(member)
                 if split is None:
+                    other = other or (member if is_nameless(member) else None)
                     continue
                 key, extension = split
                 if sample is None or key != sample.key:
@@ -89,6 +98,9 @@ def scan(
                     if sample.stretches:
                         waiting[key] = sample
                 sample.add(member, extension, file)
+            if sample is None and other is not None:
+                problem = f"no file of the archive is called KEY.EXTENSION, such as {other.name!r}"
+                raise DataCorruptionError(problem, path=path, offset=other.start, advice=_EXTENSION)
         except DataCorruptionError as error:
             if error.record is None:  # the archive breaks off within this sample, or after it
                 error.record = next(numbers) if sample is None else sample.number

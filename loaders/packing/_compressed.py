@@ -27,7 +27,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import compression, is_tar
+from twinfeed.loaders.formats.sniff import compression, compression_advice, is_tar
 from twinfeed.loaders.remote.location import place_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
@@ -103,8 +103,7 @@ def _decompressed(path: str, name: str, out: Path) -> str:
         return path
     if kind not in _STREAMS:
         problem = f"{kind}-compressed, and pack decompresses gzip, bzip2, xz and zlib alone"
-        advice = "decompress the shard, and index the result"
-        raise DataCorruptionError(problem, path=name, advice=advice)
+        raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
     most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as plain:
         for piece in _pieces(file, kind, name):
