@@ -13,7 +13,9 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from inside import Limits, ShardContainer, _compressed, main
+from foreign import sub
+from format_help import write_records
+from inside import Limits, ShardContainer, _compressed, encode, main
 from making_shards import write_tar, write_tfrecord
 from range_server import RangeServer
 
@@ -165,6 +167,70 @@ def test_the_label_is_chosen_and_a_missing_field_stays_empty(tmp_path: Path) -> 
                 continue
             index = pack(source, tmp_path / f"{container} {label}", container=container)["data"]
             assert (index.labels.tolist(), index.classes) == (want, classes)
+
+
+def test_records_that_are_no_examples_are_packed_as_bytes(tmp_path: Path) -> None:
+    """By the option that the error names. They are read as they are from a raw index."""
+    sequence = sub(2, sub(1, sub(1, b"x"), sub(2, encode({"n": 5})[2:][-6:])))
+    records = [sequence, b"", b"\x00\xffany bytes"]
+    write_records(tmp_path / "plain", *records)
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    with pytest.raises(DataCorruptionError, match=r"example=False \(--raw\)"):
+        pack(path, tmp_path / "out")
+    assert main(["pack", str(path), f"{tmp_path}/cli", "--raw", "-q"]) == 0
+    for index in (
+        open_index(tmp_path / "cli" / "data.index"),
+        pack(CompressedShards(path, example=False), tmp_path / "out")["data"],
+        pack(CompressedShards(path, example=False), tmp_path / "tar", container="tar")["data"],
+    ):
+        with Reader(index) as reader:
+            assert reader.read(range(3)) == {"data": records}
+
+
+@pytest.mark.parametrize("container", get_args(ShardContainer))
+def test_the_key_of_a_record_is_a_feature_of_it(tmp_path: Path, container: Any) -> None:
+    rows = [{"name": f"cat/{n}", "x": b"x", "kind": "ab"[n % 2]} for n in range(4)]
+    path = tfrecord(tmp_path / "a.gz", "gz", rows)
+    words = ["--key", "name", "--label", "kind", "--container", container, "-q"]
+    assert main(["pack", str(path), f"{tmp_path}/cli", *words]) == 0
+    source = CompressedShards(path, key="name", label="kind")
+    for index in (
+        open_index(tmp_path / "cli" / "data.index"),
+        pack(source, tmp_path / "out", container=container)["data"],
+    ):
+        assert index.keys(range(4)) == [row["name"] for row in rows]
+        assert [index.classes[n] for n in index.labels] == [row["kind"] for row in rows]
+        assert {*index.fields} == {"x"}
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"key": 1}, TypeError, "key must be the name of a feature, got 1"),
+    ({"example": "no"}, TypeError, "example must be True or False"),
+    ({"key": "none"}, DataCorruptionError, "a record lacks the bytes feature 'none' of key="),
+    ({"key": "box"}, DataCorruptionError, "a record lacks the bytes feature 'box' of key="),
+    ({"label": "none"}, DataCorruptionError, "a record lacks a label: label='none'"),
+    ({"label": lambda _: None}, DataCorruptionError, "a record lacks a label: the function"),
+]
+
+
+def test_what_no_record_has_is_refused_as_by_an_index(tmp_path: Path) -> None:
+    path = tfrecord(tmp_path / "a.gz", "gz")
+    tar = write_tar(tmp_path / "a.tar", [("1", {"txt": b"one"})])
+    for options, kind, word in REFUSED:
+        with pytest.raises(kind, match=word):
+            pack(CompressedShards(path, **options), tmp_path / "out")
+    for options in ({"key": "txt"}, {"example": False}):
+        with pytest.raises(ValueError, match="are for tfrecord, got tar"):
+            pack(CompressedShards(tar, **options), tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", ["--raw", "--key=x", "--label=x", "--label-folder"])
+def test_a_folder_and_an_index_are_no_shards(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pack", str(tmp_path), f"{tmp_path}/out", option]) == 2
+    assert "say how shards are read, and the source is none" in capsys.readouterr().err
 
 
 def test_plain_shards_are_packed_too(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import reprlib
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from twinfeed.loaders.building._classes import Numbering, whole_background
 from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, check_number, new_part
 from twinfeed.loaders.building.labels import (
     FromJson,
-    at,
+    key_of,
     kind_of,
     label_clash,
     label_of,
+    lacking,
     refuse_mixed,
     spelled,
 )
@@ -186,7 +186,7 @@ class _Collector:
     def add(self, record: Record) -> None:
         """Add one record, or leave it out if it lacks a field or a label."""
         if self.options.key is not None:
-            record = record._replace(key=self.key_of(record, self.options.key))
+            record = record._replace(key=key_of(self.options.key, record, self.path))
         if self.known is not None and record.key is not None and record.key not in self.known:
             self.part.lacking += 1
             return
@@ -233,14 +233,6 @@ class _Collector:
             labels[kind] = f"{where}: {label!r}"
             refuse_mixed(labels)
 
-    def key_of(self, record: Record, name: str) -> str:
-        """Return the key in a feature."""
-        piece = record.fields.get(name)
-        if piece is None or piece.kind != "bytes":
-            what = f"the bytes feature {name!r} of key="
-            raise self.lacking(what, record, "name another feature")
-        return piece.data.decode("utf-8", "surrogateescape")
-
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
         """Return the record's fields by their names in the index; None to leave the record out."""
         if self.options.fields is None:
@@ -263,14 +255,8 @@ class _Collector:
         """Refuse a record that lacks something, or count the record as left out."""
         if self.options.missing != "skip":
             tar = _DOTS if self.options.container == "tar" else ""
-            raise self.lacking(what, record, advice + tar)
+            raise lacking(what, record, self.path, advice + tar)
         self.part.lacking += 1
-
-    def lacking(self, what: str, record: Record, advice: str) -> DataCorruptionError:
-        """Return the error of a record that lacks something."""
-        problem, where = f"a record lacks {what}", at(record, self.path)
-        found = f"the fields {reprlib.repr(sorted(record.fields))}"
-        return DataCorruptionError(problem, **where, found=found, advice=advice)
 
     def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
         """Add one field, as a list where some record has several values."""

@@ -167,6 +167,22 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     return str(value) if isinstance(value, str) else int(value)
 
 
+def key_of(name: str, record: Record, shard: str, /) -> str:
+    """Return the key in a feature; raise DataCorruptionError for a record without this feature."""
+    part = record.fields.get(name)
+    if part is None or part.kind != "bytes":
+        what = f"the bytes feature {name!r} of key="
+        raise lacking(what, record, shard, "name another feature")
+    return part.data.decode("utf-8", "surrogateescape")
+
+
+def lacking(what: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
+    """Return the error of a record that lacks something."""
+    found = f"the fields {reprlib.repr(sorted(record.fields))}"
+    where = at(record, shard)
+    return DataCorruptionError(f"a record lacks {what}", **where, found=found, advice=advice)
+
+
 def spelled(source: RecordLabel, /) -> str:
     """Name where labels come from, a JSON key also by its option of the command."""
     if isinstance(source, FromJson):

@@ -71,8 +71,15 @@ def run_pack(options: argparse.Namespace) -> None:
         if not isinstance(source, str) or not _holds_index(source):
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
+    how = {name: getattr(options, name) for name in ("label", "key", "example")}
+    chosen = [*how.values()] != [None, None, True]
+    if chosen and any(Path(name).is_dir() for name in options.source):
+        raise ValueError(
+            "--label, --key and --raw say how shards are read, and the source is none: a folder of "
+            "images has its labels, and an index is built with them"
+        )
     packed = pack(
-        source if options.label is None else CompressedShards(options.source, label=options.label),
+        CompressedShards(options.source, **how) if chosen else source,
         options.out,
         container=options.container,
         split=_once("--split", options.split),

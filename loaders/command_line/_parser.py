@@ -155,6 +155,8 @@ def _pack(commands: Any) -> None:
     add("out", "the folder to write shards and indexes to")
     add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
     _add_label(parser)
+    add("--key FEATURE", "the feature that holds a TFRecord's key")
+    _add_raw(add)
     split = "a split, and its number of records, or its fraction of them; needs --seed"
     add("--split NAME=SIZE...", split)
     add("--seed N", "shuffle the records by this seed; default: their own order")
@@ -229,13 +231,17 @@ def _verify(commands: Any) -> None:
     _add_reading(add)
 
 
+def _add_raw(add: Any) -> None:
+    raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
+    add("--raw", raw, dest="example", action="store_false")
+
+
 def _add_reading(add: Any) -> None:
     """Add the arguments that `index` and `verify` share."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
     add("--join", "put members of a tar's sample together that lie apart")
-    raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
-    add("--raw", raw, dest="example", action="store_false")
+    _add_raw(add)
     most = "refuse longer records; default 1 GiB"
     add("--max-record-bytes BYTES", most, default=LIMITS.record_bytes)
     root = (

@@ -43,7 +43,7 @@ from twinfeed.loaders.support.limits import LIMITS
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 _ADVICE = (
-    "check that the shard holds tf.train.Example messages; records of another kind are indexed as "
+    "check that the shard holds tf.train.Example messages; records of another kind are taken as "
     "raw bytes with example=False (--raw), for a decode= of your own to parse"
 )
 _TEXT = (bytes, bytearray, memoryview, str)

@@ -83,6 +83,8 @@ class Reading:
             validate.choice("container", self.container, CONTAINERS)
         for name in ("example", "join", "complete", "digest"):
             validate.flag(name, getattr(self, name))
+        if not isinstance(self.key, str | None):
+            raise TypeError(f"key must be the name of a feature, got {self.key!r}")
         validate.choice("missing", self.missing, get_args(Missing))
         validate.integer("max_record_bytes", self.max_record_bytes, minimum=1)
         object.__setattr__(self, "lists", tuple(sorted(set(validate.names("lists", self.lists)))))

@@ -12,11 +12,20 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from twinfeed.loaders.building.labels import FromJson, RecordLabel, label_clash, label_of
+from twinfeed.loaders.building.labels import (
+    FromJson,
+    RecordLabel,
+    key_of,
+    label_clash,
+    label_of,
+    lacking,
+    spelled,
+)
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import head_of, local
 from twinfeed.loaders.errors import (
@@ -28,6 +37,7 @@ from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import compression, compression_advice, is_tar
+from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.remote.location import place_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
@@ -42,11 +52,12 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 }
 """What decompresses one stream of each kind. TensorFlow writes zlib where it is asked for ZLIB."""
 
+_LABEL = "name what every record has, or leave such records out before"
 _PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied for each stream
 
 
 class CompressedShards:
-    """Take samples from shards that are compressed, and choose their label.
+    """Take samples from shards that are compressed, and choose their label and key.
 
     The kinds are gzip, bzip2, xz and zlib. Shards may be plain too. The shards are decompressed one
     at a time, in the folder that `pack` writes to.
@@ -55,9 +66,14 @@ class CompressedShards:
         shards: TFRecord or tar shards, named by a path, a pattern or a list.
         label: the label of a record, as for `build_index`: the name of a field, `FromJson`,
             `FromFolder` or a function. It is packed as the field "label".
+        key: the feature that holds the key of a TFRecord. It is packed as the key.
+        example: False packs the records of a TFRecord as raw bytes, in one field "data".
 
     Raises:
-        DataCorruptionError: from `pack`, a shard that is damaged, or goes on after its end.
+        TypeError: `key` or `example` has another type.
+        DataCorruptionError: from `pack`, a shard that is damaged, or goes on after its end, and a
+            record without its label or key.
+        ValueError: from `pack`, `key` or `example=False` for a tar.
 
     >>> import gzip, pathlib, tempfile
     >>> from twinfeed.loaders import pack
@@ -69,7 +85,16 @@ class CompressedShards:
     ('be', 'to')
     """
 
-    def __init__(self, shards: Shards, /, *, label: RecordLabel | None = None) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        /,
+        *,
+        label: RecordLabel | None = None,
+        key: str | None = None,
+        example: bool = True,
+    ) -> None:
+        self.reading = Reading(key=key, example=example)
         self.paths = expand(shards, compressed=True)
         self.label = label
 
@@ -84,8 +109,8 @@ def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, An
         with local(place_of(path)) as here:
             plain = _decompressed(here.path, path, out)
             try:
-                for record in _scan(plain):
-                    yield _sample(record, shards.label, path)
+                for record in _scan(plain, shards.reading):
+                    yield _sample(record, shards, path)
                     empty = False
             except DataCorruptionError as error:  # offsets are those of the decompressed shard
                 error.path = f"{path}, decompressed" if plain == str(out) else path
@@ -148,24 +173,33 @@ def _broken(
     )
 
 
-def _scan(path: str) -> Iterator[Record]:
-    return tar.scan(path) if is_tar(head_of(path)) else tfrecord.scan(path)
+def _scan(path: str, reading: Reading) -> Iterator[Record]:
+    if is_tar(head_of(path)):
+        replace(reading, container="tar")  # refuses what is for TFRecords alone
+        return tar.scan(path)
+    return tfrecord.scan(path, example=reading.example)
 
 
-def _sample(record: Record, label: RecordLabel | None, path: str) -> dict[str, Any]:
+def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
     """Return a record as a sample to pack, a single integer as an int."""
-    sample: dict[str, Any] = {} if record.key is None else {"__key__": record.key}
+    label, key = shards.label, shards.reading.key
+    sample: dict[str, Any] = {}
     for name, part in record.fields.items():
         value = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
         single = part.kind == "int64_list" and len(value) == 1
         sample[name] = int(value[0]) if single else value
+    if key is not None:
+        record = record._replace(key=key_of(key, record, path))
+        sample.pop(key)
+    if record.key is not None:
+        sample["__key__"] = record.key
     if label is not None:
         whole = FromJson(label) if isinstance(label, str) else label
         if isinstance(whole, FromJson) and not whole.key:
             sample.pop(whole.field, None)  # the label itself, under another name
         if "label" in sample:
             raise label_clash(path)
-        found = label_of(label, record, path)
-        if found is not None:
-            sample["label"] = found
+        sample["label"] = label_of(label, record, path)
+        if sample["label"] is None:
+            raise lacking(f"a label: {spelled(label)}", record, path, _LABEL)
     return sample
