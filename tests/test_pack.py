@@ -194,6 +194,10 @@ def test_names_that_differ_by_their_extension_or_dots_alone_stay_apart(tmp_path:
         (root / "c" / name).write_bytes(name.encode())
     index = pack(ImageFolder(root), tmp_path / "out", container="tar")["data"]
     assert index.keys(range(4)) == ["c/a_jpg", "c/a_png", "c/b_1", "c/b_2"]
+    listed = build_index(tmp_path / "images", tmp_path / "images.index")
+    again = pack(listed, tmp_path / "again", container="tar")["data"]
+    assert again.keys(range(4)) == index.keys(range(4))
+    assert pack(listed, tmp_path / "same")["data"].keys(range(4)) == listed.keys(range(4))
 
 
 def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
@@ -527,7 +531,8 @@ REFUSED: Refused = [
     ),
     # Tars
     (packed([{"x": [b"a", b"b"]}], **TAR), TypeError, "'x' must hold bytes, str or numbers in a t"),
-    (packed([{"__key__": "a.b", "txt": b""}], **TAR), ValueError, "no fit member name"),
+    (packed([{"__key__": "..", "txt": b""}] * 2, **TAR), ValueError, "key '__' too"),
+    (packed([{"__key__": "a\nb", "txt": b""}], **TAR), ValueError, "no fit member name"),
     (packed([{"a": 1}, {}], **TAR), ValueError, "record 1.*: it has no field, .* pack to TFRecord"),
     *(
         (

@@ -75,7 +75,7 @@ class LooseFiles:
             for entry in self.entries
             for path in entry.paths.values()
         )
-        self._keys = _distinct([_tar_key(entry.key) for entry in self.entries], self.entries)
+        self._keys = _distinct([tar_key(entry.key) for entry in self.entries], self.entries)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -203,7 +203,7 @@ def _check_image(data: bytes, path: str, key: str) -> None:
     )
 
 
-def _tar_key(key: str) -> str:
+def tar_key(key: str, /) -> str:
     """Return a key without dots in its base name, since in a tar a key ends at the first dot."""
     place, slash, name = key.rpartition("/")
     return f"{place}{slash}{name.replace('.', '_')}"
@@ -213,7 +213,7 @@ def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
     """Return keys of which no two are the same."""
     times = Counter(keys)
     out = [
-        key if times[key] == 1 else _tar_key(next(iter(entry.paths.values())))
+        key if times[key] == 1 else tar_key(next(iter(entry.paths.values())))
         for key, entry in zip(keys, entries, strict=True)
     ]
     for key, count in Counter(out).most_common(1):

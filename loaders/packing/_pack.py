@@ -76,7 +76,8 @@ def pack(
     The values of a field must be of one kind in all records. A field that a record lacks is read as
     empty, and a ShardWarning counts the records that lack it. A tar holds numbers as text, and the
     label as the member `cls`. A record of a tar must have a field, and a key that no other record
-    of its shard has. Bytes, such as an array's `tobytes()`, are kept as they are.
+    of its shard has; dots in the name of a key become "_", as in `LooseFiles`. Bytes, such as an
+    array's `tobytes()`, are kept as they are.
 
     The index has a SHA-256 of each shard, which `verify` compares.
 

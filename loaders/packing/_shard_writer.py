@@ -18,7 +18,7 @@ from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.packing._check import checked, kind_of, naming
-from twinfeed.loaders.packing._inputs import Sample
+from twinfeed.loaders.packing._inputs import Sample, tar_key
 from twinfeed.loaders.support.atomic import sync
 from twinfeed.loaders.support.progress import bar
 
@@ -99,6 +99,7 @@ def write_shards(
                     if isinstance(writer, TarWriter):
                         members = _members(values, sample.get("__ext__", {}), written)
                         if key is not None:
+                            key = tar_key(key)
                             _check_key(key, number, keys)
                         writer.write(f"{written.records:09d}" if key is None else key, members)
                     else:
