@@ -32,14 +32,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from foreign import FOREIGN, word
 from fuzz_buffers import buffer
 from fuzz_files import TARGETS as FILES
 from fuzz_help import Corpus, change, change_index, mutated, read_some
 from fuzz_stores import TARGETS as STORES
-from inside import MANIFEST, samples_of, tar, tfrecord
+from inside import MANIFEST, encode, samples_of, tar, tfrecord
 from inside import main as command_line
 
-from twinfeed.loaders import CompressedShards, LoaderError, Reader, build_index, open_index, verify
+from twinfeed.loaders import (
+    CompressedShards,
+    DecodeExample,
+    Index,
+    LoaderError,
+    Reader,
+    build_index,
+    open_index,
+    pack,
+    verify,
+)
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
 
 FOUND = ["classes:502866", "location:41", "url:5058", "url:9077"]
@@ -151,6 +162,49 @@ def packed(path: str, data: bytes) -> list[dict[str, Any]]:
         return list(samples_of(CompressedShards(path), Path(work)))
 
 
+def proto(_: Corpus, draw: random.Random) -> None:
+    """Read a message that is no Example, or is one: an error or the right values, by every way."""
+    kind = draw.choice((*FOREIGN, "example"))
+    want = {word(draw).decode(): word(draw) for _ in range(draw.randrange(1, 4))}
+    data = encode(want) if kind == "example" else FOREIGN[kind](draw)
+    changed = draw.random() < 0.5
+    if changed:
+        data = mutated(data, draw)
+    found, errors = list[dict[str, Any]](), list[Exception]()
+    for read in (values_by_index, values_by_pack, lambda data: DecodeExample()({"data": data})):
+        try:
+            found.append(read(data))
+        except (LoaderError, ValueError) as error:  # documented: records without a field
+            errors.append(error)
+    for error in errors:
+        assert isinstance(error, LoaderError) or "no field and no label" in str(error), error
+    if not changed:
+        assert found == ([want] * 3 if kind == "example" else []), (kind, found)
+    elif len(found) == 3:
+        assert repr(found[0]) == repr(found[1]), found
+        assert found[0].keys() == found[2].keys(), found
+
+
+def values_by_index(data: bytes) -> dict[str, Any]:
+    """Return the fields and columns of the one record of a shard, by its index."""
+    Path("m.tfrecord").write_bytes(framed(data))
+    return values_of(build_index("m.tfrecord", "m.index"))
+
+
+def values_by_pack(data: bytes) -> dict[str, Any]:
+    """Return the same, of what `pack` makes of the shard in gzip."""
+    Path("m.gz").write_bytes(gzip.compress(framed(data)))
+    return values_of(pack("m.gz", "m", overwrite=True)["data"])
+
+
+def values_of(opened: Index) -> dict[str, Any]:
+    """Return the fields and columns of the first record."""
+    with Reader(opened) as reader:
+        fields = {name: values[0] for name, values in reader.read([0]).items()}
+    columns = {name: column[0].tolist() for name, column in opened.columns.items()}
+    return dict(sorted((fields | columns).items()))
+
+
 def index(corpus: Corpus, draw: random.Random) -> None:
     """Open and read an index of which a file is mutated, with the right checksums most times."""
     corpus.restore()
@@ -216,6 +270,7 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "tar": lambda corpus, draw: shard(corpus, "tar", draw),
     "tfrecord": lambda corpus, draw: shard(corpus, "tfrecord", draw),
     "compressed": compressed,
+    "proto": proto,
     "index": index,
     "state": state,
     "command": command,
