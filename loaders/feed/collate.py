@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -70,6 +72,20 @@ class Ragged(NamedTuple):
 
     values: Array
     lengths: Int64s
+
+
+def pieces(name: str, ragged: Ragged, /) -> list[Any]:
+    """Return the arrays of a user's `Ragged`; raise ValueError unless its lengths fit."""
+    values, lengths = ragged.values, as_array(ragged.lengths)
+    sizes = lengths.tolist()
+    integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
+    if not integers or min(sizes, default=0) < 0 or sum(sizes) != len(values):
+        raise ValueError(
+            f"field {name!r} holds a Ragged of {len(values)} values with the lengths "
+            f"{reprlib.repr(sizes)}: give integers from 0 on whose sum is the number of values"
+        )
+    ends = accumulate(sizes)
+    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class FieldSpec(NamedTuple):

@@ -7,11 +7,9 @@ framework's graph must know before the function is called.
 from __future__ import annotations
 
 import copy
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from twinfeed.loaders.feed.collate import (
     array_of,
     collate,
     mode_of,
+    pieces,
     spec_of,
 )
 from twinfeed.loaders.feed.definition import Batch, Definition, check_names
@@ -31,7 +30,6 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import read_only
-from twinfeed.loaders.support.array_types import as_array
 from twinfeed.samplers.drawing.bits import derive
 
 
@@ -104,24 +102,10 @@ def _named(request: Request) -> Iterator[None]:
         ) from error
 
 
-def _split(name: str, ragged: Ragged) -> list[Any]:
-    """Return the arrays of a user's `Ragged`; raise ValueError unless its lengths fit."""
-    values, lengths = ragged.values, as_array(ragged.lengths)
-    sizes = lengths.tolist()
-    integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
-    if not integers or min(sizes, default=0) < 0 or sum(sizes) != len(values):
-        raise ValueError(
-            f"field {name!r} holds a Ragged of {len(values)} values with the lengths "
-            f"{reprlib.repr(sizes)}: give integers from 0 on whose sum is the number of values"
-        )
-    ends = accumulate(sizes)
-    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
     """Return the rows of a value of a batch: an array, or a list of strings or of ragged arrays."""
     if isinstance(value, Ragged):
-        value = _split(name, value)
+        value = pieces(name, value)
     elif not isinstance(value, list) or not any(isinstance(one, (bytes, str)) for one in value):
         value = np.ascontiguousarray(array_of(name, value, 0))  # torch has no negative steps
     if len(value) != count:

@@ -7,14 +7,14 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsIndex
 
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.feed.collate import Ragged, pieces
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
@@ -233,19 +233,13 @@ def _column(name: str, value: Any) -> Array:
     if not isinstance(value, (list, tuple)):
         value = of_tensorflow(of_torch(value))
     if isinstance(value, Ragged):
-        values = np.array(_array(name, value.values))
-        lengths = validate.as_ids(_array(name, value.lengths), f"lengths of {name}").tolist()
-        if min(lengths, default=0) < 0 or values.shape[:1] != (sum(lengths),):
-            raise ValueError(f"lengths of {name} must add up to the values, {values.shape[:1]}")
-        ends = zip(lengths, accumulate(lengths), strict=True)
-        rows = [values[end - length : end] for length, end in ends]
+        whole = Ragged(np.array(_array(name, value.values)), _array(name, value.lengths))
+        rows = pieces(name, whole)
     elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
         rows = [np.array(_array(name, row)) for row in value]
     else:
         return _array(name, value)
-    column = np.empty(len(rows), object)
-    for place, row in enumerate(rows):
-        column[place] = row
+    column = np.fromiter(rows, object, len(rows))
     kinds = {_kind(column[place:]) for place in range(len(rows))}
     if len(kinds) > 1:
         raise ValueError(f"{name} must have one dtype and shape but for the lengths, got {kinds}")
@@ -254,8 +248,8 @@ def _column(name: str, value: Any) -> Array:
 
 def _array(name: str, value: Any) -> Array:
     """Return a tensor as a numpy array, from any device; refuse what would lose something."""
-    items = value if isinstance(value, (list, tuple)) else None
-    if any(isinstance(each, np.ma.MaskedArray) for each in (value, *(items or ()))):
+    items: Any = value if isinstance(value, (list, tuple)) else ()
+    if any(isinstance(each, np.ma.MaskedArray) for each in (value, *items)):
         raise TypeError(f"{name} is masked: fill what is masked, or add the mask as a result")
     try:
         array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
@@ -267,11 +261,8 @@ def _array(name: str, value: Any) -> Array:
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
-    if items is not None:
-        leaves = (
-            each.item() if hasattr(each, "item") else each for each in np.array(items, "O").flat
-        )
-        for kept, leaf in zip(array.ravel().tolist(), leaves, strict=False):
-            if kept != leaf and leaf == leaf:
-                raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
+    for kept, leaf in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
+        leaf = leaf.item() if hasattr(leaf, "item") else leaf
+        if kept != leaf and leaf == leaf:
+            raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes
