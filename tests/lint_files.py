@@ -337,4 +337,4 @@ def broken() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(broken()))
+    sys.exit("\n".join(broken()) or None)
