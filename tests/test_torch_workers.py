@@ -460,6 +460,16 @@ def test_workers_end_with_the_loader(index: Index) -> None:
     assert not any(worker.is_alive() for worker in workers)
 
 
+def test_fault_113_workers_end_with_the_last_name_of_a_loader(index: Index) -> None:
+    """Once a cycle kept them until a garbage collection, which took five seconds for each."""
+    before = set(multiprocessing.active_children())
+    loader = TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=True)
+    list(take(loader, 2))
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    del loader
+    assert set(multiprocessing.active_children()) <= before
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persistent: bool) -> None:
     before = set(multiprocessing.active_children())

@@ -147,7 +147,6 @@ class TorchLoader(MakingLoader[B]):
             "timeout": timeout,
             "worker_init_fn": worker_init_fn,
         }
-        self._place = _Place(self)
         # A DataLoader checks the options.
         DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
 
@@ -164,7 +163,7 @@ class TorchLoader(MakingLoader[B]):
         check_descriptors(self.feed, ahead + self.prefetch + 2)
         reader = ArrivedReader() if self._reads_for_workers else self.reader
         dataset = CatchingDataset(self.feed, reader, threads=self.threads)
-        serve: dict[str, Any] = {"batch_sampler": self._place, "collate_fn": as_served}
+        serve: dict[str, Any] = {"batch_sampler": _Place(self), "collate_fn": as_served}
         # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
         serve["generator"] = torch.Generator()
         return DataLoader(dataset, **serve, **self._worker_options)
@@ -182,7 +181,8 @@ class TorchLoader(MakingLoader[B]):
                 epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
             )
             return _Pass(self, copier, self._ahead(_sent(made, copier)))
-        self._place.begins, self._place.given_up = (epoch, start), False
+        place = cast(_Place, self._workers.batch_sampler)
+        place.begins, place.given_up = (epoch, start), False
         workers = WorkerBatches(self._workers, self.meter, start)
         sent = Prefetcher(
             (copier.send(copier.prepare(batch)) for batch in workers),
@@ -190,7 +190,7 @@ class TorchLoader(MakingLoader[B]):
             while_waiting=workers.check,
             while_closing=workers.release,
         )
-        return _Pass(self, copier, sent, workers)
+        return _Pass(self, copier, sent, workers, place)
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
@@ -294,18 +294,22 @@ class _StoredOrder(SequentialSampler):
 
 
 class _Place:
-    """What the DataLoader of the workers draws from: the requests of the pass that begins."""
+    """What the DataLoader of the workers draws from: the requests of the pass that begins.
+
+    It does not keep the loader, which keeps the DataLoader: workers end as soon as nobody has the
+    loader. In a cycle, they would stay until a garbage collection, which waits for each.
+    """
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
-        self._loader = loader
+        self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
+        self._plans, self._sending = loader.plans, loader._reads_for_workers
         self.begins = (0, 0)
         self.given_up = False
 
     def __iter__(self) -> Iterator[Request | Sending]:
         # The workers share the page cache, and this process reads remote shards for them. So this
         # process advises the kernel, once, of what they will read.
-        loader = self._loader
-        feed, reader, plans = loader.feed, loader.reader, loader.plans
+        feed, reader, plans = self._feed, self._reader, self._plans
         stored = stored_fields(feed)
         following = plans.begin(fetcher_of(reader), stored, feed.sampler, *self.begins)
 
@@ -313,7 +317,7 @@ class _Place:
             if self.given_up:
                 raise LoaderError("the pass is given up")  # this error is never seen
             given = reader, records, feed.fields, feed.missing
-            values = loader.meter.timed("reading", values_of, *given)
+            values = self._meter.timed("reading", values_of, *given)
             if following is not None:
                 following.passed(step)
             return values
@@ -322,10 +326,10 @@ class _Place:
         for request in requests(schedule, *self.begins, seeds=feed.seeded):
             if following is not None:
                 following.reached(request.step)
-            yield Sending(request, read) if loader._reads_for_workers else request
+            yield Sending(request, read) if self._sending else request
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._feed.sampler)
 
 
 class _Pass(Iterator[Batch]):
@@ -337,15 +341,18 @@ class _Pass(Iterator[Batch]):
         copier: Copier,
         sent: Generator[Sent, None, None] | Prefetcher[Sent],
         workers: WorkerBatches | None = None,
+        place: _Place | None = None,
     ) -> None:
         self._loader, self._copier, self._sent, self._workers = loader, copier, sent, workers
+        self._place = place
 
     def __next__(self) -> Batch:
         return self._copier.receive(next(self._sent))
 
     def close(self) -> None:
         """Stop what runs ahead. A later pass cannot use workers that have ended."""
-        self._loader._place.given_up = True
+        if self._place is not None:
+            self._place.given_up = True
         self._sent.close()
         ended = isinstance(self._sent, Prefetcher) and self._sent.busy
         if self._workers is not None:
