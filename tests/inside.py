@@ -65,6 +65,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked
 from twinfeed.loaders.support.limits import LIMITS, Limits
 from twinfeed.loaders.support.owned import MARK, mark
+from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.drawing import sums
 from twinfeed.samplers.drawing.waits import log

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,21 @@ def test_many_fields_do_with_few_descriptors_or_are_refused_with_the_number() ->
     assert "each of the 260 large tensors of a batch by a descriptor, about 2" in (
         run("many large fields").stdout
     )
+
+
+def test_fault_113_processes_end_with_a_main_process_that_is_killed() -> None:
+    """However they were started. All have its stdout, which so ends with the last of them."""
+    command = [sys.executable, SCRIPT, "waiting"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.kill()
+        process.communicate(timeout=LIMIT)
+    finally:
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.mark.parametrize("what", ["threads", "workers"])

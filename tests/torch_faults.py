@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from inside import Pool
 from torch.utils.data import DataLoader
 from torch_help import pack_words
 
@@ -205,6 +206,29 @@ def fields(count: int, length: int) -> Any:
     return lambda sample: {f"x{n}": np.full(length, n % 256, np.uint8) for n in range(count)}
 
 
+def waiting() -> None:
+    """Wait, with workers that have filled their pipes, and a process of a pool that is at work."""
+    samples = [{"data": bytes(8000)} for _ in range(400)]
+    index = pack(samples, Path(tempfile.mkdtemp()))["data"]
+    feed = Feed(index, ExactOnceBatchSampler(400, batch_size=2))
+    options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16}
+    requests: Any = RequestSampler(feed)
+    collate: Any = as_tensors
+    plain: Any = {"sampler": requests, "batch_size": None, "collate_fn": collate}
+    loaders = [DataLoader(RecordDataset(feed), **plain, **options)]
+    for context in ("fork", "forkserver", "spawn"):
+        loaders += [TorchLoader(feed, multiprocessing_context=context, **options)]
+    passes = [iter(loader) for loader in loaders]
+    for batches in passes:
+        next(batches)
+    with Pool(1) as pool:
+        pool.submit(os.getpid).result()
+        call = pool.submit(signal.pause)
+        time.sleep(1)
+        print("waiting", flush=True)
+        call.result()
+
+
 def few_descriptors(limit: int, count: int, length: int) -> None:
     """Many fields from workers of a process that may have few open files."""
     feed = Feed(words(), sampler(), decode=fields(count, length))
@@ -220,6 +244,7 @@ SCENARIOS = {
     "many small fields": lambda: few_descriptors(64, 60, 8),
     "many large fields": lambda: few_descriptors(1024, 260, 8000),
     "both ways": both_ways,
+    "waiting": waiting,
     "killed": lambda: die(killed),
     "bus": lambda: die(bus),
     "full": full,

@@ -23,6 +23,7 @@ from traceback import format_exc
 from typing import Any, ParamSpec, TypeVar
 
 from twinfeed.loaders.errors import sendable
+from twinfeed.loaders.support.fork import end_with_parent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,7 +104,8 @@ def _how(process: SpawnProcess) -> str:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer calls until the pipe is closed."""
+    """Answer calls until the pipe is closed, or the process at its other end has ended."""
+    end_with_parent()
     with suppress(EOFError, OSError):
         while True:
             pipe.send_bytes(_answer(pipe.recv_bytes()))

@@ -21,6 +21,7 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.torch._copier import each_tensor
 from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
@@ -126,6 +127,13 @@ class CatchingDataset(RecordDataset):
 def as_served(batch: Any, /) -> Any:
     """Return the batch as it is."""
     return batch
+
+
+def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
+    """Start a worker: it ends with its parent. Then call the user's `worker_init_fn`, if any."""
+    end_with_parent()
+    if function is not None:
+        function(number)
 
 
 def not_forked(context: Any, /) -> Any:

@@ -19,6 +19,7 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, joined
 from twinfeed.loaders.torch._sharing import shared
@@ -142,6 +143,8 @@ class RecordDataset(Dataset[Any]):
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request, or a list of samples for a list of records."""
+        if get_worker_info() is not None:
+            end_with_parent()
         if not isinstance(wanted, Request):
             if any(isinstance(one, Request) for one in wanted):
                 raise TypeError(

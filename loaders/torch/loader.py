@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
 
@@ -36,6 +36,7 @@ from twinfeed.loaders.torch._workers import (
     WorkerBatches,
     as_served,
     disown,
+    init_worker,
     not_forked,
 )
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
@@ -145,7 +146,7 @@ class TorchLoader(MakingLoader[B]):
             "persistent_workers": persistent_workers,
             "multiprocessing_context": multiprocessing_context,
             "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
+            "worker_init_fn": partial(init_worker, worker_init_fn),
         }
         # A DataLoader checks the options.
         DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
