@@ -135,6 +135,11 @@ def test_fault_113_processes_end_with_a_main_process_that_is_killed() -> None:
         process.communicate()
 
 
+def test_a_system_without_semaphores_is_named() -> None:
+    said = r"workers need semaphores in /dev/shm: .+\n  what to do: .*num_workers=0"
+    assert re.match(said, run("no semaphores").stdout)
+
+
 @pytest.mark.parametrize("what", ["threads", "workers"])
 def test_ctrl_c(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from math import prod
 from typing import Any
@@ -75,6 +76,17 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
             f"{needed} at once, and this process may have {limit}",
             advice=f"raise `ulimit -n`, {FEWER}",
         )
+
+
+def check_semaphores() -> None:
+    """Raise LoaderError if the system gives no semaphores, which the queues of workers need."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise LoaderError(
+            f"workers need semaphores in {SHARED_MEMORY}: {error.strerror}",
+            advice="mount it writable, or decode on threads (num_workers=0)",
+        ) from error
 
 
 def full() -> str:

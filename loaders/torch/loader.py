@@ -28,7 +28,7 @@ from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, chosen_device, copier_for
 from twinfeed.loaders.torch._processes import refuse_workers
-from twinfeed.loaders.torch._sharing import check_descriptors
+from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
 from twinfeed.loaders.torch._workers import (
     ArrivedReader,
     CatchingDataset,
@@ -160,6 +160,7 @@ class TorchLoader(MakingLoader[B]):
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches."""
         socket_folder()
+        check_semaphores()
         ahead = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
         check_descriptors(self.feed, ahead + self.prefetch + 2)
         reader = ArrivedReader() if self._reads_for_workers else self.reader
