@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.remote import network
+from twinfeed.loaders.support.fork import PerProcess
 
 
 class _Submitted(NamedTuple):
@@ -101,9 +101,5 @@ class Wire:
             self._grow()
 
 
-_wires: dict[int, Wire] = {}
-
-
-def wire() -> Wire:
-    """Return the `Wire` of this process. A forked child has its own."""
-    return _wires.setdefault(os.getpid(), Wire())
+wire = PerProcess(Wire)
+"""Return the `Wire` of this process."""

@@ -6,6 +6,6 @@ Nothing here knows of shards, samplers or batches.
   options of other libraries, extras.py what is not installed. samplers/validate.py checks them.
 - Files and folders: regular.py opens, atomic.py replaces, temporary.py makes folders that do not
   stay, owned.py marks the library's own folders, checksum.py has CRC-32C.
-- The machine: system.py has its facts, pool.py starts processes, fork.py ends them with
-  their parent, closing.py closes, progress.py shows a bar.
+- The machine: system.py has its facts, pool.py starts processes, fork.py has what each
+  process has of its own, closing.py closes, progress.py shows a bar.
 """

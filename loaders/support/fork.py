@@ -1,16 +1,44 @@
-"""Processes and the process that started them."""
+"""Processes and the process that started them: what each has of its own, and how it ends."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 # Seconds between two looks at the parent.
 _INTERVAL = 1.0
+
+
+class PerProcess(Generic[T]):
+    """A value that each process makes when it first asks: a forked child does not get its parent's.
+
+    In the child, a lock of the parent may be locked for ever, and threads have not come along. The
+    parent's value is kept there: its destructor might wait for such a thread.
+
+    >>> lock = PerProcess(threading.Lock)
+    >>> with lock():
+    ...     lock() is lock()
+    True
+    """
+
+    def __init__(self, make: Callable[[], T], /) -> None:
+        self._make = make
+        self._values: dict[int, T] = {}
+
+    def __call__(self) -> T:
+        """Return the value of this process."""
+        process = os.getpid()
+        if process not in self._values:
+            self._values.setdefault(process, self._make())  # two threads get the same
+        return self._values[process]
 
 
 @cache

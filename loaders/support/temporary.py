@@ -13,6 +13,7 @@ from multiprocessing import current_process
 from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.owned import is_marked, mark
 from twinfeed.loaders.support.system import SHARED_MEMORY
 
@@ -21,8 +22,8 @@ _PREFIX, _LOCK = "twinfeed-", "lock"
 # Most bytes of a folder's name, so that multiprocessing's names of sockets fit after it.
 _LONGEST = 80
 
-_locks: dict[Path, tuple[int, int]] = {}
-"""The process that made each folder, and the file that the process has locked there."""
+_locks: PerProcess[dict[Path, int]] = PerProcess(dict)
+"""The folders that this process made, and the file that it has locked in each."""
 
 
 def make_temporary() -> Path:
@@ -34,7 +35,7 @@ def make_temporary() -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     mark(folder)
     fd = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    _locks[folder] = os.getpid(), fd
+    _locks()[folder] = fd
     with suppress(OSError):  # a file system without locks: nobody removes the folder of another
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(folder / ".new", folder / _LOCK)  # locked before it has this name
@@ -43,11 +44,9 @@ def make_temporary() -> Path:
 
 def remove_temporary(folder: Path, /) -> None:
     """Remove such a folder; in a forked child, do nothing."""
-    process, fd = _locks[folder]
-    if process == os.getpid():
+    if folder in _locks():
         shutil.rmtree(folder, ignore_errors=True)
-        del _locks[folder]
-        os.close(fd)
+        os.close(_locks().pop(folder))
 
 
 @contextmanager
