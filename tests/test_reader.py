@@ -370,7 +370,7 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_a_thread_held(index: Index
     with Reader(index) as reader:
         reader.read([0])
         lock = reader._fetcher.handles._lock  # type: ignore[attr-defined]
-        with lock:
+        with lock():
             child = os.fork()
             if child == 0:
                 signal.alarm(10)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
 
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers import BatchStream
 
 STEPS, _IDS = 32, 1 << 15
@@ -49,7 +49,7 @@ class Schedule:
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}
         self._ids = 0
         self._whole: Schedule | None = None
-        self._lock, self._pid = Lock(), os.getpid()
+        self._lock = PerProcess(Lock)
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without what was drawn."""
@@ -91,9 +91,7 @@ class Schedule:
         return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
 
     def _chunk(self, epoch: int, number: int) -> list[Int64s]:
-        if self._pid != os.getpid():  # a thread may have held the lock at the fork
-            self._lock, self._pid = Lock(), os.getpid()
-        with self._lock:
+        with self._lock():
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
                 chunk = self._drawn(epoch, number * self._together)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 from weakref import WeakSet
 
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.system import file_limit
 
 
@@ -33,13 +34,13 @@ class Handles:
     """
 
     _pools: ClassVar[WeakSet[Handles]] = WeakSet()
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[PerProcess[threading.Lock]] = PerProcess(threading.Lock)
 
     def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
         self.limit = limit
         self._open_file = open_file
         self._held: OrderedDict[int, Handle] = OrderedDict()
-        with self._lock:
+        with self._lock():
             self._pools.add(self)
 
     def __len__(self) -> int:
@@ -48,7 +49,7 @@ class Handles:
     def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
         """Return the handle of each file. Keep the handles as long as the files are read."""
         held, result = self._held, {}
-        with self._lock:
+        with self._lock():
             for number in numbers:
                 handle = held.get(number)
                 if handle is None:
@@ -61,7 +62,7 @@ class Handles:
 
     def close(self) -> None:
         """Drop every file."""
-        with self._lock:
+        with self._lock():
             self._held.clear()
 
     def _opened(self, number: int) -> int:
@@ -82,14 +83,6 @@ class Handles:
             self._held.popitem(last=False)
         elif sum(map(len, self._pools)) >= max(self.limit, default_limit()):
             max(self._pools, key=len)._held.popitem(last=False)
-
-
-def _new_lock() -> None:
-    """Replace the lock in a forked child: the parent's lock may be locked for ever."""
-    Handles._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
 
 
 def default_limit() -> int:

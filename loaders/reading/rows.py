@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.progress import bar
 from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import held, is_mapped
@@ -69,7 +69,7 @@ class Rows:
     (array([1, 0]), (2, 2))
     """
 
-    _turn = threading.RLock()  # one lock for all: two `Rows` may share a dataset, or nest
+    _turn = PerProcess(threading.RLock)  # one lock for all: two `Rows` may share a dataset, or nest
 
     def __init__(
         self,
@@ -115,19 +115,11 @@ class Rows:
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
         """Return the values of each field for each id."""
-        with self._turn if self._one_at_a_time else nullcontext():
+        with self._turn() if self._one_at_a_time else nullcontext():
             return self._data.take(ids, fields)
 
     def close(self) -> None:
         """Do nothing: what is open belongs to the dataset."""
-
-
-def _new_turn() -> None:
-    """Replace the lock in a forked child: the parent's lock may be locked for ever."""
-    Rows._turn = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_turn)
 
 
 class _Items:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import os
 import sys
 import threading
 import time
@@ -17,6 +16,8 @@ from itertools import count
 from typing import Any
 
 import tensorflow as tf
+
+from twinfeed.loaders.support.fork import PerProcess
 
 # TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
 # to be found by their text. There may be several, since threads work ahead. Here are the objects
@@ -74,9 +75,8 @@ class _Calls:
             time.sleep(_QUIET / 4)
 
 
-_CALLS = _Calls()
-atexit.register(_CALLS.end)
-os.register_at_fork(after_in_child=_CALLS.__init__)  # type: ignore[misc]  # no call is under way
+_CALLS = PerProcess(_Calls)
+atexit.register(lambda: _CALLS().end())
 
 
 def drop(held: list[Any], /) -> None:
@@ -95,7 +95,7 @@ def drop(held: list[Any], /) -> None:
         deadline = time.monotonic() + _PATIENCE
         while _shared(held) and time.monotonic() < deadline:
             time.sleep(_QUIET / 4)
-        with suppress(RuntimeError), _CALLS:  # the end of the program waits for it
+        with suppress(RuntimeError), _CALLS():  # the end of the program waits for it
             held.clear()
         gone.set()
 
@@ -115,7 +115,7 @@ def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any
     number, name = _numbered(method)
 
     def call(*arrays: Any) -> Any:
-        with _CALLS, _kept(number) as owner:
+        with _CALLS(), _kept(number) as owner:
             return getattr(owner, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
