@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from twinfeed.loaders.errors import sendable
 from twinfeed.loaders.support.fork import end_with_parent
+from twinfeed.loaders.support.system import describe_exit
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Pool(ThreadPoolExecutor):
         except (EOFError, OSError):
             with self._lock:  # a start elsewhere would take how it ended, as it is reaped
                 process.join()
-            self._end(_how(process))
+            self._end(f"a worker process {describe_exit(process.exitcode or 0)}")
             raise BrokenProcessPool(self._died) from None
         result, error, warned = pickle.loads(answer)
         for one in warned:
@@ -94,13 +95,6 @@ class Pool(ThreadPoolExecutor):
             self._died = self._died or why
             for process, _ in self._started.values():
                 process.terminate()
-
-
-def _how(process: SpawnProcess) -> str:
-    """Say how a process ended."""
-    code = process.exitcode or 0
-    how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-    return f"a worker process {how}"
 
 
 def _serve(pipe: Connection) -> None:

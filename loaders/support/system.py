@@ -13,6 +13,7 @@ import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
+from signal import Signals
 from typing import Literal
 
 try:
@@ -71,6 +72,15 @@ def memory() -> int:
                 with suppress(OSError, ValueError):  # there is none, or it says "max"
                     least = min(least, int((place / name).read_text(encoding="utf-8")))
     return least
+
+
+def describe_exit(code: int, /) -> str:
+    """Say how a process ended: by itself, or by a signal.
+
+    >>> describe_exit(1), describe_exit(-9)
+    ('ended with exit code 1', 'was killed by SIGKILL')
+    """
+    return f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def cold(fd: int, offset: int, /) -> bool | None:

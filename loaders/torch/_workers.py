@@ -22,6 +22,7 @@ from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
+from twinfeed.loaders.support.system import describe_exit
 from twinfeed.loaders.torch._copier import each_tensor
 from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
 from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
@@ -257,10 +258,8 @@ def disown(iterator: Any, /) -> None:
 def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     """Return the error of a worker, which has ended: how it ended, and the likely reason."""
     worker = workers[number]
+    how = describe_exit(worker.exitcode)
     forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
-    how = f"ended with exit code {worker.exitcode}"
-    if worker.exitcode < 0:
-        how = f"was killed by {signal.Signals(-worker.exitcode).name}"
     return WorkerDiedError(
         f"worker {number} of {len(workers)} (process {worker.pid}) {how}",
         advice=_advice(-worker.exitcode, forked),

@@ -64,5 +64,5 @@ def test_an_interrupt_is_not_heard() -> None:
         process = pool.submit(os.getpid).result()
         os.kill(process, signal.SIGINT)
         assert pool.submit(os.getpid).result() == process
-        with pytest.raises(BrokenProcessPool, match="exit status 3"):
+        with pytest.raises(BrokenProcessPool, match="exit code 3"):
             pool.submit(os._exit, 3).result()
