@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from format_help import END, block, flip, member, pax, write_records, write_tar
-from inside import LIMITS, MANIFEST, VERSION, TarWriter, digest_of, file_digest, masked
+from inside import LIMITS, MANIFEST, VERSION, TarWriter, digest_of, file_digest, masked_crc32c
 from making_shards import write_tfrecord
 
 from twinfeed.loaders import DataCorruptionError, TruncatedShardError
@@ -136,7 +136,7 @@ def tfrecords() -> Iterator[Damage]:
     yield Damage("message", message, 28, words, 1, (0, 2), options=examples, bad=(1,))
     for length in (1 << 30, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
         head = struct.pack("<Q", length)
-        data = head + struct.pack("<I", masked(head)) + bytes(100)
+        data = head + struct.pack("<I", masked_crc32c(head)) + bytes(100)
         most = {"max_record_bytes": 1 << 64}
         yield Damage("absurd", data, 0, "", 0, None, TruncatedShardError, most)
         most = {"max_record_bytes": 1000}

@@ -124,7 +124,7 @@ def first_record(data: bytes) -> bytes:
 def framed(data: bytes) -> bytes:
     """Return a record as a TFRecord file has it."""
     head = len(data).to_bytes(8, "little")
-    checksums = (tfrecord.masked(part).to_bytes(4, "little") for part in (head, data))
+    checksums = (tfrecord.masked_crc32c(part).to_bytes(4, "little") for part in (head, data))
     return head + next(checksums) + data + next(checksums)
 
 

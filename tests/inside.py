@@ -62,7 +62,7 @@ from twinfeed.loaders.remote.opening import store_of
 from twinfeed.loaders.remote.wire import Wire
 from twinfeed.loaders.support import atomic
 from twinfeed.loaders.support.atomic import replace_file
-from twinfeed.loaders.support.checksum import crc32c, masked
+from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS, Limits
 from twinfeed.loaders.support.owned import MARK, mark
 from twinfeed.loaders.support.pool import Pool

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
-from twinfeed.loaders.support.checksum import masked
+from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 
@@ -139,7 +139,7 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
 
 def _is_tfrecord(head: bytes) -> bool:
     """Return whether the first bytes are a length and its checksum."""
-    return len(head) >= 12 and masked(head[:8]) == int.from_bytes(head[8:12], "little")
+    return len(head) >= 12 and masked_crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
 
 
 def _is_text(head: bytes) -> bool:

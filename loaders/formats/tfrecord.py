@@ -18,7 +18,7 @@ from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
 from twinfeed.loaders.formats.sniff import HEAD, disguise
-from twinfeed.loaders.support.checksum import masked
+from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_file, open_shard
@@ -55,12 +55,12 @@ def scan(
         for number, (offset, header, data, footer) in enumerate(frames):
             start = offset + HEADER
             try:
-                if masked(data) != _CHECKSUM.unpack(footer)[0]:
+                if masked_crc32c(data) != _CHECKSUM.unpack(footer)[0]:
                     raise DataCorruptionError(
                         f"corrupted data at offset {offset}",
                         offset=offset,
                         expected=f"data CRC {_CHECKSUM.unpack(footer)[0]:#010x}",
-                        found=f"{masked(data):#010x}",
+                        found=f"{masked_crc32c(data):#010x}",
                     )
                 if example:
                     fields = locate(data, base=start)
@@ -82,7 +82,7 @@ def framed_length(header: bytes, /) -> int | None:
     if len(header) < HEADER:
         return None
     length, stored = _HEADER.unpack(header[:HEADER])
-    return HEADER + int(length) + FOOTER if masked(header[:8]) == stored else None
+    return HEADER + int(length) + FOOTER if masked_crc32c(header[:8]) == stored else None
 
 
 def _frames(
@@ -139,7 +139,7 @@ def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
         f"corrupted length at offset {where['offset']}",
         **where,
         expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
-        found=f"{masked(header[:8]):#010x}",
+        found=f"{masked_crc32c(header[:8]):#010x}",
     )
 
 
@@ -164,9 +164,9 @@ class TFRecordWriter(Closing):
     def write(self, data: bytes, /) -> None:
         """Append one record."""
         head = struct.pack("<Q", len(data))
-        self._file.write(head + _CHECKSUM.pack(masked(head)))
+        self._file.write(head + _CHECKSUM.pack(masked_crc32c(head)))
         self._file.write(data)
-        self._file.write(_CHECKSUM.pack(masked(data)))
+        self._file.write(_CHECKSUM.pack(masked_crc32c(data)))
         self.offset += HEADER + len(data) + FOOTER
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.reading.source import read_only as as_read_only
+from twinfeed.loaders.reading.source import read_only
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.checksum import crc32c
 
@@ -19,10 +19,10 @@ _PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
-def read_only(sample: Mapping[str, Any], /) -> Mapping[str, Any]:
+def with_read_only_arrays(sample: Mapping[str, Any], /) -> Mapping[str, Any]:
     """Return the sample with read-only views of its arrays."""
     return {
-        name: as_read_only(value) if isinstance(value, np.ndarray) else value
+        name: read_only(value) if isinstance(value, np.ndarray) else value
         for name, value in sample.items()
     }
 

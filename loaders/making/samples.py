@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._calls import Calls, Made, call, check_values
 from twinfeed.loaders.making._decoded import DecodedCache
-from twinfeed.loaders.making._shared import lent, read_only, unchanged
+from twinfeed.loaders.making._shared import lent, unchanged, with_read_only_arrays
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.source import Reads, Source, values_of
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -197,7 +197,7 @@ class Samples:
         if self.decode is not None:
             each = self.calls.each
             samples = self.meter.timed("decoding", each, "decode", self.decode, records, samples)
-        return [read_only(one) for one in samples] if self._shares else samples
+        return [with_read_only_arrays(one) for one in samples] if self._shares else samples
 
     def _read(self, records: Int64s) -> Mapping[str, Sequence[Any]]:
         given = self.reader, records, self.fields, self._missing

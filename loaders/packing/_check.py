@@ -46,7 +46,7 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     return key, fields
 
 
-def kind_of(value: Any) -> str:
+def value_kind(value: Any) -> str:
     """Return which kind of values of a TFRecord a field has: bytes, integers or floats."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):

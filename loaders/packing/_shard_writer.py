@@ -17,7 +17,7 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.packing._check import checked, kind_of, naming
+from twinfeed.loaders.packing._check import checked, value_kind, naming
 from twinfeed.loaders.packing._inputs import Sample, tar_key
 from twinfeed.loaders.support.atomic import sync
 from twinfeed.loaders.support.progress import bar
@@ -128,7 +128,7 @@ def _check_kinds(
     for name, value in values.items():
         if container == "tar" and name != "label":
             continue
-        kind = kind_of(value)
+        kind = value_kind(value)
         known, first = kinds.setdefault(name, (kind, number))
         if kind != known:
             raise ValueError(

@@ -39,7 +39,7 @@ def crc32c_of_each(data: Iterable[bytes], /) -> list[int]:
     return list(map(_extend, repeat(0), data))
 
 
-def masked(data: Buffer, /) -> int:
+def masked_crc32c(data: Buffer, /) -> int:
     """Return the masked CRC-32C that TFRecord files store.
 
     That is the checksum rotated right by 15 bits, plus a constant, as in TensorFlow

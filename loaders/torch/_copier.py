@@ -124,13 +124,13 @@ def copier_for(device: torch.device, /) -> Copier:
     return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 
-def chosen_device(device: torch.device | str | None, /) -> torch.device:
+def torch_device(device: torch.device | str | None, /) -> torch.device:
     """Return the device; for None the current CUDA device, or the CPU if there is no CUDA.
 
     Raises:
         ValueError: a device that torch cannot use here.
 
-    >>> chosen_device("cpu")
+    >>> torch_device("cpu")
     device(type='cpu')
     """
     if device is None:

@@ -26,7 +26,7 @@ from twinfeed.loaders.reading.source import fetcher_of, values_of
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.temporary import socket_folder
-from twinfeed.loaders.torch._copier import Copier, Sent, chosen_device, copier_for
+from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
 from twinfeed.loaders.torch._processes import refuse_workers
 from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
 from twinfeed.loaders.torch._workers import (
@@ -124,7 +124,7 @@ class TorchLoader(MakingLoader[B]):
         checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        self.device = chosen_device(device)
+        self.device = torch_device(device)
         self.num_workers = validate.integer("num_workers", num_workers, minimum=0)
         if prefetch is None and (num_workers or self.device.type != "cpu"):
             prefetch = PREFETCH
