@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
@@ -189,58 +187,3 @@ def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
         raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
     ordered = sorted(steps.items())
     return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])
-
-
-def bytes_of(text: str, /) -> int:
-    """Return the number of bytes that a text names; raise ValueError for any other.
-
-    >>> bytes_of("2G"), bytes_of("500 MB"), bytes_of("1.5 GiB")
-    (2000000000, 500000000, 1610612736)
-    """
-    match = re.fullmatch(r"([\d_]*\.?\d+)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} must be a number of bytes, such as 100M or 1.5 GiB")
-    power = " kmgt".index(match[2] or " ")
-    return int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
-
-
-def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return several names as a tuple; raise TypeError for a single string, or no strings."""
-    found = values if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
-    if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
-        return found
-    raise TypeError(f"{name} must be a list of names, got {values!r}")
-
-
-def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
-    """Return a copy, empty for None; raise TypeError for what is no dict."""
-    if values is not None and not isinstance(values, Mapping):
-        raise TypeError(f"{name} must be a dict, got {values!r}")
-    return dict(values or {})
-
-
-def as_ids(ids: Int64 | Iterable[int], name: str = "ids", /) -> Int64:
-    """Return ids as int64[n]; raise TypeError for what are no integers."""
-    listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
-    array = unmasked(name, list(ids) if listed else ids)
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"{name} must be integers in one dimension, got {array.dtype} of shape {array.shape}"
-        )
-    return array.astype(np.int64, copy=False)
-
-
-def check_ids(ids: Int64 | Iterable[int], records: int, name: str = "ids", /) -> Int64:
-    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
-    array = as_ids(ids, name)
-    if len(array):
-        check_bounds(int(array.min()), int(array.max()), records, name)
-    return array
-
-
-def check_bounds(low: int, high: int, records: int, name: str = "ids", /) -> None:
-    """Raise IndexError unless the lowest and the highest id lie within `[0, records)`."""
-    if low < 0 or high >= records:
-        raise IndexError(f"{name} must lie in [0, {records}), got {low if low < 0 else high}")

@@ -16,8 +16,9 @@ import numpy as np
 from twinfeed.loaders.building.store import IndexWriter
 from twinfeed.loaders.index.class_arrays import READ
 from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.samplers import ClassOrder, validate
+from twinfeed.samplers import ClassOrder
 from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
 
@@ -81,7 +82,7 @@ def whole_background(background: Label | None, /) -> int:
 
 def check_classes(classes: Sequence[str] | None, /) -> None:
     """Raise TypeError or ValueError for `classes` that are no list of different names."""
-    counts = Counter(validate.names("classes", () if classes is None else classes))
+    counts = Counter(checks.names("classes", () if classes is None else classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
         raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")

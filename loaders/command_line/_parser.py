@@ -20,9 +20,9 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.tools.backends import BACKENDS
-from twinfeed.samplers import validate
 
 _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
@@ -385,7 +385,7 @@ def _split(text: str) -> tuple[str, int | float]:
 def _size(text: str) -> int:
     """Parse a number of bytes, such as 100M."""
     try:
-        return validate.bytes_of(text)
+        return checks.bytes_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
-from twinfeed.loaders.support import system
+from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.counterparts import OF_SHUFFLED
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
@@ -66,7 +66,7 @@ def shuffled(
     each = max(1.0, record_bytes(index))
     lengths, part = index.shard_lengths, None
     if records is not None:
-        part = np.sort(validate.check_ids(records, len(index)))
+        part = np.sort(checks.check_ids(records, len(index)))
         lengths = np.diff(part.searchsorted(np.cumsum(lengths)), prepend=0)
     block = block_of(index, int(lengths.sum()))
     window = min(_LANES, int(memory / (block * each)))

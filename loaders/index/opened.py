@@ -38,6 +38,7 @@ from twinfeed.loaders.remote.location import (
     quoted,
     unquoted,
 )
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder, validate
@@ -341,14 +342,14 @@ class Index:
 
         The key is "shard#number" if the container has no keys.
         """
-        ids = validate.check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
+        ids = checks.check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
         if self.has_keys:
             return list(map(self._strings("keys").__getitem__, ids))
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
         """Say in one line where a record lies, for messages."""
-        record = int(validate.check_ids([record], len(self))[0])
+        record = int(checks.check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.place(record)
         tables = self._tables.values() if self.container == "files" else ()

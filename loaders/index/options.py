@@ -10,6 +10,7 @@ from typing import Literal, TypedDict, get_args
 import numpy as np
 
 from twinfeed.loaders.formats.records import CONTAINERS, Container
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 from twinfeed.samplers.misnamed import alike
@@ -87,7 +88,7 @@ class Reading:
             raise TypeError(f"key must be the name of a feature, got {self.key!r}")
         validate.choice("missing", self.missing, get_args(Missing))
         validate.integer("max_record_bytes", self.max_record_bytes, minimum=1)
-        object.__setattr__(self, "lists", tuple(sorted(set(validate.names("lists", self.lists)))))
+        object.__setattr__(self, "lists", tuple(sorted(set(checks.names("lists", self.lists)))))
         if self.background is not None and not is_label(self.background):
             raise ValueError(f"background must be an int64 or a name, got {self.background!r}")
         plain = self.example and self.key is None and not self.lists

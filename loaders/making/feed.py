@@ -26,6 +26,7 @@ from twinfeed.loaders.making._absent import MissingValues, check_missing
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import Source, check_source
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_A_FEED
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.misnamed import counterparts
@@ -129,12 +130,12 @@ class Feed(Definition):
             raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
         self.index = index
         self.sampler = sampler
-        self.fields = tuple(index.fields) if fields is None else validate.names("fields", fields)
+        self.fields = tuple(index.fields) if fields is None else checks.names("fields", fields)
         self.decode = decode
         self.transform = transform
         self.batch_transform = batch_transform
         self._collate = check_collate(collate)
-        self._side = validate.mapping("side", side)
+        self._side = checks.mapping("side", side)
         self._given_spec = None if spec is None else _fields("spec", spec)
         self._given_batch_spec = _fields("batch_spec", batch_spec)
         self._check_fields()
@@ -240,7 +241,7 @@ class Feed(Definition):
 
 
 def _fields(argument: str, given: Mapping[str, FieldSpec] | None) -> dict[str, FieldSpec]:
-    return {name: _field(name, one) for name, one in validate.mapping(argument, given).items()}
+    return {name: _field(name, one) for name, one in checks.mapping(argument, given).items()}
 
 
 def _field(name: str, given: object) -> FieldSpec:

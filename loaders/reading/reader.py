@@ -24,7 +24,7 @@ from twinfeed.loaders.index.opened import Index, check_index
 from twinfeed.loaders.reading._handles import default_limit
 from twinfeed.loaders.reading._remote import RemoteShards
 from twinfeed.loaders.reading.local import LocalShards, WholeFiles
-from twinfeed.loaders.support import system
+from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
@@ -103,8 +103,8 @@ class Reader(Closing):
             StaleIndexError: a shard has changed.
             DataCorruptionError: bytes do not match their checksum.
         """
-        names = tuple(self.index.fields) if fields is None else validate.names("fields", fields)
-        return self._values(validate.as_ids(ids), names, missing or {})
+        names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
+        return self._values(checks.as_ids(ids), names, missing or {})
 
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
@@ -115,7 +115,7 @@ class Reader(Closing):
         values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
         if len(stored) == len(names):
             return values
-        validate.check_ids(ids, len(self.index))
+        checks.check_ids(ids, len(self.index))
         for name in columns.keys() & names:
             values[name] = list(columns[name][ids])
         return {name: values[name] for name in names}
@@ -147,7 +147,7 @@ class Reader(Closing):
             return [[] for _ in names]
         unique, inverse = ids, None
         ordered = np.sort(ids)
-        validate.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
+        checks.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
         gaps = ordered[1:] - ordered[:-1]
         least = np.minimum.reduce(gaps, initial=2)
         if not least or (least == 1 and many_near(gaps == 1)):  # same rows, or neighbours

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.progress import bar
@@ -82,14 +83,14 @@ class Rows:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        known = _kind(data)(data, None if fields is None else validate.names("fields", fields))
+        known = _kind(data)(data, None if fields is None else checks.names("fields", fields))
         self._data, self._kind = known, type(data).__name__
         self._one_at_a_time = not (validate.flag("threads", threads) or known.pure)
         self.fresh, self.in_memory = known.fresh, known.in_memory
         self.fork_safe = bool(getattr(data, "fork_safe", True))
         given = columns if isinstance(columns, Mapping) else {}
         self.columns = {name: _numbers(name, column) for name, column in given.items()}
-        read = () if columns is None or given else validate.names("columns", columns)
+        read = () if columns is None or given else checks.names("columns", columns)
         for name in read if label is None else (*read, label):
             if name not in self.columns:
                 self.columns[name] = _numbers(name, _read_column(known, name))

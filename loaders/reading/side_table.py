@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.regular import open_regular
-from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import held
 
 
@@ -43,7 +43,7 @@ class SideTable:
     def __init__(self, path: str | os.PathLike[str], /, *, rows: Ids | None = None) -> None:
         self.path = os.path.abspath(path)
         self._data: npt.NDArray[Any] = _mapped(self.path)
-        self._rows = None if rows is None else validate.check_ids(rows, len(self._data), "rows")
+        self._rows = None if rows is None else checks.check_ids(rows, len(self._data), "rows")
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -51,7 +51,7 @@ class SideTable:
 
     def __getitem__(self, ids: Ids) -> npt.NDArray[Any]:
         """Return the rows of these sample ids, copied."""
-        ids = validate.check_ids(ids, len(self))
+        ids = checks.check_ids(ids, len(self))
         return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
 
     @property

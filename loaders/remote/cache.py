@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinfeed.loaders.support import checks
 from twinfeed.samplers import validate
 
 FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
@@ -41,7 +42,7 @@ class DiskCache:
 
     def __init__(self, folder: str | os.PathLike[str], /, *, bytes: int | str) -> None:  # noqa: A002
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(folder)))
-        number = validate.bytes_of(bytes) if isinstance(bytes, str) else bytes
+        number = checks.bytes_of(bytes) if isinstance(bytes, str) else bytes
         object.__setattr__(self, "bytes", validate.integer("bytes", number, minimum=1))
 
     @property

@@ -17,6 +17,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.collate import Ragged, pieces
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
@@ -56,7 +57,7 @@ class Collect:
         self, n: SupportsIndex, /, *, only: Ids | None = None, feed: Feed | None = None
     ) -> None:
         self._n = validate.integer("n", n, minimum=0)
-        self._only = validate.check_ids(np.arange(self._n) if only is None else only, self._n)
+        self._only = checks.check_ids(np.arange(self._n) if only is None else only, self._n)
         validate.distinct("only", self._only)
         self._run = {} if feed is None else NumpyLoader(feed).state_dict()
         self._added: list[Part] = []
@@ -77,9 +78,9 @@ class Collect:
             TypeError: a masked array, or objects.
             IndexError: an id of `n` or above, or below -1.
         """
-        ids = validate.as_ids(_array("ids", ids))
+        ids = checks.as_ids(_array("ids", ids))
         kept = ids != -1
-        validate.check_ids(ids[kept], self._n)
+        checks.check_ids(ids[kept], self._n)
         columns = [("id", ids), *((name, _column(name, results[name])) for name in sorted(results))]
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
