@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.fork import PerProcess
 
 Made = Mapping[str, Any]
 
@@ -66,11 +67,7 @@ class Calls:
     def __init__(self, index: Source, *, threads: int) -> None:
         self.index = index
         self.threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
+        self._pool = PerProcess(partial(ThreadPoolExecutor, threads, "twinfeed-decode"))
 
     def each(
         self,
@@ -94,12 +91,9 @@ class Calls:
 
         if self.threads < 2 or len(rows) < 2:
             return part(range(len(rows)))
-        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
-            self._pid = os.getpid()
-            self._pool = ThreadPoolExecutor(self.threads, "twinfeed-decode")
         parts = [range(first, len(rows), self.threads) for first in range(self.threads)]
         made: list[Any] = [None] * len(rows)
-        for places, results in zip(parts, self._pool.map(part, parts), strict=True):
+        for places, results in zip(parts, self._pool().map(part, parts), strict=True):
             made[places.start :: self.threads] = results
         return made
 
@@ -119,6 +113,5 @@ class Calls:
 
     def close(self) -> None:
         """End the threads; a later call starts them anew."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        if pool := self._pool.pop():
+            pool.shutdown()

@@ -23,6 +23,8 @@ class PerProcess(Generic[T]):
     In the child, a lock of the parent may be locked for ever, and threads have not come along. The
     parent's value is kept there: its destructor might wait for such a thread.
 
+    It pickles, and is copied, without its values.
+
     >>> lock = PerProcess(threading.Lock)
     >>> with lock():
     ...     lock() is lock()
@@ -39,6 +41,13 @@ class PerProcess(Generic[T]):
         if process not in self._values:
             self._values.setdefault(process, self._make())  # two threads get the same
         return self._values[process]
+
+    def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[Callable[[], T]]]:
+        return PerProcess, (self._make,)
+
+    def pop(self) -> T | None:
+        """Return the value of this process, if there is one; the next call makes another."""
+        return self._values.pop(os.getpid(), None)
 
 
 @cache

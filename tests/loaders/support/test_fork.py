@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import threading
 
 from twinfeed.loaders.support.fork import PerProcess
@@ -23,3 +24,12 @@ def test_a_forked_child_has_a_value_of_its_own() -> None:
         assert owner != os.getpid()
         assert not locked
         assert LOCK().locked()
+
+
+def test_a_pickle_has_no_value_and_a_value_that_was_taken_out_is_made_anew() -> None:
+    lists: PerProcess[list[int]] = PerProcess(list)
+    assert lists.pop() is None
+    lists().append(1)
+    assert pickle.loads(pickle.dumps(lists))() == []
+    assert lists.pop() == [1]
+    assert lists() == []
