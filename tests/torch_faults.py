@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from inside import Pool
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch_help import pack_words
 
 from twinfeed.loaders import Feed, Index, LoaderError, WorkerDiedError, pack
@@ -114,7 +114,7 @@ def killed_in_the_body() -> None:
 
 def leaving(sample: dict[str, Any]) -> dict[str, Any]:
     """Make the tensors that were sent out of reach, and end a moment later."""
-    if len(sample["word"]) == 1:
+    if len(sample["word"]) == 1 and get_worker_info() is not None:  # not in the feed's trial
         sharer: Any = resource_sharer._resource_sharer  # type: ignore[attr-defined]
         while sharer._address is None:  # a thread sends the first batch
             time.sleep(0.01)
