@@ -282,9 +282,20 @@ class BatchStream(Epochs, ABC):
             step, chunk = stop, min(2 * chunk, most)
 
     def __iter__(self) -> Iterator[Int64]:
-        """Yield the batches of a pass; nothing is drawn before the first `next`."""
-        for _, _, ids in self.steps():
-            yield ids
+        """Yield the batches of a pass; nothing is drawn before the first `next`.
+
+        Raises:
+            TypeError: ids are no record ids, because of padding, views or uses of a record: a data
+                set of somebody's own would give other records for them.
+        """
+        if not self.ids_are_records:
+            raise TypeError(
+                f"ids of {self!r} are no record ids, but padding (-1), views or uses:\n"
+                f"iterate over a loader, as TorchLoader(feed), give a DataLoader "
+                f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of "
+                f"sampler.batch(epoch, step)"
+            )
+        return (ids for _, _, ids in self.steps())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and of which stream it is: a small dict that JSON can hold.

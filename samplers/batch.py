@@ -45,8 +45,8 @@ class BatchSampler(BatchStream):
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3)
     >>> [ids.tolist() for ids in stream.shard(1, 2)]
     [[2], [4, 5], []]
-    >>> [ids.tolist() for ids in BatchSampler(SequentialSampler(4), batch_size=3, final="pad")]
-    [[0, 1, 2], [3, -1, -1]]
+    >>> BatchSampler(SequentialSampler(4), batch_size=3, final="pad").batch(0, 1).tolist()
+    [3, -1, -1]
     >>> len(BatchSampler(SequentialSampler(7), batch_size=3, final="drop"))
     2
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3, batches_per_epoch=2)
@@ -114,6 +114,10 @@ class BatchSampler(BatchStream):
     def views(self, ids: Int64) -> Int64:
         ids = np.asarray(ids, dtype=np.int64)
         return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
+
+    @property
+    def ids_are_records(self) -> bool:
+        return not self.padded and self._order.ids_are_records
 
     @property
     def by_record(self) -> str:

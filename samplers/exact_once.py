@@ -47,8 +47,8 @@ class ExactOnceBatchSampler(BatchSampler):
 
     >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=4).shard(1, 2)]
     [[2, 3], []]
-    >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=4, final="pad")]
-    [[0, 1, 2, 3], [4, -1, -1, -1]]
+    >>> ExactOnceBatchSampler(5, batch_size=4, final="pad").batch(0, 1).tolist()
+    [4, -1, -1, -1]
     >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2, records=[4, 1, 2])]
     [[1, 2], [4]]
     """

@@ -115,6 +115,10 @@ class MixtureSampler(Sampler):
             mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
+    @property
+    def ids_are_records(self) -> bool:
+        return all(order.ids_are_records for order in self._samplers)
+
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
         return self._by_sampler(ids, lambda order, own: order.records(own), self._record_bounds)

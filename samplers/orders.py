@@ -117,7 +117,7 @@ class InnerSampler(Sampler):
 
     def _take(self, order: Sampler, places: int, what: str) -> None:
         """Take the inner sampler, which must be over so many places."""
-        if check_order(order).num_ids != order.num_records:
+        if not check_order(order).ids_are_records:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
                 f"ViewSampler(SubsetSampler(…), …)"

@@ -41,7 +41,7 @@ class ReuseSampler(Sampler):
 
     >>> from twinfeed.samplers import BatchSampler
     >>> sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
-    >>> [sampler.records(ids).tolist() for ids in sampler]
+    >>> [sampler.records(ids).tolist() for ids in sampler.batches(0, 0, 4)]
     [[2, 3], [1, 3], [0, 1], [0, 2]]
     >>> sampler.views(sampler.batch(0, 0)).tolist()
     [1, 0]

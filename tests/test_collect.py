@@ -21,7 +21,7 @@ def collected(sampler: ExactOnceBatchSampler, world: int, n: int, **options) -> 
     """What each rank has collected: of each record its number, squared, and its parity as text."""
     ranks = [Collect(n, **options) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        for ids in sampler.shard(rank, world):
+        for _, _, ids in sampler.shard(rank, world).steps():
             collect.add(
                 ids,
                 square=np.stack([ids**2, ids], 1),
@@ -99,7 +99,8 @@ def test_figures_are_those_of_one_rank(world: int) -> None:
     embedding, label = rng.normal(size=(61, 8)), rng.integers(0, 5, 61)
     ranks = [Collect(61) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        for ids in ExactOnceBatchSampler(61, batch_size=16, final="pad").shard(rank, world):
+        sampler = ExactOnceBatchSampler(61, batch_size=16, final="pad").shard(rank, world)
+        for _, _, ids in sampler.steps():
             collect.add(ids, embedding=embedding[ids], label=label[ids])
     table = ranks[-1].merged(gather_of(ranks))
     assert figures(table["embedding"], table["label"]) == figures(embedding, label)

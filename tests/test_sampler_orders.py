@@ -83,7 +83,7 @@ def test_exact_once_covers_a_prime_over_any_ranks(n: int, final: str, world_size
     """Every record once, the same steps on every rank, padding only at the end, empties typed."""
     sampler = ExactOnceBatchSampler(n, batch_size=16, final=final)
     ranks = [sampler.shard(rank, world_size) for rank in range(world_size)]
-    batches = [list(rank) for rank in ranks]
+    batches = [rank.batches(0, 0, len(rank)) for rank in ranks]
     assert {len(found) for found in batches} == {-(-n // 16)}
     assert all(b.dtype == np.int64 and b.ndim == 1 for found in batches for b in found)
     flat = np.concatenate([np.empty(0, np.int64), *(b for found in batches for b in found)])

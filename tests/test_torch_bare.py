@@ -18,6 +18,8 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    ReuseSampler,
+    ViewSampler,
 )
 
 pytestmark = [
@@ -70,6 +72,25 @@ def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(worker
     list(islice(dataloader, 2))
     for _ in range(2):
         assert [n for batch in lists(dataloader) for n in batch] == list(range(761))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        ExactOnceBatchSampler(10, batch_size=4, final="pad"),
+        BatchSampler(
+            ViewSampler(RandomSampler(6, seed=0), [2] * 6, per_epoch="one", seed=0), batch_size=4
+        ),
+        BatchSampler(
+            ViewSampler(RandomSampler(2, seed=0), [0, 2], per_epoch="all", seed=0), batch_size=2
+        ),
+        BatchSampler(ReuseSampler(6, reuse=2, live=4, seed=0), batch_size=4),
+    ],
+)
+def test_ids_that_are_no_record_ids_reach_no_dataset(sampler: BatchStream) -> None:
+    for one in (sampler, sampler.shard(0, 2)):
+        with pytest.raises(TypeError, match=r"no record ids.*\n.*RequestSampler\(feed\)"):
+            next(iter(loader(one, 0)))
 
 
 @WORKERS

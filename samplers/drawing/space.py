@@ -58,13 +58,19 @@ class SampleSpace:
         return np.zeros(np.shape(ids), dtype=np.int64)
 
     @property
+    def ids_are_records(self) -> bool:
+        """Whether each sample id is the id of its record: any data set may be read by it."""
+        own = type(self).records is not SampleSpace.records
+        return not own and self.num_ids == self.num_records
+
+    @property
     def by_record(self) -> str:
         """What needs the record of a sample, not its class or set alone; "" if nothing does."""
         if self.in_blocks:
             return "a shuffle by blocks"
         if self.live is not None:
             return "reuse"
-        return "a stream of views" if self.num_ids != self.num_records else ""
+        return "" if self.ids_are_records else "a stream of views"
 
     @property
     def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
