@@ -1,11 +1,15 @@
 """P×K over records of several labels: P classes, K records each, no record twice in a batch."""
 
+import tracemalloc
+from contextlib import nullcontext
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinfeed.samplers import PKBatchSampler
+from twinfeed.samplers import PKBatchSampler, label_lists
 
 LISTS = [sorted({n * 7 % 23, n * n % 23, n % 5})[: n % 4] for n in range(400)]
 
@@ -101,6 +105,41 @@ def test_a_class_takes_a_record_of_another_that_finds_one_itself() -> None:
             [list(one) for one in lists], p=3, k=1, seed=seed, batches_per_epoch=9
         ):
             assert sorted(ids.tolist()) == [0, 1, 2]
+
+
+def test_a_batch_is_found_however_many_classes_pass_a_record_on() -> None:
+    """Each record is of two classes, in one ring of all: a batch has each record."""
+    ring = [[n, (n + 1) % 600] for n in range(600)]
+    sampler = PKBatchSampler(ring, p=600, k=1, seed=0)
+    assert sorted(sampler.batch(0, 0).tolist()) == list(range(600))
+
+
+@given(data=st.data(), k=st.integers(1, 5), at_once=st.sampled_from([1, 4, 1 << 22]))
+def test_two_classes_that_share_too_much_are_always_found(data, k: int, at_once: int) -> None:
+    """Beside sets of all pairs of classes, also if records are looked through in parts."""
+    records = st.sets(st.integers(0, 12), min_size=k, max_size=2 * k + 1)
+    classes = data.draw(st.lists(records, min_size=2, max_size=6))
+    lists = [[name for name, of in enumerate(classes) if n in of] for n in range(13)]
+    few = any(len(a | b) < 2 * k for a, b in combinations(classes, 2))
+    with (
+        pytest.raises(ValueError, match="together have fewer") if few else nullcontext(),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(label_lists, "_AT_ONCE", at_once)
+        PKBatchSampler(lists, p=2, k=k, seed=0)
+
+
+def test_rare_labels_take_memory_as_labels_not_as_pairs_of_them() -> None:
+    """60,000 labels, and 1.8 million pairs of classes that have a record in common."""
+    flat = np.random.default_rng(0).permutation(np.repeat(np.arange(10_000), 6))
+    lists = [np.unique(row) for row in flat.reshape(1_000, 60)]
+    offsets = np.cumsum([0, *map(len, lists)])
+    tracemalloc.start()
+    try:
+        PKBatchSampler((offsets, np.concatenate(lists)), p=8, k=4, seed=0, small="drop")
+        assert tracemalloc.get_traced_memory()[1] < 30e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,21 @@ def mend(batch: Int64, order: Int64, later: Callable[[int], Iterable[int]]) -> i
             if owner.setdefault(record, (row, place)) != (row, place):
                 lacking.append((row, place))
 
-    def give(row: int, place: int, seen: set[int]) -> bool:
-        def moved(record: int) -> bool:
-            seen.add(record)
-            return give(*owner[record], seen)
-
-        found = next((record for record in later(row) if record not in owner), None)
-        if found is None:
-            others = (r for r in later(row) if owner[r][0] != row and r not in seen)
-            found = next((record for record in others if moved(record)), None)
-        if found is not None:
-            owner[found] = row, place
-            batch[row, place] = found
-        return found is not None
-
-    return next((row for row, place in lacking if not give(row, place, set())), None)
+    for slot in lacking:
+        path, seen, records = [(slot, iter(later(slot[0])))], set[int](), list[int]()
+        while (found := next((r for r in later(path[-1][0][0]) if r not in owner), None)) is None:
+            while found is None:
+                (row, _), others = path[-1]
+                found = next((r for r in others if owner[r][0] != row and r not in seen), None)
+                if found is None:
+                    path.pop()
+                    if not path:
+                        return slot[0]
+                    records.pop()
+            seen.add(found)
+            records.append(found)
+            path.append((owner[found], iter(later(owner[found][0]))))
+        for (taker, _), record in zip(path, [*records, found], strict=True):
+            owner[record] = taker
+            batch[taker] = record
+    return None
