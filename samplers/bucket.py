@@ -76,7 +76,7 @@ class BucketBatchSampler(BatchStream):
         if window is None:
             window = min(8, (len(self._cut(rising, 0)) - 1) // 50)
         moves = validate.integer("window", window, minimum=0)
-        self._window = moves * self._budget
+        self._window = validate.integer("window * budget", moves * self._budget, minimum=0)
         self._cuts = self._cut(rising, self._window)
         self._counts = np.diff(self._cuts)
         self.num_records = len(given)
@@ -106,7 +106,7 @@ class BucketBatchSampler(BatchStream):
             start = cuts[-1]
             fits = self._budget // int(most[start])
             counts = np.arange(multiple, min(n - start, fits) + 1, multiple)
-            fitting = most[start + counts - 1] * counts <= self._budget  # the cost grows with both
+            fitting = most[start + counts - 1] <= self._budget // counts  # the cost grows with both
             cuts.append(start + multiple * int(fitting.sum()))
         return np.array(cuts, np.int64)
 

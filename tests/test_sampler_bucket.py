@@ -13,7 +13,7 @@ def lognormal(n: int, most: int) -> np.ndarray:
 
 
 @given(
-    costs=st.lists(st.integers(1, 50), max_size=200),
+    costs=st.lists(st.integers(1, 50), min_size=1, max_size=200),
     slack=st.integers(0, 300),
     multiple=st.integers(1, 8),
     window=st.none() | st.integers(0, 9),
@@ -68,3 +68,9 @@ def test_a_budget_that_is_too_small_is_refused_with_the_number() -> None:
 def test_what_are_no_costs_is_refused(costs: list) -> None:
     with pytest.raises((ValueError, TypeError), match="costs"):
         BucketBatchSampler(costs, budget=10, seed=0)
+
+
+def test_costs_near_the_limit_keep_to_the_budget() -> None:
+    """98 times 2^60 is no int64, and would look like less than the budget."""
+    sampler = BucketBatchSampler([1] * 96 + [2**60] * 2, budget=2**61, window=0, seed=0)
+    assert sorted(len(ids) for ids in sampler) == [2, 96]
