@@ -57,7 +57,7 @@ class Sampler(SampleSpace, ABC):
         """
         limit = validate.LIMIT // max(1, len(self))
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
-        places = np.asarray(positions)
+        places = validate.unmasked("positions", positions)
         if places.size and places.dtype.kind not in "iu":
             raise TypeError(f"positions must be integers, got dtype {places.dtype}")
         outside = places[(places < 0) | (places >= len(self))]
