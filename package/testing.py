@@ -58,10 +58,10 @@ def check_sampler(
     >>> from twinfeed.testing import check_sampler
     >>> check_sampler(RandomSampler(10, seed=0))
     """
+    _law(sampler.num_records > 0, "there are no records to draw: num_records is 0")
     stream = sampler
     if not isinstance(stream, BatchStream):
         stream = BatchSampler(stream, batch_size=batch_size)
-    _law(stream.num_records > 0, "there are no records to draw: num_records is 0")
     whole = [stream.batches(epoch, 0, len(stream)) for epoch in range(_EPOCHS)]
     for law in (_check_pure, _check_states, _check_declared, _check_spans):
         law(stream, whole)

@@ -67,6 +67,12 @@ class BatchStream(Epochs, ABC):
     _even: bool  # whether every global batch of every epoch has the same number of ids
 
     def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
+        if not steps and not self.evaluation:
+            number = validate.counted(self.num_records, "record")
+            raise ValueError(
+                f"an epoch must have a batch, got none of {number}: mend the records, the batch "
+                f"size or final=, or take ExactOnceBatchSampler, whose epoch may be empty"
+            )
         super().__init__(steps=steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
         self._seed_key = root_key(seed, "augmentation")

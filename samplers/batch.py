@@ -32,7 +32,7 @@ class BatchSampler(BatchStream):
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
             `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`,
-            and `batches_per_epoch` of a sampler without a batch.
+            or there is no batch, as of fewer records than `batch_size` with `final="drop"`.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -87,10 +87,8 @@ class BatchSampler(BatchStream):
         self._round = steps
         self._even = self._size % largest == 0
         self.parameters = {"batch_size": largest, "final": final, "order": order}
-        if batches_per_epoch is not None:
+        if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
-            if not self._round:
-                raise ValueError(f"batches_per_epoch needs a sampler with a batch, got {order!r}")
             self.parameters["batches_per_epoch"] = steps
             size = steps * largest
         super().__init__(steps=steps, size=size, batch_size=largest, seed=order.seed)

@@ -95,8 +95,6 @@ class Cursor:
         """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
         if self._stream.evaluation:
             self._step = 0
-        elif not len(self._stream):  # no batch will come that could advance the position
-            self._epoch += 1
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position before this step; `len(stream)` is the end of the epoch."""

@@ -73,7 +73,6 @@ CASES: list[Case] = [
     ("sequential-drop-last", _plain(lambda: SequentialSampler(83), final="drop")),
     ("random", _plain(lambda: RandomSampler(83, seed=1))),
     ("random-pad", _plain(lambda: RandomSampler(83, seed=1), final="pad")),
-    ("sequential-none", _plain(lambda: SequentialSampler(0))),
     ("random-short-epochs", _plain(lambda: RandomSampler(83, seed=1), batches_per_epoch=4)),
     (
         "random-pad-long-epochs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,33 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be a Sampler"),
     (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
+    *(
+        (partial(BatchSampler, *given, batch_size=8, **options), ValueError, "got none of")
+        for given, options in [
+            ([SequentialSampler(7)], {"final": "drop"}),
+            ([SequentialSampler(7)], {"final": "drop", "batches_per_epoch": 3}),
+            ([SequentialSampler(0)], {}),
+            ([ShardShuffleSampler([], seed=0, block=1, window=1)], {"final": "pad"}),
+            ([WeightedSampler([1, 2], num_samples=0, seed=0)], {}),
+            ([SubsetSampler([], of=9)], {"batches_per_epoch": 3}),
+        ]
+    ),
+    (lambda: BucketBatchSampler([], budget=4, seed=0), ValueError, "batch, got none of 0 records"),
+    (
+        lambda: BucketBatchSampler([1, 2], budget=2**40, window=2**22, seed=0),
+        ValueError,
+        f"window * budget must be below {2**62}",
+    ),
+    *(
+        (partial(call, np.ma.masked_array([1, 2, 3], [0, 1, 0])), ValueError, "got one at 1: fill")
+        for call in (
+            lambda costs: BucketBatchSampler(costs, budget=9, seed=0),
+            lambda weights: WeightedSampler(weights, seed=0),
+            lambda weights: WeightedSampler(weights / 2, seed=0),
+            lambda records: ExactOnceBatchSampler(9, batch_size=1, records=records),
+            lambda positions: SequentialSampler(9).ids(0, positions),
+        )
+    ),
     (lambda: BatchSampler(pk()(), batch_size=1), TypeError, "order must be a Sampler such as"),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, final=True),

@@ -441,9 +441,6 @@ def test_an_epoch_of_a_chosen_length_needs_a_batch() -> None:
     for wrong, message in ((0, "at least 1"), (2.5, "batches_per_epoch must be an integer")):
         with pytest.raises((TypeError, ValueError), match=message):
             BatchSampler(SequentialSampler(4), batch_size=2, batches_per_epoch=wrong)  # type: ignore[arg-type]
-    for empty, final in ((SequentialSampler(0), "smaller"), (SequentialSampler(3), "drop")):
-        with pytest.raises(ValueError, match="needs a sampler with a batch"):
-            BatchSampler(empty, batch_size=4, final=final, batches_per_epoch=2)  # type: ignore[arg-type]
 
 
 def test_views_repeat_a_record_in_a_batch_where_they_can() -> None:
