@@ -27,8 +27,8 @@ pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with.
 _stream.py and _epochs.py have what all of them share, cursor.py the passes, state.py the states,
 class_order.py the records by class, label_lists.py several labels a record, and mapped.py arrays
-in files. validate.py and misnamed.py check arguments, processes.py asks a framework for its
-processes, and explain.py and diagnostics.py look at a stream.
+in files. validate.py checks arguments, processes.py asks a framework for its processes, and
+explain.py and diagnostics.py look at a stream.
 """
 
 try:

@@ -10,7 +10,6 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.bits import Int64, ranges
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, check_order
 
 
@@ -54,11 +53,6 @@ class BatchSampler(BatchStream):
     [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
     """
 
-    @counterparts(
-        drop_last="final='drop' leaves out a last batch that is not full",
-        drop_remainder="final='drop' leaves out a last batch that is not full",
-        shuffle="the sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=…)",
-    )
     def __init__(
         self,
         order: Sampler,

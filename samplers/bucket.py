@@ -12,7 +12,6 @@ from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.bits import Int64, below, derive, root_key, words
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.state import digest
 
 
@@ -50,11 +49,6 @@ class BucketBatchSampler(BatchStream):
     [[5], [1, 0, 2], [4, 3]]
     """
 
-    @counterparts(
-        batch_size="budget= is the most that a batch costs, and costs decide how many records fit",
-        max_tokens="budget= is the most that a batch costs",
-        shuffle="batches are always shuffled; SequentialSampler has the stored order",
-    )
     def __init__(
         self,
         costs: ArrayLike,

@@ -8,12 +8,10 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch import BatchSampler
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, SequentialSampler
 from twinfeed.samplers.subset import SubsetSampler
 
 _SOME = "ExactOnceBatchSampler(len(index), records=ids, …)"
-_RANKS = "shard(rank, world_size) of the sampler, or of the feed, gives the part of a rank"
 
 
 class ExactOnceBatchSampler(BatchSampler):
@@ -55,12 +53,6 @@ class ExactOnceBatchSampler(BatchSampler):
 
     evaluation = True
 
-    @counterparts(
-        drop_last="an evaluation leaves out no record; final='pad' makes every batch full",
-        num_replicas=_RANKS,
-        rank=_RANKS,
-        shuffle="an evaluation has the stored order",
-    )
     def __init__(
         self,
         n: SupportsIndex,

@@ -13,7 +13,6 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
 from twinfeed.samplers.drawing.fair import Pattern
 from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler, check_order
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
@@ -62,7 +61,6 @@ class MixtureSampler(Sampler):
 
     repeats = True
 
-    @counterparts()
     def __init__(
         self,
         orders: Sequence[Sampler],

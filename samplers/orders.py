@@ -15,7 +15,6 @@ from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.space import SampleSpace
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.state import recorded
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
@@ -184,11 +183,6 @@ class RandomSampler(Sampler):
     [240864868365]
     """
 
-    @counterparts(
-        generator="seed= says the order, whatever else draws",
-        num_samples="BatchSampler(order, batch_size=…) makes batches of the sampler",
-        replacement="WeightedSampler(weights, seed=…) draws with replacement",
-    )
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
         ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.size(n, ids=ids)

@@ -16,7 +16,6 @@ from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.drawing.coverage import CoverageDraw
 from twinfeed.samplers.drawing.fair_draw import FairDraw
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
-from twinfeed.samplers.misnamed import counterparts
 
 
 class PKBatchSampler(BatchStream):
@@ -83,10 +82,6 @@ class PKBatchSampler(BatchStream):
 
     _draws: FairDraw | CoverageDraw
 
-    @counterparts(
-        batch_size="a batch has p= classes of k= records each",
-        m="k= is the number of records of each class in a batch",
-    )
     def __init__(
         self,
         labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]],

@@ -11,7 +11,6 @@ from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler
 
 
@@ -49,7 +48,6 @@ class ReuseSampler(Sampler):
 
     live: int
 
-    @counterparts()
     def __init__(
         self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
     ) -> None:

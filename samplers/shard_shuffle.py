@@ -14,7 +14,6 @@ from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
 from twinfeed.samplers.drawing.lanes import MAX_LANES, Arcs, arc_bounds
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute_rows
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.validate import counted
 
@@ -67,10 +66,6 @@ class ShardShuffleSampler(Sampler):
     #: Blocks that are open at once.
     window: int
 
-    @counterparts(
-        block="shuffled(index, seed=…) of twinfeed chooses block= and window=",
-        window="shuffled(index, seed=…) of twinfeed chooses block= and window=",
-    )
     def __init__(
         self,
         shard_lengths: ArrayLike,

@@ -15,7 +15,6 @@ from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, ranges, root_key, spread, words
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.mapped import ascends
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
 
 
@@ -45,7 +44,6 @@ class SubsetSampler(InnerSampler):
     [2, 5, 3, 7]
     """
 
-    @counterparts()
     def __init__(
         self,
         records: ArrayLike,
@@ -94,11 +92,6 @@ class SubsetSampler(InnerSampler):
         return np.asarray(self._table)[places].astype(np.int64)
 
 
-@counterparts(
-    random_state="seed= is the only source of chance",
-    stratify="by= divides each class by the fraction: by=labels",
-    test_size="fraction= is that of the second side",
-)
 def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_],
     /,

@@ -11,7 +11,6 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import Int64, root_key, words
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.sums import RunningSums
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import InnerSampler, Sampler
 
 
@@ -47,7 +46,6 @@ class ViewSampler(InnerSampler):
     [[1, 2], [0, 3], [0, 4]]
     """
 
-    @counterparts()
     def __init__(
         self,
         order: Sampler,

@@ -13,7 +13,6 @@ from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.sums import RunningSums
 from twinfeed.samplers.drawing.waits import Waiting
 from twinfeed.samplers.mapped import held, is_mapped, pieces
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
 
@@ -56,7 +55,6 @@ class WeightedSampler(Sampler):
     array([2, 1])
     """
 
-    @counterparts()
     def __init__(
         self,
         weights: ArrayLike,

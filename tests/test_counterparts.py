@@ -14,28 +14,9 @@ from twinfeed.loaders import (
     pack,
     shuffled,
 )
-from twinfeed.samplers import (
-    BatchSampler,
-    ExactOnceBatchSampler,
-    PKBatchSampler,
-    RandomSampler,
-    ShardShuffleSampler,
-    WeightedSampler,
-    split,
-)
 
-ORDER = RandomSampler(9, seed=0)
 # What is called, with what, and what the error says of the last option.
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
-    (BatchSampler, (ORDER,), {"drop_last": True}, "takes no drop_last=: final='drop'"),
-    (BatchSampler, (ORDER,), {"batchsize": 4}, r"takes no batchsize=: did you mean batch_size=\?"),
-    (PKBatchSampler, ([0],), {"m": 4, "batch_size": 8}, "takes no m=: k= is"),
-    (ExactOnceBatchSampler, (9,), {"num_replicas": 2}, r"num_replicas=: shard\(rank, world_size\)"),
-    (RandomSampler, (9,), {"generator": None}, "takes no generator=: seed="),
-    (WeightedSampler, ([1],), {"sede": 4}, "takes no sede=: did you mean seed="),
-    (ShardShuffleSampler, ([1],), {"seed": 0, "bloc": 4}, "takes no bloc=: did you mean block="),
-    (ShardShuffleSampler, ([9],), {"seed": 0}, r"needs block=: shuffled\(index, seed"),
-    (split, (8,), {"stratify": [0]}, "takes no stratify=: by= divides each class"),
     (Feed, (None, None), {"shuffle": True}, "takes no shuffle=: .*RandomSampler"),
     (Feed, (None, None), {"num_workers": 2}, r"takes no num_workers=: .*TorchLoader\(feed, num_wo"),
     (Feed, (None, None), {"transfrom": dict}, "takes no transfrom=: did you mean transform="),
@@ -47,10 +28,8 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (pack, ([], "out"), {"splits": 1}, "takes no splits=: did you mean split="),
     (open_index, ("x",), {"rot": "y"}, "takes no rot=: did you mean root="),
     (build_index, ("*.tar", "x"), {"labels": "cls"}, "takes no labels=: did you mean label="),
+    (Feed, (None, None, 4), {}, "takes its options by name, as in fields=…, got 4"),
     (build_index, ("*.tar", "x"), {"xyz": 1}, "xyz=: its options are label, classes, fields, "),
-    (BatchSampler, (ORDER, 4), {}, "takes its options by name, as in batch_size=…, got 4"),
-    (RandomSampler, (9, 4), {}, "as in seed=…, got 4"),
-    (PKBatchSampler, ([0], 8, 4), {}, "as in p=…, got 8"),
 ]
 
 
@@ -92,5 +71,4 @@ def test_the_loaders_of_frameworks_name_it_too() -> None:
 
 
 def test_signatures_are_kept() -> None:
-    assert "batch_size" in inspect.signature(BatchSampler).parameters
     assert "decode" in inspect.signature(Feed).parameters

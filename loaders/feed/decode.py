@@ -18,8 +18,8 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
 from twinfeed.loaders.support.extras import needing
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import validate
-from twinfeed.samplers.misnamed import counterparts
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -12,8 +12,8 @@ from twinfeed.loaders.index.sizes import record_bytes
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.counterparts import OF_SHUFFLED
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
-from twinfeed.samplers.misnamed import counterparts
 
 _BLOCK, _LANES = 1 << 22, 128  # bytes of a block; most blocks open at once
 

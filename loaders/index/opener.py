@@ -15,7 +15,7 @@ from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
 from twinfeed.loaders.remote.location import ROOTS, Location, Root, allowed, is_url
 from twinfeed.loaders.remote.network import RefusedError
 from twinfeed.loaders.remote.opening import store_of
-from twinfeed.samplers.misnamed import counterparts
+from twinfeed.loaders.support.misnamed import counterparts
 
 _LOOKED_AT, _OF_MANY = 1000, 16
 """Of at most the first number of shards, opening looks at all; of more, at the second number."""

@@ -12,8 +12,8 @@ import numpy as np
 from twinfeed.loaders.formats.records import CONTAINERS, Container
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.misnamed import alike
 from twinfeed.samplers import validate
-from twinfeed.samplers.misnamed import alike
 
 Missing = Literal["error", "skip", "empty"]
 LabelFrom = Literal["field", "folder", "function", "json", "table"]

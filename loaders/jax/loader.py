@@ -17,7 +17,7 @@ from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.samplers.misnamed import counterparts
+from twinfeed.loaders.support.misnamed import counterparts
 
 
 class JaxLoader(MakingLoader[B]):

@@ -18,8 +18,8 @@ from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, r
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.uncounted import Order
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import StateMismatchError, validate
-from twinfeed.samplers.misnamed import counterparts
 
 _REST_TRAINED = "the rest of the epoch was trained on"
 

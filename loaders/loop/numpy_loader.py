@@ -10,7 +10,7 @@ from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.samplers.misnamed import counterparts
+from twinfeed.loaders.support.misnamed import counterparts
 
 
 class NumpyLoader(MakingLoader[B]):

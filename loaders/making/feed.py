@@ -28,8 +28,8 @@ from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_A_FEED
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.validate import counted
 
 

@@ -43,10 +43,10 @@ from twinfeed.loaders.packing._shard_writer import (
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.support.atomic import locked, room_for
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import root_key
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.misnamed import counterparts
 from twinfeed.samplers.validate import counted
 
 Records = InAnyOrder | Iterable[Sample] | CompressedShards

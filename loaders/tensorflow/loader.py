@@ -11,6 +11,7 @@ from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.ahead import batches_ahead
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._gather import Gather
 from twinfeed.loaders.tensorflow._native import ChooseFiles, check_files, readers_for
@@ -18,7 +19,6 @@ from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import validate
-from twinfeed.samplers.misnamed import counterparts
 
 EngineName = Literal["gather", "choose_from_datasets"]
 

@@ -25,6 +25,7 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import fetcher_of, values_of
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
 from twinfeed.loaders.torch._processes import refuse_workers
@@ -41,7 +42,6 @@ from twinfeed.loaders.torch._workers import (
 )
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.samplers import ExactOnceBatchSampler, validate
-from twinfeed.samplers.misnamed import counterparts
 
 
 class _Adapter(Adapter):
