@@ -95,7 +95,7 @@ def _check_states(stream: BatchStream, whole: list[list[Ids]]) -> None:
         other.load_state_dict(state)
         _law(other.state_dict() == state, f"the state of step {step} changes when it is loaded")
         after = whole[0][step:] or whole[0 if stream.evaluation else 1]
-        left = [ids for _, _, ids in other.steps()]
+        left = [ids for _, _, ids in other.passes()]
         _law(_same(left, after), f"the state of step {step} does not give what is left")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.space import SampleSpace
 from twinfeed.samplers.state import STATE_VERSION, StateMismatchError, compare, recorded
+from twinfeed.samplers.traits import SampleSpace
 
 
 class Epochs(SampleSpace):
@@ -19,11 +19,11 @@ class Epochs(SampleSpace):
     #: Whether each pass is whole: an evaluation, which keeps no position between passes.
     evaluation: bool = False
 
-    def __init__(self, *, steps: int, size: int, seed: int) -> None:
+    def __init__(self, *, num_steps: int, size: int, seed: int) -> None:
         # size: the most ids of an epoch
         size = validate.integer("samples of an epoch", size, minimum=0)
         self._epochs = validate.LIMIT // max(1, size)
-        self._steps, self.seed = steps, seed
+        self._steps, self.seed = num_steps, seed
         self._known: dict[str, Any] = {}  # the fingerprint, once used; copies share the dict
 
     def __len__(self) -> int:

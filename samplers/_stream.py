@@ -41,7 +41,7 @@ class BatchStream(Epochs, ABC):
     `twinfeed.loaders` counts what the loop received, and goes on there.
 
     Args:
-        steps: steps of an epoch.
+        num_steps: steps of an epoch.
         size: the most ids of an epoch.
         batch_size: ids of the largest global batch.
         seed: the only source of chance.
@@ -66,14 +66,14 @@ class BatchStream(Epochs, ABC):
     padded: bool = False
     _even: bool  # whether every global batch of every epoch has the same number of ids
 
-    def __init__(self, *, steps: int, size: int, batch_size: int, seed: int) -> None:
-        if not steps and not self.evaluation:
+    def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
+        if not num_steps and not self.evaluation:
             number = validate.counted(self.num_records, "record")
             raise ValueError(
                 f"an epoch must have a batch, got none of {number}: mend the records, the batch "
                 f"size or final=, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
-        super().__init__(steps=steps, size=size, seed=seed)
+        super().__init__(num_steps=num_steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
         self._seed_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
@@ -271,7 +271,7 @@ class BatchStream(Epochs, ABC):
         """
         self._own.set_epoch(epoch)
 
-    def steps(self) -> Iterator[tuple[int, int, Int64]]:
+    def passes(self) -> Iterator[tuple[int, int, Int64]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
         warn_unsharded(self)
         return self._own.over(self._ids_from)
@@ -301,7 +301,7 @@ class BatchStream(Epochs, ABC):
                 f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of "
                 f"sampler.batch(epoch, step)"
             )
-        return (ids for _, _, ids in self.steps())
+        return (ids for _, _, ids in self.passes())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and of which stream it is: a small dict that JSON can hold.

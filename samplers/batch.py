@@ -85,7 +85,7 @@ class BatchSampler(BatchStream):
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
             self.parameters["batches_per_epoch"] = steps
             size = steps * largest
-        super().__init__(steps=steps, size=size, batch_size=largest, seed=order.seed)
+        super().__init__(num_steps=steps, size=size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
         final = "" if self._final == "smaller" else f", final={self._final!r}"
@@ -143,7 +143,7 @@ class BatchSampler(BatchStream):
         positions = ranges(begins + lows, begins + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = self._order.drawn(lap, real, self._named)
+        ids[: len(real)] = self._order._checked(lap, real, self._named)
         return ids
 
     def _named(self, lap: int, position: int) -> str:

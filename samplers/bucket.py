@@ -84,7 +84,9 @@ class BucketBatchSampler(BatchStream):
         self._keys = {of: root_key(seed, f"bucket {of}") for of in ("batch", "record", "place")}
         self._recent: Recent[Int64] = Recent(3)
         largest = int(self._counts.max(initial=1))
-        super().__init__(steps=len(self._counts), size=len(given), batch_size=largest, seed=seed)
+        super().__init__(
+            num_steps=len(self._counts), size=len(given), batch_size=largest, seed=seed
+        )
         self._even = bool((self._counts == largest).all())
 
     def divisible(self, by: int, /) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from twinfeed.samplers.drawing.bits import Int64
-from twinfeed.samplers.drawing.space import SampleSpace
+from twinfeed.samplers.traits import SampleSpace
 
 
 def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:

@@ -217,8 +217,8 @@ class MixtureSampler(Sampler):
         taken, drawn = lap * length - before, after - before
         if not taken:
             return np.empty(0, np.int64)
-        last = order.records(order.drawn(lap - 1, np.arange(length - taken, length)))
-        free = ~np.isin(order.records(order.drawn(lap, np.arange(drawn))), last)
+        last = order.records(order._checked(lap - 1, np.arange(length - taken, length)))
+        free = ~np.isin(order.records(order._checked(lap, np.arange(drawn))), last)
         chosen = free & (np.cumsum(free) <= drawn - taken)
         return np.argsort(~chosen, kind="stable")
 
@@ -228,7 +228,7 @@ def _drawn(order: Sampler, piece: int) -> Int64:
     lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
     cuts = np.flatnonzero(np.diff(lap)) + 1
     runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
-    return np.concatenate([order.drawn(int(laps[0]), places) for laps, places in runs])
+    return np.concatenate([order._checked(int(laps[0]), places) for laps, places in runs])
 
 
 def _reduced(weights: Int64) -> Int64:

@@ -14,8 +14,8 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
-from twinfeed.samplers.drawing.space import SampleSpace
 from twinfeed.samplers.state import recorded
+from twinfeed.samplers.traits import SampleSpace
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
 
@@ -62,7 +62,7 @@ class Sampler(SampleSpace, ABC):
         outside = places[(places < 0) | (places >= len(self))]
         if outside.size:
             raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
-        return self.drawn(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
+        return self._checked(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
 
     @abstractmethod
     def draw(self, epoch: int, positions: Int64) -> Int64:
@@ -71,7 +71,7 @@ class Sampler(SampleSpace, ABC):
         The ids are a pure function of the epoch, the positions, the seed and the parameters.
         """
 
-    def drawn(
+    def _checked(
         self, epoch: int, positions: Int64, named: Callable[[int, int], str] | None = None
     ) -> Int64:
         """Return `draw(epoch, positions)`, checked: a wrong id would read another record.

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
+from twinfeed.samplers._coverage import CoverageDraw
+from twinfeed.samplers._fair_draw import FairDraw
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
 from twinfeed.samplers.drawing.bits import Int64
-from twinfeed.samplers.drawing.coverage import CoverageDraw
-from twinfeed.samplers.drawing.fair_draw import FairDraw
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
 
 
@@ -130,7 +130,7 @@ class PKBatchSampler(BatchStream):
             self._draws = CoverageDraw(self._classes, shape, once=coverage == "once", seed=seed)
             steps = self._draws.steps
         largest = shape.largest_batch
-        super().__init__(steps=steps, size=steps * largest, batch_size=largest, seed=seed)
+        super().__init__(num_steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
     @classmethod
     def of_classes(

@@ -85,7 +85,7 @@ class SubsetSampler(InnerSampler):
         return np.where(dense, first, alone), np.where(dense, stop, after)
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        return self._at(self._order.drawn(epoch, positions))
+        return self._at(self._order._checked(epoch, positions))
 
     def _at(self, places: Int64) -> Int64:
         """Return the records at places of the table."""

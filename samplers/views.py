@@ -84,7 +84,7 @@ class ViewSampler(InnerSampler):
         return self.records(begin), self.records(end - 1) + 1
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        inner = self._order.drawn(epoch, positions)
+        inner = self._order._checked(epoch, positions)
         if self._per_epoch == "all":
             return inner
         counts = np.asarray(self._counts)[inner].astype(np.int64)

@@ -21,7 +21,7 @@ def collected(sampler: ExactOnceBatchSampler, world: int, n: int, **options) -> 
     """What each rank has collected: of each record its number, squared, and its parity as text."""
     ranks = [Collect(n, **options) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        for _, _, ids in sampler.shard(rank, world).steps():
+        for _, _, ids in sampler.shard(rank, world).passes():
             collect.add(
                 ids,
                 square=np.stack([ids**2, ids], 1),
@@ -100,7 +100,7 @@ def test_figures_are_those_of_one_rank(world: int) -> None:
     ranks = [Collect(61) for _ in range(world)]
     for rank, collect in enumerate(ranks):
         sampler = ExactOnceBatchSampler(61, batch_size=16, final="pad").shard(rank, world)
-        for _, _, ids in sampler.steps():
+        for _, _, ids in sampler.passes():
             collect.add(ids, embedding=embedding[ids], label=label[ids])
     table = ranks[-1].merged(gather_of(ranks))
     assert figures(table["embedding"], table["label"]) == figures(embedding, label)

@@ -81,7 +81,7 @@ def copies_stand_where_the_sampler_stands(name: str, sampler: BatchStream) -> No
     expected = sampler.batches(1, 0, len(sampler))
     for clone in clones:
         assert clone.state_dict() == sampler.state_dict()
-        assert same(expected, [ids for _, _, ids in clone.steps()])
+        assert same(expected, [ids for _, _, ids in clone.passes()])
 
 
 def _child(environment: dict[str, str]) -> dict[str, str]:
@@ -179,7 +179,7 @@ def three_saves_in_a_row_lose_nothing(name: str, sampler: BatchStream) -> None:
         fresh.load_state_dict(state)
         assert fresh.state_dict() == state
         while len(found) < min(stop, len(expected)):
-            for _, _, batch in fresh.steps():
+            for _, _, batch in fresh.passes():
                 found.append(batch)
                 if len(found) == stop:
                     state = fresh.state_dict()
@@ -192,14 +192,14 @@ def epochs_have_len_batches_and_resumed_ones_the_rest(name: str, sampler: BatchS
     steps = len(sampler)
     for epoch in range(3):
         assert (sampler.epoch, sampler.step) == (0 if sampler.evaluation else epoch, 0)
-        assert len(list(sampler.steps())) == len(sampler) == steps
+        assert len(list(sampler.passes())) == len(sampler) == steps
     after = 5 if sampler.evaluation or not steps else 6
     assert sampler.state_at(5, steps) == sampler.state_at(after, 0)
     for step in {0, 1, steps // 2, steps - 1} & set(range(steps)):
         sampler.load_state_dict(sampler.state_at(5, step))
         assert (sampler.epoch, sampler.step) == (5, step)
         sampler.set_epoch(5)
-        assert len(list(sampler.steps())) == steps - step
+        assert len(list(sampler.passes())) == steps - step
         assert (sampler.epoch, sampler.step) == (after, 0)
 
 
@@ -209,7 +209,7 @@ def a_state_belongs_to_any_rank_and_any_world(name: str, sampler: BatchStream) -
         return
     reached = sampler.position_of(sampler.state_at(0, 1))
     for rank in [r for world_size in WORLDS for r in shards_of(sampler, world_size)]:
-        running = rank.steps()
+        running = rank.passes()
         next(running)
         restored = copy.copy(sampler)
         restored.load_state_dict(rank.state_dict())
@@ -244,7 +244,7 @@ def batches_are_fresh_int64_arrays_in_range(name: str, sampler: BatchStream) -> 
                 assert np.array_equal(rank.records(batch) < 0, batch < 0)
                 batch[:] = -7
             assert same(kept, rank.batches(0, 0, len(rank)))
-            assert same(kept, [ids for _, _, ids in rank.steps()])
+            assert same(kept, [ids for _, _, ids in rank.passes()])
 
 
 def repeats_are_what_a_sampler_declares(name: str, sampler: BatchStream) -> None:
@@ -389,4 +389,4 @@ def test_any_epoch_and_step_is_reached_directly(
     step = int(place * len(sampler))
     sampler.load_state_dict(sampler.state_at(epoch, step))
     for rank in shards_of(sampler, world_size):
-        assert np.array_equal(next(rank.steps())[2], rank.batch(epoch, step))
+        assert np.array_equal(next(rank.passes())[2], rank.batch(epoch, step))

@@ -52,7 +52,7 @@ def where(place: Cursor | BatchStream) -> tuple[int, int]:
 
 def begins(stream: BatchStream) -> tuple[int, int]:
     """Begin a pass, break it off, and return where it began."""
-    epoch, step, _ = next(stream.steps())
+    epoch, step, _ = next(stream.passes())
     return epoch, step
 
 
@@ -160,7 +160,7 @@ def test_a_pass_that_was_broken_off_begins_again() -> None:
     stream = training()
     assert begins(stream) == (0, 0)
     assert where(stream) == (0, 1)
-    assert [step for _, step, _ in stream.steps()] == [0, 1, 2, 3, 4]
+    assert [step for _, step, _ in stream.passes()] == [0, 1, 2, 3, 4]
     assert where(stream) == (1, 0)
 
 
@@ -171,11 +171,11 @@ def test_an_evaluation_is_whole_in_every_pass() -> None:
     assert stream.step == 0
     list(islice(stream, 2))
     for _ in range(2):
-        epochs, _, ids = zip(*stream.steps(), strict=True)
+        epochs, _, ids = zip(*stream.passes(), strict=True)
         assert set(epochs) == {0}
         assert np.array_equal(np.concatenate(ids), np.arange(761))
     stream.set_epoch(3)
-    assert {epoch for epoch, _, _ in stream.steps()} == {3}
+    assert {epoch for epoch, _, _ in stream.passes()} == {3}
     assert where(stream) == (3, 0)
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_drawn_or_looked_up_before_the_first_next() -> None:
     thrown_away = iter(stream)
     stream.load_state_dict(stream.state_at(2, 3))
     del thrown_away
-    assert [step for _, step, _ in stream.steps()] == [3, 4]
+    assert [step for _, step, _ in stream.passes()] == [3, 4]
     assert begins(stream) == (3, 0)
 
 
@@ -206,7 +206,7 @@ def test_only_the_first_pass_after_a_state_is_a_remainder(make: Any) -> None:
     """The pass after that is whole, whether the remainder was finished or not."""
     stream = make()
     stream.load_state_dict(stream.state_at(2, 3))
-    assert [(epoch, step) for epoch, step, _ in stream.steps()] == [(2, 3), (2, 4)]
+    assert [(epoch, step) for epoch, step, _ in stream.passes()] == [(2, 3), (2, 4)]
     assert begins(stream) == (2 if stream.evaluation else 3, 0)
     stream.load_state_dict(stream.state_at(2, 3))
     assert begins(stream) == (2, 3)
@@ -225,7 +225,7 @@ def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
     stream = make()
     stream.set_epoch(2)
     drawn = []
-    for place in stream.steps():
+    for place in stream.passes():
         drawn.append(place[:2])
         if place[1] == 1:
             for epoch in named:
@@ -239,9 +239,9 @@ def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
 def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
     """The later pass alone moves the cursor, and the end of the earlier pass leaves it."""
     stream = training()
-    early = stream.steps()
+    early = stream.passes()
     next(early)
-    late = stream.steps()
+    late = stream.passes()
     assert [next(late)[1] for _ in range(3)] == [0, 1, 2]
     assert [step for _, step, _ in early] == [1, 2, 3, 4]
     assert where(stream) == (0, 3)
@@ -254,7 +254,7 @@ def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
 def test_a_state_within_a_pass_counts_what_was_drawn() -> None:
     """It is restored to the batch that comes next."""
     stream = training()
-    for _, step, _ in stream.steps():
+    for _, step, _ in stream.passes():
         fresh = training()
         fresh.load_state_dict(stream.state_dict())
         assert begins(fresh) == divmod(step + 1, 5)
@@ -264,7 +264,7 @@ def test_copies_and_pickles_stand_where_the_stream_does_and_move_alone() -> None
     """The running pass stays with the stream that it was begun on."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
-    running = stream.steps()
+    running = stream.passes()
     next(running)
     pickled = pickle.loads(pickle.dumps(stream))
     for other in (copy.copy(stream), copy.deepcopy(stream), pickled, stream.shard(0, 2)):

@@ -229,7 +229,7 @@ class RequestSampler:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Request]:
-        for epoch, step, ids in self._stream.steps():
+        for epoch, step, ids in self._stream.passes():
             yield Request.of(self._stream, epoch, step, ids, seeds=self._seeded)
 
     def set_epoch(self, epoch: int, /) -> None:
