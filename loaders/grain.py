@@ -54,7 +54,7 @@ def as_map_dataset(
     >>> len(dataset), dataset[3]["word"]
     (4, [b'to'])
     """
-    if check_feed(feed).sampler.live is not None:
+    if check_feed(feed).sampler.traits.max_cached is not None:
         raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
     if feed.alone:
         raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")

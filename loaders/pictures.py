@@ -130,7 +130,7 @@ def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
     """Return the text below a stream: how its blocks are read, and its measures."""
-    if stream.in_blocks:
+    if stream.traits.reads_blocks:
         first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
         _, begins = np.unique(first, return_index=True)
@@ -138,9 +138,8 @@ def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
         most = most_open(begins, len(first) - ends, (stop - first)[begins])
         kept = counted(most, "record")
         return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
-    return [
-        "keeps " + ("no record" if stream.live is None else counted(stream.live, "decoded image"))
-    ]
+    images = stream.traits.max_cached
+    return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:

@@ -44,7 +44,7 @@ def check_sampler(
     - ids that lie in `[0, num_ids)`, and records in `[0, num_records)`;
     - slices of ranks that make up the batch;
     - states that JSON can hold, and that give the rest of an epoch;
-    - `repeats`, `live`, `part`, `in_blocks` and `spans`, as they are declared.
+    - `traits` and `spans`, as they are declared.
 
     Args:
         sampler: a sampler, which is cut into batches, or a batch sampler.
@@ -111,6 +111,7 @@ def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -
 
 
 def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
+    traits = stream.traits
     for batches in whole:
         kept: set[int] = set()
         for ids in batches:
@@ -121,19 +122,23 @@ def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
                     f"{name} must give int64[{len(ids)}], got {made.dtype}{list(made.shape)}",
                 )
             real = records[ids >= 0]
-            _law(len(real) == len(ids) or stream.padded, "a batch has padding, and padded is False")
+            _law(len(real) == len(ids) or traits.padded, "a batch has padding, and padded is False")
             outside = real[(real < 0) | (real >= stream.num_records)]
             _law(not outside.size, f"records gave {outside[:1]}, num_records={stream.num_records}")
-            if stream.part is not None:
-                _law(bool(np.isin(real, stream.part).all()), "a record is drawn that part lacks")
-            if not stream.repeats:
+            plain = traits.num_ids is not None or _same([real], [ids[ids >= 0]])
+            _law(plain, "ids are no record ids, and num_ids is not declared")
+            if traits.record_ids is not None:
+                known = bool(np.isin(real, traits.record_ids).all())
+                _law(known, "a record is drawn that record_ids lacks")
+            if not traits.repeats:
                 _law(len(np.unique(real)) == len(real), "a record repeats, and repeats is False")
-            if stream.live is not None:
+            if traits.max_cached is not None:
                 used = zip(real.tolist(), views[ids >= 0].tolist(), strict=True)
                 for record, view in used:
                     kept.add(record)
-                    _law(len(kept) <= stream.live, f"more than live={stream.live} records are used")
-                    if view == stream.reuse - 1:
+                    most = traits.max_cached
+                    _law(len(kept) <= most, f"more than max_cached={most} records are used")
+                    if view == traits.uses - 1:
                         kept.remove(record)
             sizes = {len(ids), stream.constant_size or len(ids)}
             _law(len(sizes) == 1, f"batches have {sizes} ids, and one constant_size")
@@ -144,8 +149,8 @@ def _check_spans(stream: BatchStream, whole: list[list[Ids]]) -> None:
     records = records[records >= 0]
     first, stop = stream.spans(records)
     _law(
-        stream.in_blocks == bool((stop - first > 1).any()),
-        f"in_blocks is {stream.in_blocks}, and spans says the opposite",
+        stream.traits.reads_blocks == bool((stop - first > 1).any()),
+        f"reads_blocks is {stream.traits.reads_blocks}, and spans says the opposite",
     )
     for epoch in (None, 0):
         begin, end = stream.spans(records, epoch)

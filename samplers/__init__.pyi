@@ -16,5 +16,6 @@ from twinfeed.samplers.shard_shuffle import ShardShuffleSampler as ShardShuffleS
 from twinfeed.samplers.state import StateMismatchError as StateMismatchError
 from twinfeed.samplers.subset import SubsetSampler as SubsetSampler
 from twinfeed.samplers.subset import split as split
+from twinfeed.samplers.traits import SamplerTraits as SamplerTraits
 from twinfeed.samplers.views import ViewSampler as ViewSampler
 from twinfeed.samplers.weighted import WeightedSampler as WeightedSampler

@@ -7,10 +7,10 @@ from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.state import STATE_VERSION, StateMismatchError, compare, recorded
-from twinfeed.samplers.traits import SampleSpace
+from twinfeed.samplers.traits import Samples
 
 
-class Epochs(SampleSpace):
+class Epochs(Samples):
     """Count steps and epochs, and take and check states."""
 
     seed: int

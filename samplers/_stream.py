@@ -62,8 +62,6 @@ class BatchStream(Epochs, ABC):
     world_size: int = 1
     #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
     sharded: bool = False
-    #: Whether batches may hold -1, for which loaders give a mask.
-    padded: bool = False
     _even: bool  # whether every global batch of every epoch has the same number of ids
 
     def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
@@ -294,7 +292,7 @@ class BatchStream(Epochs, ABC):
             TypeError: ids are no record ids, because of padding, views or uses of a record: a data
                 set of somebody's own would give other records for them.
         """
-        if not self.ids_are_records:
+        if self.traits.padded or self.traits.num_ids is not None:
             raise TypeError(
                 f"ids of {self!r} are no record ids, but padding (-1), views or uses:\n"
                 f"iterate over a loader, as TorchLoader(feed), give a DataLoader "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -65,15 +65,13 @@ class BatchSampler(BatchStream):
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._final = validate.choice("final", final, ("smaller", "pad", "drop"))
         order = self._order = check_order(order).for_batches(batch_size)
-        if order.live is not None and final == "drop":
+        if order.traits.max_cached is not None and final == "drop":
             raise ValueError(
                 "final must be 'smaller' or 'pad' for a sampler that reuses records, so that each "
                 "record has all its uses, got 'drop'"
             )
-        self.num_records, self._num_ids = order.num_records, order.num_ids
-        self.repeats, self.live, self.reuse = order.repeats, order.live, order.reuse
-        self.in_blocks, self.padded = order.in_blocks, final == "pad"
-        self.part = order.part
+        self.num_records = order.num_records
+        self.traits = replace(order.traits, padded=final == "pad")
         more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
         self._size = len(order) + more[final]
         largest = min(batch_size, self._size) or batch_size
@@ -107,17 +105,8 @@ class BatchSampler(BatchStream):
         ids = np.asarray(ids, dtype=np.int64)
         return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
 
-    @property
-    def ids_are_records(self) -> bool:
-        return not self.padded and self._order.ids_are_records
-
-    @property
-    def by_record(self) -> str:
-        return "padding" if self.padded else super().by_record
-
-    @property
-    def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
-        return self._order.sources
+    def group_of(self, ids: Int64) -> Int64:
+        return self._order.group_of(ids)
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round)

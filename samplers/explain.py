@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 from twinfeed.samplers.drawing.bits import Int64
-from twinfeed.samplers.traits import SampleSpace
+from twinfeed.samplers.traits import Samples
 
 
-def drawing(title: str, ranks: list[list[Int64]], namer: SampleSpace) -> str:
+def drawing(title: str, ranks: list[list[Int64]], namer: Samples) -> str:
     """Write steps as rows and ranks as columns below a title."""
     steps = len(ranks[0])
     batches = [ids for batches in ranks for ids in batches]

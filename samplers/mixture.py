@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import SupportsIndex
 
 import numpy as np
@@ -14,6 +15,7 @@ from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
 from twinfeed.samplers.drawing.fair import Pattern
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.orders import Sampler, check_order
+from twinfeed.samplers.traits import SamplerTraits
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
 _SHOWN = 8  # samplers that are written out
@@ -59,8 +61,6 @@ class MixtureSampler(Sampler):
     [3, 0, 2, 4, 1, 1, 4, 2, 0]
     """
 
-    repeats = True
-
     def __init__(
         self,
         orders: Sequence[Sampler],
@@ -74,7 +74,7 @@ class MixtureSampler(Sampler):
         empty = [order for order in self._samplers if not len(order)]
         if not self._samplers or empty:
             raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        reusing = [order for order in self._samplers if order.live is not None]
+        reusing = [order for order in self._samplers if order.traits.max_cached is not None]
         if reusing:
             raise ValueError(
                 f"orders must not reuse records, as other samples come between the uses, "
@@ -97,11 +97,17 @@ class MixtureSampler(Sampler):
         self._lengths = np.array([len(order) for order in self._samplers])
         self._most = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
-        self.in_blocks = any(order.in_blocks for order in self._samplers)
         self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._samplers]  # a piece of each
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
-        self._num_ids, self.num_records = int(self._id_bounds[-1]), int(self._record_bounds[-1])
+        self.num_records = int(self._record_bounds[-1])
+        views = any(order.traits.num_ids is not None for order in self._samplers)
+        self.traits = SamplerTraits(
+            num_ids=int(self._id_bounds[-1]) if views else None,
+            repeats=True,
+            reads_blocks=any(order.traits.reads_blocks for order in self._samplers),
+            num_groups=len(self._samplers),
+        )
 
     def __len__(self) -> int:
         return self._samples
@@ -112,10 +118,6 @@ class MixtureSampler(Sampler):
         if len(self._samplers) > _SHOWN:
             mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
-
-    @property
-    def ids_are_records(self) -> bool:
-        return all(order.ids_are_records for order in self._samplers)
 
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
@@ -136,11 +138,7 @@ class MixtureSampler(Sampler):
             first[mine], stop[mine] = begin + offset, end + offset
         return first, stop
 
-    @property
-    def sources(self) -> tuple[int, Callable[[Int64], Int64]]:
-        return len(self._samplers), self._sampler_of
-
-    def _sampler_of(self, ids: Int64) -> Int64:
+    def group_of(self, ids: Int64) -> Int64:
         """Return the number of the sampler that each sample id is of."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
@@ -157,10 +155,11 @@ class MixtureSampler(Sampler):
         )
         # A mixture in a mixture begins again as a whole, like any other sampler.
         mixed = [isinstance(order, MixtureSampler) for order in self._samplers]
-        anew = np.array([order.repeats for order in self._samplers])
+        anew = np.array([order.traits.repeats for order in self._samplers])
         level = ~anew | mixed
         other._most = np.where(level & (self._lengths >= 2 * most - 1), most, 0)
-        other.repeats = bool(anew.any() or not other._most.all())
+        repeats = bool(anew.any() or not other._most.all())
+        other.traits = replace(self.traits, repeats=repeats)
         return other
 
     def _by_sampler(
@@ -168,7 +167,7 @@ class MixtureSampler(Sampler):
     ) -> Int64:
         """Ask each sampler about its own ids."""
         ids = np.asarray(ids, dtype=np.int64)
-        stream = self._sampler_of(ids)
+        stream = self.group_of(ids)
         out = np.empty(ids.shape, np.int64)
         for number in np.unique(stream).tolist():
             mine = stream == number

@@ -15,12 +15,12 @@ from twinfeed.samplers.drawing.bits import Int64, derive, root_key
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.state import recorded
-from twinfeed.samplers.traits import SampleSpace
+from twinfeed.samplers.traits import Samples
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
-class Sampler(SampleSpace, ABC):
+class Sampler(Samples, ABC):
     """Give the sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
 
     For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
@@ -116,14 +116,14 @@ class InnerSampler(Sampler):
 
     def _take(self, order: Sampler, places: int, what: str) -> None:
         """Take the inner sampler, which must be over so many places."""
-        if not check_order(order).ids_are_records:
+        if check_order(order).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
                 f"ViewSampler(SubsetSampler(…), …)"
             )
         if order.num_records != places:
             raise ValueError(f"order must be over {what}, got {order!r}")
-        self._order, self.repeats, self.in_blocks = order, order.repeats, order.in_blocks
+        self._order = order
 
     def __len__(self) -> int:
         return len(self._order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -16,6 +16,7 @@ from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
 from twinfeed.samplers.drawing.bits import Int64
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
+from twinfeed.samplers.traits import SamplerTraits
 
 
 class PKBatchSampler(BatchStream):
@@ -102,7 +103,7 @@ class PKBatchSampler(BatchStream):
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
         seed = validate.seed(seed)
         shape = self._shape = BatchShape(p, k, seed)
-        self.repeats, self._even, self._coverage = small == "repeat", shape.fixed, coverage
+        self._even, self._coverage = shape.fixed, coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order, names = self._ordered(labels, records)
         self._classes = classes = order._first(self._kept(order))
@@ -116,7 +117,7 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": coverage,
             "order_within": order_within,
-            "records": self.part,
+            "records": self._chosen,
         }
         self._check_enough(int(supers.sizes[-1]) if supers else len(classes))
         if names is not None:
@@ -186,7 +187,7 @@ class PKBatchSampler(BatchStream):
         self.num_records = len(order.records if lists is None else lists[0])
         self._several = lists is not None
         chosen = None if records is None else validate.records(records, self.num_records)
-        self.part = chosen
+        self._chosen = chosen
         if lists is not None:
             validate.choice("small, with lists of labels,", self._small, ("raise", "drop"))
             return by_class(*lists, chosen)
@@ -245,7 +246,7 @@ class PKBatchSampler(BatchStream):
         shape = self._shape
         most = "" if shape.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self.part is None else f"{len(self.part):,} of "
+        some = "" if self._chosen is None else f"{len(self._chosen):,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
@@ -260,22 +261,23 @@ class PKBatchSampler(BatchStream):
         return len(self._classes)
 
     @property
-    def by_record(self) -> str:
+    def traits(self) -> SamplerTraits:  # type: ignore[override]
+        """What loaders rely on. Where each class is one id, classes are groups."""
         options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
-            "records=": self.parameters["records"] is not None,
+            "records=": self._chosen is not None,
             "several labels a record": self._several,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        return next((option for option, given in options.items() if given), super().by_record)
-
-    @property
-    def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
-        if self.num_classes < self.num_records or self._several:
-            return None
-        return self.num_classes, np.asarray  # each class is one id
+        several = self.num_classes < self.num_records or self._several
+        return SamplerTraits(
+            repeats=self._small == "repeat",
+            record_ids=self._chosen,
+            num_groups=None if several else self.num_classes,
+            needs_records=next((option for option, taken in options.items() if taken), None),
+        )
 
     def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if self._small == "drop":  # a later k decides which classes are left out from the start

@@ -12,6 +12,7 @@ from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bou
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.traits import SamplerTraits
 
 
 class ReuseSampler(Sampler):
@@ -46,17 +47,16 @@ class ReuseSampler(Sampler):
     [1, 0]
     """
 
-    live: int
-
     def __init__(
         self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
     ) -> None:
         n = self.num_records = validate.integer("n", n, minimum=1)
-        reuse = self.reuse = validate.integer("reuse", reuse, minimum=1)
-        live = self.live = validate.integer("live", live, minimum=1, below=MAX_LANES)
+        reuse = self._uses = validate.integer("reuse", reuse, minimum=1)
+        live = self._live = validate.integer("live", live, minimum=1, below=MAX_LANES)
         if live > n:
             raise ValueError(f"live must be at most n, got live={live}, n={n}")
-        self._num_ids = validate.integer("samples of an epoch", n * reuse, minimum=1)
+        samples = validate.integer("samples of an epoch", n * reuse, minimum=1)
+        self.traits = SamplerTraits(num_ids=samples, max_cached=live, uses=reuse)
         self.seed = validate.seed(seed)
         self.parameters = {"n": n, "reuse": reuse, "live": live}
         self._bounds, self._starts = _staggered(n, reuse, live)
@@ -66,33 +66,33 @@ class ReuseSampler(Sampler):
     def __repr__(self) -> str:
         return (
             f"ReuseSampler({validate.counted(self.num_records, 'record')} x "
-            f"{validate.counted(self.reuse, 'use')}, {self.live:,} live, seed={self.seed})"
+            f"{validate.counted(self._uses, 'use')}, {self._live:,} live, seed={self.seed})"
         )
 
     def for_batches(self, batch_size: int) -> Sampler:
         """Return this sampler; ValueError if a batch could hold a record twice."""
-        if self.live % batch_size:
+        if self._live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "
-                f"got live={self.live}, batch_size={batch_size}"
+                f"got live={self._live}, batch_size={batch_size}"
             )
         return self
 
     def records(self, ids: Int64) -> Int64:
         """Return `ids // reuse`."""
-        return np.asarray(ids, dtype=np.int64) // self.reuse
+        return np.asarray(ids, dtype=np.int64) // self._uses
 
     def views(self, ids: Int64) -> Int64:
         """Return the use numbers, `ids % reuse`."""
-        return np.asarray(ids, dtype=np.int64) % self.reuse
+        return np.asarray(ids, dtype=np.int64) % self._uses
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
         lanes = self._recent.get(
             epoch, lambda: StaggeredLanes(self._bounds, self._starts, key=derive(key, 0))
         )
-        turn, use = np.divmod(lanes.places(positions), self.reuse)
-        return permute(self.num_records, derive(key, 1), turn) * self.reuse + use
+        turn, use = np.divmod(lanes.places(positions), self._uses)
+        return permute(self.num_records, derive(key, 1), turn) * self._uses + use
 
 
 def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:

@@ -15,6 +15,7 @@ from twinfeed.samplers.drawing.lanes import MAX_LANES, Arcs, arc_bounds
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.validate import counted
 
 
@@ -89,7 +90,7 @@ class ShardShuffleSampler(Sampler):
                 f"sections={self._sections}"
             )
         self.num_records = int(self._lengths.sum())
-        self.in_blocks = self.block > 1
+        self.traits = SamplerTraits(reads_blocks=self.block > 1)
         self._blocks = Blocks(self._lengths, self.block)
         self._count = len(self._blocks)
         if self._count < self._sections > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import SupportsIndex
 
@@ -59,9 +60,11 @@ class SubsetSampler(InnerSampler):
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._take(inner, size, f"len(records)={size} places")
-        self.part = self._table
         # The records of a block of places are a range where the table ascends.
-        self.in_blocks = inner.in_blocks and ascends(self._table)
+        blocks = inner.traits.reads_blocks and ascends(self._table)
+        self.traits = replace(
+            inner.traits, record_ids=self._table, reads_blocks=blocks, num_groups=None
+        )
         self.seed = inner.seed
         self.parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
@@ -75,7 +78,7 @@ class SubsetSampler(InnerSampler):
         Where less than half of these records are in the table, a range is the record alone.
         """
         alone, after = super().spans(records)
-        if not self.in_blocks:
+        if not self.traits.reads_blocks:
             return alone, after
         # Keys of another type would have numpy copy the table.
         place = np.searchsorted(self._table, alone.astype(self._table.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,33 +11,65 @@ from numpy.typing import NDArray
 from twinfeed.samplers.drawing.bits import Int64
 
 
-class SampleSpace:
-    """Declare which record each sample id is, and how records come. Loaders rely on it.
+@dataclass(frozen=True, eq=False)
+class SamplerTraits:
+    """Declare how the samples of a sampler come. Loaders rely on it.
 
     By default a sample is a record, no batch holds a record twice, and nothing is read in blocks.
+
+    >>> from twinfeed.samplers import BatchSampler, ReuseSampler
+    >>> BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2).traits.num_ids
+    8
     """
+
+    #: Size of the space of sample ids, if these are no record ids, but views or uses of records.
+    num_ids: int | None = None
+    #: Whether a batch may hold a record several times. The record is then decoded once for all its
+    #: samples.
+    repeats: bool = False
+    #: Whether batches may hold -1, for which loaders give a mask.
+    padded: bool = False
+    #: How many decoded records are kept at most; None if a record is decoded for each use.
+    max_cached: int | None = None
+    #: Uses of a record while it is kept. The last use has the view `uses - 1`.
+    uses: int = 1
+    #: Whether consecutive records are read around the same time. `spans` gives their ranges.
+    reads_blocks: bool = False
+    #: The ids of the records that are drawn; None if all records are.
+    record_ids: NDArray[np.integer[Any]] | None = None
+    #: The number of classes or data sets of which `group_of` gives one for each id; None if it
+    #: gives none.
+    num_groups: int | None = None
+    #: What else needs the record of a sample, and not its group alone.
+    needs_records: str | None = None
+
+    @property
+    def why_records_matter(self) -> str:
+        """What needs the record of a sample, not its group alone; "" if nothing does."""
+        reasons = {
+            "padding": self.padded,
+            "a shuffle by blocks": self.reads_blocks,
+            "reuse": self.max_cached is not None,
+            "a stream of views": self.num_ids is not None,
+        }
+        found = next((reason for reason, holds in reasons.items() if holds), "")
+        return self.needs_records or found
+
+
+class Samples:
+    """Say which record each sample id is, with traits that hold for all ids."""
 
     #: Version of the stream. A change that draws other records from a seed has a new version.
     stream_version: int = 1
     #: Size of the record id space.
     num_records: int = 0
-    #: Whether a batch may hold a record several times. The record is then decoded once for all its
-    #: samples.
-    repeats: bool = False
-    #: How many decoded records are kept at most; None if a record is decoded for each use.
-    live: int | None = None
-    #: Uses of a record while it is kept. The last use has the view `reuse - 1`.
-    reuse: int = 1
-    #: Whether consecutive records are read around the same time. `spans` gives their ranges.
-    in_blocks: bool = False
-    #: The ids of the records that are drawn; None if all records are.
-    part: NDArray[np.integer[Any]] | None = None
-    _num_ids: int | None = None
+    #: What loaders rely on.
+    traits: SamplerTraits = SamplerTraits()
 
     @property
     def num_ids(self) -> int:
         """Size of the sample id space: that of the records, unless samples are something else."""
-        return self.num_records if self._num_ids is None else self._num_ids
+        return self.num_records if self.traits.num_ids is None else self.traits.num_ids
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
         """Return the range of records that is read around the same time as each record.
@@ -57,22 +89,6 @@ class SampleSpace:
         """Return the view or use number of each sample id, int64 as `ids`."""
         return np.zeros(np.shape(ids), dtype=np.int64)
 
-    @property
-    def ids_are_records(self) -> bool:
-        """Whether each sample id is the id of its record: any data set may be read by it."""
-        own = type(self).records is not SampleSpace.records
-        return not own and self.num_ids == self.num_records
-
-    @property
-    def by_record(self) -> str:
-        """What needs the record of a sample, not its class or set alone; "" if nothing does."""
-        if self.in_blocks:
-            return "a shuffle by blocks"
-        if self.live is not None:
-            return "reuse"
-        return "" if self.ids_are_records else "a stream of views"
-
-    @property
-    def sources(self) -> tuple[int, Callable[[Int64], Int64]] | None:
-        """The number of classes or sets, and which of them each sample id is of; or None."""
-        return None
+    def group_of(self, ids: Int64) -> Int64:
+        """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
+        return np.asarray(ids)

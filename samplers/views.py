@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -59,12 +60,17 @@ class ViewSampler(InnerSampler):
         one = self._per_epoch == "one"
         self._counts = validate.counts("views", views, minimum=1 if one else 0)
         self._sums = RunningSums(self._counts)
-        self.num_records, self._num_ids = len(self._counts), self._sums.total
-        places = self.num_records if one else self._num_ids
+        self.num_records, num_ids = len(self._counts), self._sums.total
+        places = self.num_records if one else num_ids
         units = "records" if one else "(record, view) pairs"
         self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
-        self.part = order.part if one else None  # else `order.part` is of pairs
-        self.repeats = order.repeats or (not one and int(self._counts.max(initial=0)) > 1)
+        self.traits = replace(
+            order.traits,
+            num_ids=num_ids,
+            record_ids=order.traits.record_ids if one else None,  # else they are of pairs
+            repeats=order.traits.repeats or (not one and int(self._counts.max(initial=0)) > 1),
+            num_groups=None,
+        )
         self.seed = validate.seed(seed)
         self.parameters = {"views": self._counts, "per_epoch": per_epoch, "order": order}
         self._key = root_key(self.seed, "views")

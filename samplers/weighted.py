@@ -15,6 +15,7 @@ from twinfeed.samplers.drawing.waits import Waiting
 from twinfeed.samplers.mapped import held, is_mapped, pieces
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
+from twinfeed.samplers.traits import SamplerTraits
 
 _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
 
@@ -67,14 +68,14 @@ class WeightedSampler(Sampler):
         self._weights = whole = _quantised(weights)
         self.num_records = len(whole)
         self.seed = validate.seed(seed)
-        self.repeats = validate.flag("replacement", replacement)
+        self.traits = SamplerTraits(repeats=validate.flag("replacement", replacement))
         drawable = sum(np.count_nonzero(whole[some]) for some in pieces(len(whole)))
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
-        most = len(whole) if self.repeats else drawable
+        most = len(whole) if self.traits.repeats else drawable
         wanted = most if num_samples is None else num_samples
         self._samples = validate.integer("num_samples", wanted, minimum=0)
-        if self._samples > drawable and not self.repeats:
+        if self._samples > drawable and not self.traits.repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
@@ -82,10 +83,10 @@ class WeightedSampler(Sampler):
         self.parameters = {
             "weights": whole,
             "num_samples": self._samples,
-            "replacement": self.repeats,
+            "replacement": self.traits.repeats,
         }
         self._sums = RunningSums(whole)
-        self._total = self._sums.total if self.repeats else 0
+        self._total = self._sums.total if self.traits.repeats else 0
         self._key = root_key(self.seed, "weighted")
         self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
 
@@ -96,11 +97,11 @@ class WeightedSampler(Sampler):
         of = validate.counted(self.num_records, "record")
         return (
             f"WeightedSampler({self._samples:,} of {of}, "
-            f"replacement={self.repeats}, seed={self.seed})"
+            f"replacement={self.traits.repeats}, seed={self.seed})"
         )
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        if not self.repeats:
+        if not self.traits.repeats:
             drawn = self._waiting(epoch).records(positions)
             done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._waiting(epoch + 1).prepare(done)

@@ -37,7 +37,7 @@ def _batch(feed: Feed, reader: Reads, epoch: int, step: int) -> Batch:
     batch |= {name: _rows(rows, ids, held) for name, rows in feed.side.items()}
     fields = {name: [sample.get(name) for sample in samples] for name in spec}
     batch |= collate(fields, spec, how=feed.collate)
-    return batch | ({"mask": held} if sampler.padded else {})
+    return batch | ({"mask": held} if sampler.traits.padded else {})
 
 
 def _sample(

@@ -70,7 +70,7 @@ def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
             else:
                 whole[name] = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
                 whole[name][held] = rows
-        yield whole | ({"mask": held} if feed.sampler.padded else {})
+        yield whole | ({"mask": held} if feed.sampler.traits.padded else {})
 
 
 STREAMS: dict[str, Callable[[Index], BatchStream]] = {

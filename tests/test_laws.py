@@ -251,7 +251,7 @@ def repeats_are_what_a_sampler_declares(name: str, sampler: BatchStream) -> None
     """Law 15: a batch has a record twice if `repeats` says so, and else never."""
     batches = [ids for epoch in range(8) for ids in sampler.batches(epoch, 0, len(sampler))]
     records = [sampler.records(ids[ids >= 0]) for ids in batches]
-    assert sampler.repeats == any(len(np.unique(each)) < len(each) for each in records)
+    assert sampler.traits.repeats == any(len(np.unique(each)) < len(each) for each in records)
 
 
 def iterating_gives_record_ids_or_is_refused(name: str, sampler: BatchStream) -> None:
@@ -332,7 +332,9 @@ def repr_is_one_line_and_explain_draws_ranks(name: str, sampler: BatchStream) ->
 def trainers_find_what_they_set(name: str, sampler: BatchStream) -> None:
     """``sampler.set_epoch`` reaches the stream; no constructor argument is named sampler."""
     assert sampler.sampler is sampler
-    assert (sampler.live is not None) == repr(sampler).startswith("BatchSampler(ReuseSampler")
+    assert (sampler.traits.max_cached is not None) == repr(sampler).startswith(
+        "BatchSampler(ReuseSampler"
+    )
     assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
     if sampler.evaluation or (sampler.constant_size is None and len(sampler)):
         with pytest.raises(TypeError, match="would lose or repeat records"):

@@ -89,7 +89,7 @@ def test_exact_once_covers_a_prime_over_any_ranks(n: int, final: str, world_size
     flat = np.concatenate([np.empty(0, np.int64), *(b for found in batches for b in found)])
     assert np.array_equal(np.sort(flat[flat >= 0]), np.arange(n))
     assert np.count_nonzero(flat < 0) == (-n % 16 if final == "pad" else 0)
-    assert sampler.padded == (final == "pad")
+    assert sampler.traits.padded == (final == "pad")
 
 
 def test_fewer_records_than_ranks_leave_typed_empty_batches() -> None:
@@ -412,14 +412,14 @@ def test_blocks_are_the_spans_of_a_shuffle_and_of_what_is_made_of_it() -> None:
         (100, 101),
     ]
     mixed = SubsetSampler([2, 1, 3, 5, 6, 20, 40, 60, 80, 100], of=101, order=BLOCKS)
-    assert not mixed.in_blocks
+    assert not mixed.traits.reads_blocks
     assert spans(mixed, [1]) == [(1, 2)]
     one = ViewSampler(BLOCKS, [2] * 10, per_epoch="one", seed=0)
     assert spans(one, [0, 9]) == [(0, 4), (6, 10)]
     pairs = ViewSampler(BLOCKS, [2] * 5, per_epoch="all", seed=0)
     assert spans(pairs, [0, 1, 2, 3, 4]) == [(0, 2), (0, 2), (2, 3), (3, 5), (3, 5)]
     both = MixtureSampler([RandomSampler(3, seed=0), BLOCKS], weights=[1, 1], num_samples=9, seed=0)
-    assert both.in_blocks
+    assert both.traits.reads_blocks
     assert spans(both, [2, 3, 12]) == [(2, 3), (3, 7), (9, 13)]
 
 
@@ -450,4 +450,4 @@ def test_views_repeat_a_record_in_a_batch_where_they_can() -> None:
         order = ViewSampler(RandomSampler(places, seed=0), counts, per_epoch=per_epoch, seed=0)  # type: ignore[arg-type]
         stream = BatchSampler(order, batch_size=places)
         records = [stream.records(stream.batch(epoch, 0)).tolist() for epoch in range(3)]
-        assert stream.repeats == any(len(set(row)) < len(row) for row in records)
+        assert stream.traits.repeats == any(len(set(row)) < len(row) for row in records)

@@ -396,7 +396,7 @@ def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
                 _ = stream.drop_last
         else:
             assert stream.drop_last is True
-        assert stream.padded is (final == "pad")
+        assert stream.traits.padded is (final == "pad")
 
 
 def test_a_rank_cannot_be_sharded_again() -> None:
@@ -426,7 +426,7 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert (ids < 0).tolist() == [False, False, True, True]
     assert np.array_equal(stream.records(ids)[2:], [-1, -1])
     assert np.array_equal(stream.views(ids)[2:], [0, 0])
-    assert stream.padded
+    assert stream.traits.padded
     assert stream.constant_size == 4
 
 

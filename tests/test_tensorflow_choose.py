@@ -49,7 +49,7 @@ def expected(
     sampler: BatchStream, *, epoch: int = 0, start: int = 0, replay: bool = False
 ) -> list[list[int]]:
     """The batches of the rest of an epoch, by the slow, plain definition."""
-    number_of = mixture().sources[1] if isinstance(sampler, BatchSampler) else np.asarray
+    number_of = mixture().group_of if isinstance(sampler, BatchSampler) else np.asarray
     given = [0] * CLASSES
     out = []
     for e in range(epoch + 1):

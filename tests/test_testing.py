@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from own_source import Words
 
-from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler
+from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler, SamplerTraits
 from twinfeed.testing import check_sampler, check_source
 
 
@@ -49,27 +50,34 @@ class Repeats(Fair):
 class Keeps(ReuseSampler):
     def __init__(self) -> None:
         super().__init__(12, reuse=3, live=12, seed=0)
-        self.live = 4
+        self.traits = replace(self.traits, max_cached=4)
 
 
 class Part(Fair):
-    part = np.arange(3)
+    traits = SamplerTraits(record_ids=np.arange(3))
 
 
 class Blocks(Fair):
-    in_blocks = True
+    traits = SamplerTraits(reads_blocks=True)
 
 
 class Spans(Fair):
-    in_blocks = True
+    traits = SamplerTraits(reads_blocks=True)
 
     def spans(self, records: Any, epoch: Any = None) -> Any:
         return records, records + 2
 
 
 class Records(Fair):
+    traits = SamplerTraits(num_ids=12)
+
     def records(self, ids: Any) -> Any:
         return ids + 1
+
+
+class Undeclared(Fair):
+    def records(self, ids: Any) -> Any:
+        return 11 - ids
 
 
 class Unsized(Fair):
@@ -89,10 +97,11 @@ class Narrow(Fair):
         (ByBatch, "differs when it is drawn again, alone"),
         (Unpickled, "a pickled copy has another fingerprint"),
         (Repeats, "a record repeats, and repeats is False"),
-        (Part, "a record is drawn that part lacks"),
-        (Blocks, "in_blocks is True, and spans says the opposite"),
+        (Part, "a record is drawn that record_ids lacks"),
+        (Blocks, "reads_blocks is True, and spans says the opposite"),
         (Spans, "more records than there are"),
         (Records, r"records gave \[12\], num_records=12"),
+        (Undeclared, "ids are no record ids, and num_ids is not declared"),
         (Unsized, "num_records is 0"),
         (Narrow, r"records must give int64\[4\], got int32"),
     ],
@@ -105,7 +114,7 @@ def test_a_sampler_that_breaks_a_law_is_told_which(broken: type, words: str) -> 
 
 def test_a_sampler_that_keeps_more_than_it_declares_is_named() -> None:
     check_sampler(ReuseSampler(12, reuse=3, live=4, seed=0))
-    with pytest.raises(AssertionError, match="more than live=4 records"):
+    with pytest.raises(AssertionError, match="more than max_cached=4 records"):
         check_sampler(Keeps())
 
 

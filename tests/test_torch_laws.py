@@ -29,7 +29,7 @@ def index_of(records: int) -> Index:
 
 def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
     """Other workers, another depth and another reading ahead for each case in turn."""
-    workers = 0 if sampler.live is not None else WORKERS[number % len(WORKERS)]
+    workers = 0 if sampler.traits.max_cached is not None else WORKERS[number % len(WORKERS)]
     if len(sampler) > 100:
         workers = min(workers, 1)  # a long epoch
     ahead = 3000 * (number // len(WORKERS) % 2)

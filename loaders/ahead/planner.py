@@ -62,7 +62,7 @@ class Planner:
         self._always, self._may_look = waits and limit != 0, not waits
         # Steps, counted over all epochs: the next to request, and how many at once.
         self._next, self._chunk = epoch * self._steps + start, 1
-        whole = sampler.in_blocks or sampler.live is not None
+        whole = sampler.traits.reads_blocks or sampler.traits.max_cached is not None
         self._spans = Spans(schedule, self._next) if whole else None
         self._waiting: deque[tuple[int, int]] = deque()  # last step and bytes of what is ahead
         self._bytes = 0  # the bytes in `_waiting`
@@ -152,7 +152,7 @@ class Planner:
         first, end, step = np.array(entered, np.int64).reshape(-1, 3).T
         records, sizes = every(first, end - 1), end - first
         # An image is read once, and only remote ranges are kept for the samples that come later.
-        held = self._fetcher.index.remote and self._sampler.live is None
+        held = self._fetcher.index.remote and self._sampler.traits.max_cached is None
         spans = np.repeat(first, sizes) if held else ALONE
         return extents_ahead(self._fetcher, self._fields, records, spans, np.repeat(step, sizes))
 

@@ -47,7 +47,8 @@ class NextUses:
     ) -> None:
         self._schedule, self._sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        self._once = planned and (self._sampler.in_blocks or self._sampler.live is not None)
+        traits = self._sampler.traits
+        self._once = planned and (traits.reads_blocks or traits.max_cached is not None)
         epoch = len(self._sampler) * self._sampler.batch_size
         self._samples = min(samples, max(_LEAST, _EPOCHS * epoch))
         self.next: npt.NDArray[np.int64] = np.full(chunks, NEVER)

@@ -63,7 +63,7 @@ class Definition:
     def shares_arrays(self) -> bool:
         """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
         views = self.sampler.num_ids != self.sampler.num_records
-        return self.sampler.live is not None or views or self.sampler.repeats
+        return self.sampler.traits.max_cached is not None or views or self.sampler.traits.repeats
 
     @property
     def has_functions(self) -> bool:
@@ -94,7 +94,7 @@ def check_names(
     """Raise ValueError for a name that the batch or the transform uses for something else."""
     check_free(what, names, beside, f"the name of a side table: {advice}")
     taken, whose = (GIVEN, "sample") if feed.transform is not None else (("id",), "batch")
-    taken = ("mask", *taken) if feed.sampler.padded else taken
+    taken = ("mask", *taken) if feed.sampler.traits.padded else taken
     use = f"a name that the loader itself gives to every {whose}: {advice}"
     check_free(what, names, taken, use)
 

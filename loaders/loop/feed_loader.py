@@ -102,7 +102,8 @@ class MakingLoader(FeedLoader[B]):
         """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
         feed, reader, meter, plans = self.feed, self.reader, self.meter, self.plans
         # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
-        shared, whole = (0, self.threads) if feed.sampler.live is None else (self.threads, 0)
+        in_turn = feed.sampler.traits.max_cached is not None
+        shared, whole = (self.threads, 0) if in_turn else (0, self.threads)
         with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
             batcher.look_ahead(feed, epoch, start, plans=plans)
             coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed.seeded)

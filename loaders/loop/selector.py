@@ -130,20 +130,19 @@ def _function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
     """Return the function of ids that says which source each is of; `source` may be given."""
-    if sampler.by_record:
+    if why := sampler.traits.why_records_matter:
         raise ValueError(
-            f"sources give their next record only, and {sampler.by_record} of {sampler!r} needs "
+            f"sources give their next record only, and {why} of {sampler!r} needs "
             f"to know the records: read them by an index, as engine='gather' of a TensorFlowLoader "
             f"and the other loaders do"
         )
     if source is None:
-        known = sampler.sources
-        if known is None:
+        number = sampler.traits.num_groups
+        if number is None:
             raise ValueError(f"source must be given, as ids of {sampler!r} do not say their source")
-        number, of = known
         if number != sources:
             raise ValueError(f"sources must be {number}, one a class or set, got {sources}")
-        return of
+        return sampler.group_of
     if callable(source):
         return source
     numbers = np.asarray(source)

@@ -57,7 +57,7 @@ class Batcher(Closing):
         made = self._function
         # The spec and the collation of a batch's fields, as a framework must know them.
         self.shapes = (self.spec, self._how) if made is None else (made.spec, made.how)
-        self._masked = feed.sampler.padded
+        self._masked = feed.sampler.traits.padded
         self._size = max(1, feed.sampler.batch_size)
         self._planner: Planner | None = None  # what reads ahead
 

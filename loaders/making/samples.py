@@ -61,7 +61,8 @@ class Samples:
         self.transform = feed.transform
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
-        self.cache = None if sampler.live is None else DecodedCache(sampler.reuse, self._decode)
+        traits = sampler.traits
+        self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
         self._shares = feed.shares_arrays
         self._unchecked = _CHECKED
         self._slots = self._writable_fields(feed, spec or {})

@@ -198,7 +198,7 @@ def check_files(feed: Feed, /) -> None:
             raise _unserved(f"reads features by their own names, and this index renames {names!r}")
     if index.options.left_out:
         raise _unserved("cannot leave out records, as this index does")
-    if sampler.live is not None:
+    if sampler.traits.max_cached is not None:
         raise _unserved("would read an image again for each use")
     if isinstance(sampler, PKBatchSampler) and sampler.world_size > 1:
         raise _unserved("cannot move the files of classes from rank to rank")

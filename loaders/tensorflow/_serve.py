@@ -64,7 +64,7 @@ class Server(PassServer):
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
         self.threads = threads if threads is not None else most_threads()
         # A cache of decoded images takes batches in their order. So threads share each batch.
-        self._shared = 0 if self.feed.sampler.live is None else self.threads
+        self._shared = 0 if self.feed.sampler.traits.max_cached is None else self.threads
         alone = self._shared or (threads is None and not _worth_threads(self.feed))
         self.parallel = 1 if alone else max(1, self.threads)
         self.together = self._batches_a_call()

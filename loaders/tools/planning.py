@@ -162,7 +162,7 @@ def plan(feed: Feed, /, *, cache_bytes: int = 0, readahead: int | None = None) -
         cache_bytes = cache_bytes or index.cache.bytes
     limit = LIMIT if readahead is None else validate.integer("readahead", readahead, minimum=0)
     _, requests, read = _asked(feed, schedule, fields, 0, steps, limit)
-    used = int(share * each * samples / sampler.reuse)
+    used = int(share * each * samples / sampler.traits.uses)
     stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
     record = stored / max(1, len(index))
     # A block is read with what lies between its fields, if that is short.
@@ -220,7 +220,7 @@ def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
     """Return how many samples the first steps have, and the most bytes that are open at once."""
     sampler, drawn = schedule.sampler, schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in drawn)
-    if not sampler.in_blocks and sampler.live is None:
+    if not sampler.traits.reads_blocks and sampler.traits.max_cached is None:
         return samples, each * max(map(len, drawn), default=0)
     spans = Spans(schedule, 0)
     entered = spans.entered(steps)
@@ -329,9 +329,9 @@ def _advice(feed: Feed, facts: Plan) -> list[str]:
     elif facts.requests > 1 and size < small and (remote or large(index)):
         asked = min(facts.shard_bytes, int(block_of(index, len(index)) * record_bytes(index)))
         instead = f"take shuffled(index, seed=…), which asks for about {_bytes(asked)} at a time"
-        if sampler.in_blocks:
+        if sampler.traits.reads_blocks:
             instead = "take blocks of about 4 MB, and shards of many blocks"
-        if total >= _LITTLE or not (sampler.in_blocks or asked < 2 * size):
+        if total >= _LITTLE or not (sampler.traits.reads_blocks or asked < 2 * size):
             advice.append(
                 f"requests of {_bytes(size)} at random places take longer to begin than to "
                 f"transfer, however many are under way: {instead}"

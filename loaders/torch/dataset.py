@@ -176,7 +176,7 @@ class RecordDataset(Dataset[Any]):
 
 def _drawn(feed: Feed) -> Array | None:
     """Return the records that the sampler may draw, ascending; None for all records."""
-    part = feed.sampler.part
+    part = feed.sampler.traits.record_ids
     return part if part is None or (part[1:] >= part[:-1]).all() else np.sort(part)
 
 

@@ -136,7 +136,7 @@ class TorchLoader(MakingLoader[B]):
             if not prefetch:
                 raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
             self.prefetch = prefetch  # a transform that must run alone runs alone in its worker
-        if num_workers and feed.sampler.live is not None:
+        if num_workers and feed.sampler.traits.max_cached is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         if num_workers and not getattr(feed.index, "fork_safe", True):
             multiprocessing_context = not_forked(multiprocessing_context)

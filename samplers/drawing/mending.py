@@ -19,7 +19,7 @@ def mend(batch: Int64, order: Int64, later: Callable[[int], Iterable[int]]) -> i
         The class that cannot be served, or None.
     """
     owner: dict[int, tuple[int, int]] = {}
-    lacking = []
+    lacking: list[tuple[int, int]] = []
     for row in order.tolist():
         for place, record in enumerate(batch[row].tolist()):
             if owner.setdefault(record, (row, place)) != (row, place):

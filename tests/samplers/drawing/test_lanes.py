@@ -273,7 +273,7 @@ def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
     sampler = BatchSampler(ReuseSampler(20, reuse=1, live=8, seed=0), batch_size=4)
     ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
     assert np.array_equal(np.sort(ids), np.arange(20))
-    assert sampler.live == 8
+    assert sampler.traits.max_cached == 8
 
 
 def test_a_drawing_names_records_and_uses() -> None:
