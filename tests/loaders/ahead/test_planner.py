@@ -111,7 +111,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
         for file, start, stop in rows_of(long, records):
             assert any(f == file and a <= start and stop <= b for f, a, b, _ in reader.ranges)
             consumed.add((file, start))
-        if not stream.in_blocks:
+        if not stream.traits.reads_blocks:
             most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
             assert reader.bytes <= (len(consumed) + most) * RECORD + AHEAD_GAP * len(long)
     assert plan.next == len(stream)
