@@ -256,7 +256,8 @@ def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> N
     words = [np.array([f"{i}"] * length, "U") for i, length in enumerate(lengths)]
     ranks = [Collect(n) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        for ids in ExactOnceBatchSampler(n, batch_size=3, final="pad").shard(rank, world):
+        sampler = ExactOnceBatchSampler(n, batch_size=3, final="pad").shard(rank, world)
+        for _, _, ids in sampler.passes():
             rows = [boxes[i] for i in ids]
             whole = Ragged(
                 np.concatenate([boxes[0][:0], *rows]), np.array([len(row) for row in rows], int)
