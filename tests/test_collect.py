@@ -340,12 +340,11 @@ def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -
 
 
 def test_a_save_removes_what_killed_saves_have_left(tmp_path: Path) -> None:
-    names = [f".rank.npz-{n:016x}" for n in range(4)]
+    names = [f".rank.npz-{n:016x}" for n in range(3)]
     for name in (*names, ".rank.npz-notes", ".other.npz-0123456789abcdef"):
         (tmp_path / name).write_bytes(b"PK\x03\x04")
-    (tmp_path / names[1]).write_bytes(b"notes")
-    (tmp_path / names[2]).write_bytes(b"")  # another process may have made it just now
-    with (tmp_path / names[3]).open() as used:
+    (tmp_path / names[1]).write_bytes(b"")  # another process may have made it just now
+    with (tmp_path / names[2]).open() as used:
         fcntl.flock(used, fcntl.LOCK_EX)
         Collect(3).save(tmp_path / "rank.npz")
     kept = {*names[1:], ".rank.npz-notes", ".other.npz-0123456789abcdef", "rank.npz"}

@@ -70,9 +70,7 @@ def first_of(feed: Definition, rows: int = 1) -> tuple[Request, Request]:
         other = drawn.where(number >= len(number) - rows)
         if len(other.ids) and not np.array_equal(other.records, first.records):
             return first, other
-    ids, records, views = first.ids[::-1], first.records[::-1], first.views[::-1]
-    seeds = np.arange(len(ids), dtype=np.uint64)
-    return first, Request(0, 1, ids, records, views, seeds)
+    return first, Request.plain(first.records[::-1])
 
 
 def _first_sample(feed: Definition) -> Mapping[str, Any]:

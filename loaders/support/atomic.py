@@ -6,7 +6,6 @@ import errno
 import fcntl
 import glob
 import os
-import re
 import secrets
 import time
 import warnings
@@ -32,7 +31,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Temporary files of killed processes are removed: they are not empty, and nobody locks them.
     """
-    _remove_stale(path, data[:4])
+    for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
+        with suppress(LoaderError, OSError), open_file(stale) as file:
+            if file.read(1) and lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                stale.unlink()
     temporary = beside(path)
     try:
         with temporary.open("xb") as file:
@@ -47,16 +49,6 @@ def replace_file(path: Path, data: bytes) -> None:
             error.filename = os.fspath(path)  # not the temporary name
         raise
     sync(path.parent)
-
-
-def _remove_stale(path: Path, start: bytes) -> None:
-    """Remove what killed processes were writing to `path`, if it has the same first bytes."""
-    for stale in path.parent.glob(f".{glob.escape(path.name)}-*"):
-        if re.fullmatch("[0-9a-f]{16}", stale.name[len(path.name) + 2 :]):
-            with suppress(LoaderError, OSError), open_file(stale) as file:
-                same = start and file.read(len(start)) == start
-                if same and lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    stale.unlink()
 
 
 def beside(path: Path) -> Path:
