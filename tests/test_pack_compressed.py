@@ -229,8 +229,8 @@ def test_what_no_record_has_is_refused_as_by_an_index(tmp_path: Path) -> None:
 def test_a_folder_and_an_index_are_no_shards(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["pack", str(tmp_path), f"{tmp_path}/out", option]) == 2
-    assert "say how shards are read, and the source is none" in capsys.readouterr().err
+    assert main(["pack", str(tmp_path), f"{tmp_path}/out", option]) == 1
+    assert "found: a folder" in capsys.readouterr().err
 
 
 def test_plain_shards_are_packed_too(tmp_path: Path) -> None:

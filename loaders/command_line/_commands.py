@@ -73,11 +73,6 @@ def run_pack(options: argparse.Namespace) -> None:
         source = open_index(source, root=options.root)
     how = {name: getattr(options, name) for name in ("label", "key", "example")}
     chosen = [*how.values()] != [None, None, True]
-    if chosen and any(Path(name).is_dir() for name in options.source):
-        raise ValueError(
-            "--label, --key and --raw say how shards are read, and the source is none: a folder of "
-            "images has its labels, and an index is built with them"
-        )
     packed = pack(
         CompressedShards(options.source, **how) if chosen else source,
         options.out,
