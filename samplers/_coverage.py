@@ -23,6 +23,8 @@ class CoverageDraw:
     largest B that whole chunks can fill, `all` the smallest B that holds every record.
     """
 
+    by_class = False  # as of a `FairDraw`
+
     def __init__(self, classes: ClassOrder, shape: BatchShape, *, once: bool, seed: int) -> None:
         self._classes = classes
         p, k = self._p, self._k = shape.largest_p, shape.largest_k
@@ -47,6 +49,8 @@ class CoverageDraw:
         cell = (column[:, None] + place * self.steps).reshape(-1)
         turn = np.searchsorted(bounds, cell, side="right") - 1
         number = order[turn]
+        if self.by_class:
+            return np.repeat(number, self._k)
         member = groups.groups(number, cell - bounds[turn])
         # Other records of a class are left out in each epoch, one after the other.
         size = self._classes.sizes[number]

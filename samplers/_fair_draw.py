@@ -30,6 +30,8 @@ class FairDraw:
     groups of K records: fair groups, or with `stored` a walk in a circle in stored order.
     """
 
+    by_class = False  # whether the numbers of classes are drawn, in place of records
+
     def __init__(
         self,
         classes: ClassOrder,
@@ -60,7 +62,10 @@ class FairDraw:
         share = stretch.p // world_size
         own = slice(rank * share, (rank + 1) * share)
         turns = walks.pattern.turns(steps - stretch.p_start)
-        if self._names is None:
+        if self.by_class:
+            number, _ = walks.classes(*turns, own.start, own.stop)
+            ids = number.reshape(-1, 1).repeat(k, axis=1)
+        elif self._names is None:
             number, draw = walks.classes(*turns, own.start, own.stop)
             ids = self._records(walks, number.reshape(-1), draw.reshape(-1), k)
         else:  # which records a rank gets depends on all classes of the batch

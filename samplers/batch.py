@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Literal, SupportsIndex
 
@@ -107,6 +108,15 @@ class BatchSampler(BatchStream):
 
     def group_of(self, ids: Int64) -> Int64:
         return self._order.group_of(ids)
+
+    @property
+    def by_group(self) -> tuple[int, BatchSampler] | None:
+        groups = None if self.traits.padded else self._order.by_group
+        if groups is None:
+            return None
+        other = copy.copy(self)
+        number, other._order = groups
+        return number, other
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round)

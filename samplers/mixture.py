@@ -14,7 +14,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
 from twinfeed.samplers.drawing.fair import Pattern
 from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.orders import Sampler, check_order
+from twinfeed.samplers.orders import GroupSampler, Sampler, check_order
 from twinfeed.samplers.traits import SamplerTraits
 
 _LONGEST = 1 << 24  # turns of a period, which are kept as a table
@@ -137,6 +137,11 @@ class MixtureSampler(Sampler):
             begin, end = self._samplers[number].spans(records[mine] - offset)
             first[mine], stop[mine] = begin + offset, end + offset
         return first, stop
+
+    @property
+    def by_group(self) -> tuple[int, Sampler]:
+        number = len(self._samplers)
+        return number, GroupSampler(self, number, lambda *at: self.group_of(self.draw(*at)))
 
     def group_of(self, ids: Int64) -> Int64:
         """Return the number of the sampler that each sample id is of."""

@@ -109,6 +109,20 @@ class Sampler(Samples, ABC):
         return self
 
 
+class GroupSampler(Sampler):
+    """Give the number of the group of each position of a sampler, in place of the id."""
+
+    def __init__(self, order: Sampler, groups: int, draw: Callable[[int, Int64], Int64], /) -> None:
+        self.num_records, self.parameters = groups, {}
+        self._length, self._draw = len(order), draw
+
+    def __len__(self) -> int:
+        return self._length
+
+    def draw(self, epoch: int, positions: Int64) -> Int64:
+        return self._draw(epoch, positions)
+
+
 class InnerSampler(Sampler):
     """A sampler over the places that another sampler, of record ids, gives."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, SupportsIndex
 
@@ -278,6 +279,13 @@ class PKBatchSampler(BatchStream):
             num_groups=None if several else self.num_classes,
             needs_records=next((option for option, taken in options.items() if taken), None),
         )
+
+    @property
+    def by_group(self) -> tuple[int, PKBatchSampler]:
+        other = copy.copy(self)
+        other._draws = copy.copy(self._draws)
+        other._draws.by_class = True
+        return self.num_classes, other
 
     def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if self._small == "drop":  # a later k decides which classes are left out from the start

@@ -14,7 +14,7 @@ from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
 from twinfeed.samplers.drawing.lanes import MAX_LANES, Arcs, arc_bounds
 from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute_rows
-from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.validate import counted
 
@@ -151,6 +151,11 @@ class ShardShuffleSampler(Sampler):
         other._batch_size = batch_size
         return other
 
+    @property
+    def by_group(self) -> tuple[int, Sampler]:
+        lanes = self._sections * (len(self._bounds) - 1)
+        return lanes, GroupSampler(self, lanes, self._lanes)
+
     def draw(self, epoch: int, positions: Int64) -> Int64:
         table = self._table(epoch)
         place = self._places(table.lanes, positions)
@@ -168,16 +173,26 @@ class ShardShuffleSampler(Sampler):
 
     def _places(self, lanes: Arcs, positions: Int64) -> Int64:
         """Return the places in the sequence of blocks that these outputs take."""
-        sections, size, share = self._sections, self._section, self._batch_size // self._sections
-        if sections == 1:
+        if self._sections == 1:
             return lanes.places(0, positions)
+        section, output = self._outputs(positions)
+        places = section * self._section + lanes.places(section, output)
+        return np.where(positions < self._sections * self._section, places, positions)
+
+    def _outputs(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the section of each position, and the number of the output in the section."""
+        sections, size, share = self._sections, self._section, self._batch_size // self._sections
         step, slot = np.divmod(positions, self._batch_size)
         # The last batch has what is left of each section, and then what no section has.
         last = step == size // share
         section, within = np.divmod(slot, np.where(last, max(1, size % share), share))
-        section = np.minimum(section, sections - 1)
-        places = section * size + lanes.places(section, (step * share + within).clip(max=size - 1))
-        return np.where(positions < sections * size, places, positions)
+        output = (step * share + within).clip(max=size - 1)
+        return np.minimum(section, sections - 1), output
+
+    def _lanes(self, epoch: int, positions: Int64) -> Int64:
+        """Return the number of the lane of each position."""
+        section, output = self._outputs(positions)
+        return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(output)
 
     def _table(self, epoch: int) -> _Table:
         return self._recent.get(epoch, lambda: self._made(derive(self._key, epoch)))

@@ -92,3 +92,8 @@ class Samples:
     def group_of(self, ids: Int64) -> Int64:
         """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
         return np.asarray(ids)
+
+    @property
+    def by_group(self) -> tuple[int, Any] | None:
+        """The number of classes, sets or lanes, and a stream of the numbers of those of the ids."""
+        return None

@@ -59,6 +59,10 @@ class Arcs:
         places: Int64 = self._begins[sequence, slot] + turn
         return places
 
+    def slots(self, positions: Int64) -> Int64:
+        """Return the lane of each of these outputs, as its number in the order of emission."""
+        return self._rounds.of(positions)[1]
+
 
 class StaggeredLanes:
     """Emit lanes in another order in every round.
