@@ -37,9 +37,13 @@ def torch(**options: Any) -> Callable[[Feed], Any]:
     return lambda feed: loader(feed, device="cpu", **options)
 
 
-def tensorflow(engine: Any) -> Callable[[Feed], Any]:
-    loader = import_module("twinfeed.loaders.tensorflow").TensorFlowLoader
-    return lambda feed: loader(feed, engine=engine)
+def tensorflow() -> Callable[[Feed], Any]:
+    return import_module("twinfeed.loaders.tensorflow").TensorFlowLoader  # type: ignore[no-any-return]
+
+
+def choosing() -> Callable[[Feed], Any]:
+    backend = import_module("twinfeed.loaders.tensorflow")
+    return lambda feed: backend.choose(feed.sampler, backend.source_datasets(feed))
 
 
 LOADERS: dict[str, Callable[[], Callable[[Feed], Any]]] = {
@@ -49,8 +53,8 @@ LOADERS: dict[str, Callable[[], Callable[[Feed], Any]]] = {
     "torch": torch,
     "torch, workers": lambda: torch(num_workers=2),
     "torch, workers that stay": lambda: torch(num_workers=2, persistent_workers=True),
-    "tensorflow, gather": lambda: tensorflow("gather"),
-    "tensorflow, choose": lambda: tensorflow("choose_from_datasets"),
+    "tensorflow": tensorflow,
+    "tensorflow, choose": choosing,
 }
 
 

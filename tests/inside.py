@@ -39,7 +39,7 @@ from twinfeed.loaders.formats.files import IMAGES, Entry, folder
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, MANIFEST
 from twinfeed.loaders.formats.tar import TarWriter
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter, framed_length
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import arrays, manifest, paths, remote_index
 from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
 from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest

@@ -178,10 +178,11 @@ def jax_route(folder: Path, index: Index) -> None:
 
 
 def tensorflow_route(folder: Path, index: Index, route: str) -> None:
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
 
-    engine: Any = "choose_from_datasets" if "choose" in route else "gather"
-    loader = TensorFlowLoader(feed_of(index, route), engine=engine)
+    feed = feed_of(index, route)
+    choosing = "choose" in route
+    loader = choose(feed.sampler, source_datasets(feed)) if choosing else TensorFlowLoader(feed)
     made = loader.dataset.map(lambda batch: {"id": batch["id"]}).prefetch(3)
 
     def over() -> Iterator[Any]:

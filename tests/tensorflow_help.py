@@ -41,14 +41,12 @@ def packed(records: int, container: str = "tfrecord", shards: int = 3) -> Index:
 
 
 def loader(
-    index: Index, sampler: BatchStream, /, *, engine: Any = "gather", prefetch: int = 2, **feed: Any
+    index: Index, sampler: BatchStream, /, *, prefetch: int = 2, **feed: Any
 ) -> TensorFlowLoader:
     """A loader of a feed on the first CPU, where TensorFlow keeps what it need not copy."""
     readahead = feed.pop("readahead", batches.readahead)
     made = Feed(index, sampler, **feed)
-    return TensorFlowLoader(
-        made, engine=engine, prefetch=prefetch, device="/CPU:0", readahead=readahead
-    )
+    return TensorFlowLoader(made, prefetch=prefetch, device="/CPU:0", readahead=readahead)
 
 
 @contextmanager
@@ -60,11 +58,6 @@ def few_files(number: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def engine_of(loader: TensorFlowLoader) -> str:
-    """Which engine serves a loader."""
-    return type(loader.dataset.twinfeed_engine).__name__
 
 
 def decode(sample: dict[str, Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_what_it_writes_to_is_no_image_that_comes_again(index: Index) -> None:
         assert twice(make(feed, threads=3)) == wanted
 
 
-def test_the_engine_that_chooses_from_datasets_serves_it(index: Index) -> None:
+def test_tensorflow_serves_it(index: Index) -> None:
     feed = Feed(
         index,
         BatchSampler(SequentialSampler(N), batch_size=5),
@@ -140,9 +140,8 @@ def test_the_engine_that_chooses_from_datasets_serves_it(index: Index) -> None:
     )
     with NumpyLoader(feed) as plain:
         wanted = received(plain)
-    for engine in ("gather", "choose_from_datasets"):
-        with TensorFlowLoader(feed, engine=engine) as loader:
-            assert received(loader) == wanted
+    with TensorFlowLoader(feed) as loader:
+        assert received(loader) == wanted
 
 
 def test_the_seed_of_a_step_is_the_same_for_every_rank_and_never_changes() -> None:

@@ -17,7 +17,7 @@ from plain import batches
 from twinfeed.loaders import Feed, NumpyLoader
 from twinfeed.loaders.grain import as_map_dataset
 from twinfeed.loaders.jax import JaxLoader
-from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
 from twinfeed.loaders.torch import TorchLoader
 
 pytestmark = [
@@ -63,6 +63,10 @@ def by_steps(fed: Feed) -> Iterator[Any]:
             yield fed[0 if fed.sampler.evaluation else epoch, step]
 
 
+def choosing(fed: Feed, **options: Any) -> Any:
+    return choose(fed.sampler, source_datasets(fed), **options)
+
+
 def by_grain(fed: Feed) -> Iterator[Any]:
     exact = fed.sampler.evaluation
     for _ in range(2 if exact else 1):
@@ -78,15 +82,14 @@ WAYS: dict[str, Callable[[Feed], Iterator[Any]]] = {
     "torch": of(TorchLoader, device="cpu"),
     "torch, 2 workers": of(TorchLoader, device="cpu", num_workers=2, **WORKERS),
     "torch, 4 workers": of(TorchLoader, device="cpu", num_workers=4, **WORKERS),
-    "TensorFlow, gather": of(TensorFlowLoader, device="/CPU:0"),
-    "TensorFlow, choose": of(TensorFlowLoader, device="/CPU:0", engine="choose_from_datasets"),
+    "TensorFlow": of(TensorFlowLoader, device="/CPU:0"),
+    "TensorFlow, choose": of(choosing, device="/CPU:0"),
     "JAX": of(JaxLoader),
     "Grain": by_grain,
 }
 
 CHOOSE = "TensorFlow, choose"
-SCATTERED = ["random", "random, padded", "weighted", "subset", "shards", "views", "mixture"]
-SCATTERED += ["bucket", "P x K", "P x K, all"]
+CHOSEN = ["shards", "shards, stored", "mixture", "P x K", "P x K, all", "P x K, stored"]
 
 # By way, source and sampler, and "" for any: the error, and a word of its message.
 REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
@@ -94,14 +97,10 @@ REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
     ("torch, 4 workers", "", "reuse"): (ValueError, "num_workers=0"),
     ("Grain", "", "reuse"): (ValueError, "reuse"),
     ("JAX", "", "a rank"): (ValueError, "whole feed"),
-    (CHOOSE, "tar", ""): (ValueError, "TFRecord"),
-    (CHOOSE, "files", ""): (ValueError, "TFRecord"),
-    (CHOOSE, "rows", ""): (ValueError, "TFRecord"),
-    (CHOOSE, "", "reuse"): (ValueError, "again"),
-    **{(CHOOSE, "", name): (ValueError, "in a row") for name in SCATTERED},
+    **{(CHOOSE, "", name): (ValueError, "lanes") for name in SAMPLERS if name not in CHOSEN},
 }
 
-SLOW = ["torch, 2 workers", "TensorFlow, gather"]
+SLOW = ["torch, 2 workers", "TensorFlow"]
 LONG = [*SLOW, "torch, 4 workers"]
 
 

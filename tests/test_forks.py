@@ -69,9 +69,9 @@ def test_a_child_leaves_the_reading_for_workers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("engine", ["gather", pytest.param("choose", marks=pytest.mark.long)])
-def test_a_child_of_tensorflow_is_refused_a_pass(engine: str) -> None:
+@pytest.mark.parametrize(
+    "loader", ["tensorflow", pytest.param("tensorflow, choose", marks=pytest.mark.long)]
+)
+def test_a_child_of_tensorflow_is_refused_a_pass(loader: str) -> None:
     """TensorFlow itself would wait for threads that the child does not have."""
-    check(
-        forked(f"tensorflow, {engine}"), begins="RuntimeError: TensorFlow does not work in a fork"
-    )
+    check(forked(loader), begins="RuntimeError: TensorFlow does not work in a fork")

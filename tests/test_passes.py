@@ -133,7 +133,7 @@ def floats(value: Any) -> np.ndarray:
     return np.asarray(value.float() if hasattr(value, "float") else value, np.float32)
 
 
-SERVED = ["numpy", "torch", "torch, workers", "tensorflow, gather", "tensorflow, choose"]
+SERVED = ["numpy", "torch", "torch, workers", "tensorflow"]
 
 
 @pytest.mark.frameworks

@@ -126,7 +126,7 @@ def of_order(order: Any) -> BatchStream:
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     *(
-        (gathered(sampler), rf"{re.escape(what)}(.|\n)*engine='gather'")
+        (gathered(sampler), rf"{re.escape(what)}(.|\n)*TensorFlowLoader")
         for sampler, what in (
             (of_labels(coverage="once"), "coverage='once' of PKBatchSampler"),
             (of_labels(small="drop"), "small='drop' of PKBatchSampler"),

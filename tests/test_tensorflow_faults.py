@@ -14,28 +14,26 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from inside import TFRecordWriter, encode, framed_length, parse
+from inside import TFRecordWriter
 from launching import PYTHON, QUIET
-from tensorflow_help import engine_of, loader, packed, word
+from tensorflow_help import loader, packed, word
 
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
-    Feed,
     FieldSpec,
     Index,
     NumpyLoader,
     StaleIndexError,
     open_index,
 )
-from twinfeed.loaders.tensorflow import TensorFlowLoader, original_errors
+from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 
 # What the library reads itself, and not a reader of TensorFlow.
 both_ways = pytest.mark.usefixtures("readahead")
 
 TESTS = Path(__file__).parent
-FILES: dict[str, Any] = {"engine": "choose_from_datasets"}
 
 
 def once() -> BatchStream:
@@ -128,102 +126,10 @@ def damage(index: Index, record: int) -> None:
         shard.write(b"\0\0")
 
 
-def test_damage_that_tensorflows_own_reader_met_is_found_in_its_own_shard(
-    tmp_path: Path,
-) -> None:
-    """Not in that of another dataset which is damaged at the same offset."""
-    loaders = {}
-    for name in ("one", "other"):
-        index = copied(tmp_path / name)
-        damage(index, 41)  # the first record of a shard is compared with the index
-        loaders[index] = loader(index, once(), **FILES)
-    datasets = {index: one.dataset for index, one in loaders.items()}  # not yet begun
-    for index, one in loaders.items():
-        assert engine_of(one) == "ChooseFiles"
-        with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
-            list(one.dataset)
-        shard, number = index.place(41)
-        with pytest.raises(DataCorruptionError) as raised:
-            list(one)
-        assert raised.value.path == str(Path(index.root) / shard)
-        assert raised.value.record == number
-        with pytest.raises(DataCorruptionError) as raised, original_errors():
-            list(datasets[index])
-        assert raised.value.path == str(Path(index.root) / shard)
-
-
-@pytest.mark.parametrize(
-    ("at", "fields", "step"),
-    [(0, ["word"], 0), (0, [], 6), (9, [], 0), (14, ["word"], 0), (-1, [], 0), (-1, ["word"], 0)],
-    ids=["length", "length before", "checksum", "message", "footer", "footer, of a field"],
-)
-def test_damage_outside_the_fields_names_file_and_record(
-    tmp_path: Path, at: int, fields: list[str], step: int
-) -> None:
-    """Also where the feed reads no field: all values are columns; or in front of a resumed pass."""
-    index = copied(tmp_path / "copy")
-    shard, number = index.place(41)
-    content = (Path(index.root) / shard).read_bytes()
-    at += starts_of(content)[number + (at < 0)]
-    changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-    (Path(index.root) / shard).write_bytes(changed)
-    one = loader(index, once(), fields=fields, **FILES)
-    one.load_state_dict(one.state_dict() | {"step": step})
-    with pytest.raises(DataCorruptionError) as raised:
-        list(one)
-    assert (raised.value.path, raised.value.record) == (str(Path(index.root) / shard), number)
-
-
-def starts_of(content: bytes) -> list[int]:
-    """Where the records of a shard begin, and where the last ends."""
-    starts = [0]
-    while starts[-1] < len(content):
-        length = framed_length(content[starts[-1] : starts[-1] + 12])
-        assert length is not None
-        starts.append(starts[-1] + length)
-    return starts
-
-
-def test_a_record_written_anew_with_a_shorter_field_is_refused(tmp_path: Path) -> None:
-    """TensorFlow finds no damage: the record is as long as it was, and its checksums are right."""
-    index = copied(tmp_path / "copy")
-    shard, number = index.place(45)
-    path = Path(index.root, shard)
-    content = path.read_bytes()
-    start, stop = starts_of(content)[number : number + 2]
-    values = parse(content[start + 12 : stop - 4])
-    with TFRecordWriter(tmp_path / "one.tfrecord") as writer:
-        writer.write(encode({**values, "word": word(45)[:-4]}) + unknown_field(4))
-    path.write_bytes(content[:start] + (tmp_path / "one.tfrecord").read_bytes() + content[stop:])
-    with pytest.raises(DataCorruptionError) as raised:
-        list(loader(index, once(), **FILES))
-    assert (raised.value.path, raised.value.record) == (str(path), number)
-    unchecked = TensorFlowLoader(Feed(index, once()), checksums=False, **FILES)
-    with pytest.raises(DataCorruptionError, match=f"{shard}.* not as long as indexed"):
-        list(unchecked)
-
-
-@pytest.mark.parametrize("first", ["begun first", "begun last"])
-def test_two_pipelines_that_read_at_once_each_name_their_own_shard(
-    damaged: Index, tmp_path: Path, first: str
-) -> None:
-    """Whichever reads its damage first."""
-    other = copied(tmp_path / "other")
-    damage(other, 40)
-    loaders = {index: loader(index, once(), **FILES) for index in (damaged, other)}
-    passes = [(index, iter(one)) for index, one in loaders.items()]
-    for _, batches in passes:
-        next(batches)
-    for index, batches in passes if first == "begun first" else reversed(passes):
-        with pytest.raises(DataCorruptionError) as raised:
-            list(batches)
-        assert raised.value.path == str(Path(index.root) / index.place(40)[0])
-
-
 def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
     index = copied(tmp_path / "copy")
     shard = Path(index.root) / index.place(40)[0]
-    one = loader(index, once(), **FILES)
+    one = loader(index, once())
     content = shard.read_bytes()
     shard.unlink()
     with pytest.raises(FileNotFoundError, match="restore the file") as gone:
@@ -237,40 +143,6 @@ def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
     assert sum(len(batch["id"]) for batch in one) == 61
 
 
-@pytest.mark.parametrize(
-    ("kept", "readable"),
-    [(60, False), (60, True), (56, True)],
-    ids=["a batch of four, one no Example", "a batch of four", "no batch"],
-)
-def test_a_source_with_too_few_records_is_an_error(
-    tmp_path: Path, kept: int, readable: bool
-) -> None:
-    """Not a shorter epoch: here the last record of a shard is as long as it and those it lacks."""
-    index = copied(tmp_path / "copy")
-    shard = Path(index.root) / index.place(60)[0]
-    content = shard.read_bytes()
-    starts = starts_of(content)
-    lacks = 61 - kept
-    last = starts[-lacks - 2]  # where the last record that is kept begins
-    record = content[last + 12 : starts[-lacks - 1] - 4]
-    more = len(content) - last - 16 - len(record)
-    with TFRecordWriter(tmp_path / "tail.tfrecord") as writer:
-        writer.write(record + unknown_field(more) if readable else bytes(len(record) + more))
-    shard.write_bytes(content[:last] + (tmp_path / "tail.tfrecord").read_bytes())
-    with pytest.raises(DataCorruptionError, match="ended before the records"):
-        list(loader(index, once(), **FILES))
-
-
-def unknown_field(size: int) -> bytes:
-    """A field of a protocol buffer, of this size in bytes, that nobody reads."""
-    head = b"\x7a"  # number 15, a byte string
-    length = size - 1 - (1 if size < 130 else 2)
-    varint = bytes([length]) if length < 128 else bytes([length & 127 | 128, length >> 7])
-    field = head + varint + bytes(length)
-    assert len(field) == size
-    return field
-
-
 @both_ways
 def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -278,9 +150,8 @@ def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
             raise StopIteration("as a bare next() would")
         return {"x": 1}
 
-    for engine in ({}, FILES):
-        with pytest.raises(DecodeError, match=r"record 40 .*StopIteration"):
-            list(loader(packed(61), once(), decode=decode, **engine))
+    with pytest.raises(DecodeError, match=r"record 40 .*StopIteration"):
+        list(loader(packed(61), once(), decode=decode))
 
 
 def test_shapes_that_differ_from_the_first_records_are_refused() -> None:
@@ -392,27 +263,13 @@ def replace_words(index: Index, new: Path) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("engine", ["gather", "choose_from_datasets"])
-def test_a_shard_that_is_replaced_in_mid_pass(tmp_path: Path, engine: Any) -> None:
-    """By a rename, with as many bytes: what is open is read on, and the new file is refused.
-
-    Sequential readers of TensorFlow would read the new file: its records have checksums that fit.
-    """
+def test_a_shard_that_is_replaced_in_mid_pass(tmp_path: Path) -> None:
+    """By a rename, with as many bytes: what is open is read on, and the new file is refused."""
     index = copied(tmp_path / "here")
-    again = loader(index, once(), engine=engine, prefetch=0)
+    again = loader(index, once(), prefetch=0)
     batches = iter(again)
     seen = next(batches)["word"].numpy().tolist()
     replace_words(index, tmp_path / "new")
     with pytest.raises((DataCorruptionError, StaleIndexError)):
         seen.extend(one for batch in chain(batches, again) for one in batch["word"].numpy())
     assert seen == [word(n) for n in range(len(seen))]
-
-
-def test_a_shard_that_is_replaced_between_two_passes(tmp_path: Path) -> None:
-    """TensorFlow opens it anew, and its first record was compared with the index before."""
-    index = copied(tmp_path / "here")
-    one = loader(index, once(), **FILES)
-    assert sum(len(batch["id"]) for batch in one) == 61
-    replace_words(index, tmp_path / "new")
-    with pytest.raises(StaleIndexError, match="the file that was opened before"):
-        next(iter(one))

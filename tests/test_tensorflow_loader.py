@@ -16,13 +16,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batches import expected, noted
-from inside import Batcher, TFRecordWriter, encode, tried
-from own_source import Words
+from inside import Batcher, tried
 from running import started_threads
 from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 
-from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, build_index
-from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, prefetch_to_device
+from twinfeed.loaders import Feed, NumpyLoader, Seeded
+from twinfeed.loaders.tensorflow import (
+    TensorFlowLoader,
+    choose,
+    prefetch_to_device,
+    source_datasets,
+)
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -33,14 +37,6 @@ from twinfeed.samplers import (
     SequentialSampler,
     ShardShuffleSampler,
 )
-
-ENGINES = ["gather", "choose_from_datasets"]
-
-
-def served(engine: str) -> BatchStream:
-    """What an engine serves: sequential readers of files give records in stored order alone."""
-    order = RandomSampler(RECORDS, seed=1) if engine == "gather" else SequentialSampler(RECORDS)
-    return BatchSampler(order, batch_size=8)
 
 
 def sampler() -> BatchStream:
@@ -127,19 +123,16 @@ def test_there_is_one_pass_at_a_time() -> None:
     assert got == ids_of(sampler(), 3)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("step", [1, 7])
-def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(
-    engine: str, step: int
-) -> None:
-    one = loader(packed(RECORDS), served(engine), engine=engine, prefetch=4)
+def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(step: int) -> None:
+    one = loader(packed(RECORDS), sampler(), prefetch=4)
     dataset = one.dataset
     one.load_state_dict({**one.state_dict(), "epoch": 2, "step": step})
     assert len(dataset) == len(dataset.map(lambda batch: batch["id"]).prefetch(1)) == 8
-    rest = expected(packed(RECORDS), served(engine), [2])[step:]
+    rest = expected(packed(RECORDS), sampler(), [2])[step:]
     assert [noted(batch) for batch in dataset] == rest
     assert (one.epoch, one.step) == (3, 0)
-    assert ids(dataset) == ids_of(served(engine), 3)
+    assert ids(dataset) == ids_of(sampler(), 3)
 
 
 def test_a_peek_at_a_dataset_costs_nothing() -> None:
@@ -348,9 +341,8 @@ def batchers_after_a_pass(before: int) -> int:
     return len(batchers())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_pass_owns_goes_with_the_pass(engine: str) -> None:
-    one = loader(packed(RECORDS), served(engine), engine=engine, decode=numbers)
+def test_what_a_pass_owns_goes_with_the_pass() -> None:
+    one = loader(packed(RECORDS), sampler(), decode=numbers)
     dataset = one.dataset
     before = len(batchers())
     for how in (
@@ -386,19 +378,18 @@ def test_what_a_pass_owns_goes_with_the_pass(engine: str) -> None:
 
 def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
     known = []
-    for engine in ENGINES:
-        for how in ("loader", "dataset", "break", "counted", "take"):
-            one = loader(packed(RECORDS), served(engine), engine=engine, decode=numbers)
-            batches = {
-                "loader": lambda one=one: one,
-                "counted": lambda one=one: one.counted(one.dataset.prefetch(1)),
-                "take": lambda one=one: one.dataset.take(2),
-            }.get(how, lambda one=one: one.dataset)()
-            for _ in batches:
-                if how in ("break", "counted"):
-                    break
-            known += [weakref.ref(one), weakref.ref(one.feed)]
-            del one, batches
+    for how in ("loader", "dataset", "break", "counted", "take"):
+        one = loader(packed(RECORDS), sampler(), decode=numbers)
+        batches = {
+            "loader": lambda one=one: one,
+            "counted": lambda one=one: one.counted(one.dataset.prefetch(1)),
+            "take": lambda one=one: one.dataset.take(2),
+        }.get(how, lambda one=one: one.dataset)()
+        for _ in batches:
+            if how in ("break", "counted"):
+                break
+        known += [weakref.ref(one), weakref.ref(one.feed)]
+        del one, batches
     gc.collect()
     assert [ref() for ref in known] == [None] * len(known)
 
@@ -523,91 +514,56 @@ def test_the_report_knows_what_the_graph_calls() -> None:
     assert one.report().waiting is None
 
 
-Indexes = dict[str, Any]
+def of(**options: Any) -> Callable[[], object]:
+    return lambda: TensorFlowLoader(Feed(packed(RECORDS), sampler()), **options)
 
 
-@pytest.fixture(scope="module")
-def indexes(tmp_path_factory: pytest.TempPathFactory) -> Indexes:
-    """Of records without files, of a tar, and of a file of which a field is renamed, or lacks."""
-    folder = tmp_path_factory.mktemp("indexes")
-    with TFRecordWriter(folder / "a.tfrecord") as writer:
-        for number in range(9):
-            writer.write(encode({"word": b"x", "size": number} if number != 2 else {"size": 2}))
-
-    def built(name: str, **options: Any) -> Index:
-        return build_index(folder / "a.tfrecord", folder / f"{name}.index", **options)
-
-    return {
-        "whole": packed(RECORDS),
-        "tar": packed(RECORDS, "tar"),
-        "source": Words(),
-        "renamed": built("renamed", fields={"own": "word", "word": "word"}, missing="empty"),
-        "left out": built("left out", fields={"word": "word"}, missing="skip"),
-    }
+def replicas(number: int, pipelines: int) -> Callable[[], object]:
+    return lambda: loader(packed(RECORDS), sampler()).dataset_for(context(0, pipelines, number))
 
 
-def of(**options: Any) -> Callable[[Indexes], object]:
-    return lambda indexes: TensorFlowLoader(Feed(indexes["whole"], sampler()), **options)
+def chosen(stream: BatchStream, *sets: Any, **options: Any) -> Callable[[], object]:
+    return lambda: choose(stream, [*map(tf.data.Dataset.from_tensors, sets)], **options)
 
 
-def files(name: str = "whole", stream: BatchStream | None = None) -> Callable[[Indexes], object]:
-    def call(indexes: Indexes) -> object:
-        once = stream or ExactOnceBatchSampler(len(indexes[name]), batch_size=4)
-        return loader(indexes[name], once, engine="choose_from_datasets").dataset
-
-    return call
+def of_sources(stream: BatchStream, **options: Any) -> Callable[[], object]:
+    return lambda: source_datasets(Feed(packed(RECORDS), stream, **options))
 
 
-def replicas(number: int, pipelines: int, engine: str) -> Callable[[Indexes], object]:
-    return lambda indexes: loader(indexes["whole"], served(engine), engine=engine).dataset_for(
-        context(0, pipelines, number)
-    )
+def chosen_sources(stream: BatchStream, **options: Any) -> Callable[[], object]:
+    return lambda: choose(stream, source_datasets(Feed(packed(RECORDS), PK)), **options)
 
 
-def chosen(stream: BatchStream, *sets: Any, **options: Any) -> Callable[[Indexes], object]:
-    return lambda _: choose(stream, [*map(tf.data.Dataset.from_tensors, sets)], **options)
-
-
-def blocks(block: int) -> BatchStream:
-    shuffle = {"block": block, "window": 2 * block, "order_within": "stored"}
-    return BatchSampler(ShardShuffleSampler([21, 20, 20], seed=0, **shuffle), batch_size=6)
-
-
+LANES = ShardShuffleSampler([21, 20, 20], seed=0, block=8, window=16)
+BLOCKS, PADDED = (BatchSampler(LANES, batch_size=6, final=how) for how in ("smaller", "pad"))
 CLASSES_ALONE = PKBatchSampler.of_classes(2, p=2, k=1, seed=0)
-STORED = PKBatchSampler(np.arange(RECORDS) % CLASSES, p=4, k=4, seed=0, order_within="stored")
-REUSING = BatchSampler(ReuseSampler(RECORDS, reuse=2, live=8, seed=0), batch_size=4)
+PK = PKBatchSampler(np.arange(RECORDS) % CLASSES, p=4, k=4, seed=0)
 SOURCE = np.zeros(RECORDS, int)
 
-REFUSED: list[tuple[Callable[[Indexes], object], type[Exception], str]] = [
-    (lambda indexes: TensorFlowLoader(indexes["whole"]), TypeError, "feed must be Feed"),
-    (of(engine="interleave"), ValueError, "one of 'gather', 'choose_from_datasets', got"),
+REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: TensorFlowLoader(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]
+    (of(engine="gather"), TypeError, "takes no engine="),
     (of(threads=-1), ValueError, "threads must be at least 0, got -1"),
     (of(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
     (of(device="/GPU:7"), ValueError, "one that TensorFlow sees.*got '/GPU:7'"),
-    (files("tar"), ValueError, "these shards are tar: use engine='gather'"),
-    (files("source"), ValueError, "a Words has none: use engine='gather'"),
-    (files("renamed"), ValueError, "this index renames 'word': use engine='gather'"),
-    (files("left out"), ValueError, "leave out records.*: use engine='gather'"),
-    (files(stream=blocks(2)), ValueError, r"only 2\.\d come in a row"),
-    (files(stream=REUSING), ValueError, "an image again for each use: use engine='gather'"),
-    (files(stream=STORED.shard(0, 2)), ValueError, "from rank to rank: use engine='gather'"),
-    (replicas(5, 2, "gather"), ValueError, "got 5 replicas and 2 pipelines"),
-    (replicas(2, 1, "choose_from_datasets"), ValueError, "one replica for each pipeline, got 2"),
+    (replicas(5, 2), ValueError, "got 5 replicas and 2 pipelines"),
     (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one a class or set, got 1"),
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
-    (chosen(blocks(8), 1, 2, source=SOURCE), ValueError, "by blocks .* engine='gather'"),
+    (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks .* source_datasets"),
+    (lambda: source_datasets(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]
+    (of_sources(sampler()), ValueError, "classes, sets or lanes"),
+    (of_sources(PADDED), ValueError, "no padding of records or batches.*take TensorFlowLoader"),
+    (of_sources(PK, batch_transform=lambda batch, seed: batch), ValueError, "batch_transform"),
+    (of_sources(PK, decode=numbers, collate="pad"), ValueError, "no padding"),
+    (chosen_sources(PK.shard(1, 2)), ValueError, "rank 0 of 1: call choose.feed.sampler"),
+    (chosen_sources(BLOCKS), ValueError, r"these datasets have the samples of PKBatchSampler"),
+    (chosen_sources(PK, source=SOURCE), ValueError, "call choose.feed.sampler, source_datasets"),
 ]
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_what_makes_no_sense_is_refused(
-    indexes: Indexes, call: Callable[[Indexes], object], kind: type[Exception], word: str
+    call: Callable[[], object], kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):
-        call(indexes)
-
-
-def test_files_serve_the_fields_that_are_not_renamed(indexes: Indexes) -> None:
-    once = ExactOnceBatchSampler(9, batch_size=4)
-    renamed = indexes["renamed"]
-    assert list(loader(renamed, once, engine="choose_from_datasets", fields=["word"]))
+        call()

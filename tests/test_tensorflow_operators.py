@@ -235,12 +235,11 @@ def test_a_zip_draws_one_batch_too_many_of_the_longer_loader(first: bool) -> Non
     assert (one.epoch, one.step) == (other.epoch, other.step) == (1, 0)
 
 
-@pytest.mark.parametrize("engine", ["gather", "choose_from_datasets"])
 @pytest.mark.parametrize("decode", [None, numbers])
-def test_the_last_batch_moves_on_in_a_graph_of_tf1(engine: str, decode: Any) -> None:
+def test_the_last_batch_moves_on_in_a_graph_of_tf1(decode: Any) -> None:
     """In such a graph, `==` compares tensors as objects."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        one = loader(packed(RECORDS), once(), engine=engine, decode=decode)
+        one = loader(packed(RECORDS), once(), decode=decode)
         iterator = tf.compat.v1.data.make_initializable_iterator(one.dataset)
         batch, got = iterator.get_next(), []
         for epoch in range(3):

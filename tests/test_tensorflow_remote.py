@@ -75,8 +75,6 @@ def test_batches_are_those_of_local_shards(
                 for name, value in other.items():
                     assert list(one[name].numpy()) == list(value)
     assert server.asked["GET"]
-    with pytest.raises(ValueError, match=r"reads local files.*use engine='gather'"):
-        tensorflow_help.loader(feed_of(server).index, sampler, engine="choose_from_datasets")
 
 
 def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> None:

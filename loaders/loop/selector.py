@@ -22,10 +22,17 @@ _IDS = 1 << 15  # ids that are drawn in one call
 class Choices:
     """Turn the batches of a sampler into numbers of sources."""
 
-    def __init__(self, sampler: BatchStream, sources: int, source: SourceOf | None) -> None:
+    def __init__(
+        self,
+        sampler: BatchStream,
+        sources: int,
+        source: SourceOf | None,
+        groups: Schedule | None = None,
+    ) -> None:
+        # groups: of the numbers themselves
         self.sampler, self.sources = sampler, sources
-        self._schedule = Schedule(sampler)
-        self._source = _function(sampler, sources, source)
+        self._schedule = Schedule(sampler) if groups is None else groups
+        self._source = _function(sampler, sources, source) if groups is None else np.asarray
         self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
@@ -133,8 +140,8 @@ def _function(
     if why := sampler.traits.why_records_matter:
         raise ValueError(
             f"sources give their next record only, and {why} of {sampler!r} needs "
-            f"to know the records: read them by an index, as engine='gather' of a TensorFlowLoader "
-            f"and the other loaders do"
+            f"to know the records: index them, and take a loader such as TensorFlowLoader, or "
+            f"choose(sampler, source_datasets(feed))"
         )
     if source is None:
         number = sampler.traits.num_groups

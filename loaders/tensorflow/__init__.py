@@ -5,16 +5,15 @@ for `map` and for `tf.distribute`. `prefetch_to_device` (device.py) is the last 
 of the dataset. `original_errors` (original.py) raises the errors of a pipeline as they are.
 `twinfeed.loaders.keras` resumes `fit` at any step.
 
-`choose` (choosing.py) lets a sampler choose from datasets of the user's own, and `selector_dataset`
-gives only the numbers of the datasets.
+`choose` (choosing.py) lets a sampler choose from datasets: of the user's own, or those that
+`source_datasets` (feed_datasets.py) makes of a feed. `selector_dataset` gives only their numbers.
 
 How a dataset is made:
 
 - _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
   _operators.py knows whether their positions are known, and _processes.py how many processes train.
-- _pipeline.py makes the dataset, and an engine gives the batches of a pass: _gather.py,
-  choosing.py with _optional.py, or for TFRecord files _native.py with _fields.py and _runs.py.
-  _choose.py serves the last two.
+- _pipeline.py makes the dataset, and an engine gives the batches of a pass: _gather.py, or
+  choosing.py with _choose.py and _optional.py.
 - _serve.py reads a batch, and _layout.py hands the batch over to TensorFlow.
 - _callbacks.py lets TensorFlow call all of them, and _iterators.py ends their iterators.
 """
@@ -25,6 +24,7 @@ with needing("twinfeed.loaders.tensorflow", "tensorflow"):
     from twinfeed.loaders.tensorflow import _processes as _processes
     from twinfeed.loaders.tensorflow.choosing import choose, selector_dataset
     from twinfeed.loaders.tensorflow.device import prefetch_to_device
+    from twinfeed.loaders.tensorflow.feed_datasets import source_datasets
     from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
     from twinfeed.loaders.tensorflow.original import original_errors
 
@@ -34,4 +34,5 @@ __all__ = [
     "original_errors",
     "prefetch_to_device",
     "selector_dataset",
+    "source_datasets",
 ]

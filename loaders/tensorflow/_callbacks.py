@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -121,20 +121,27 @@ def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any
     return tf.numpy_function(call, inputs, types)
 
 
-def generated(method: Callable[[], Iterator[Any]], spec: tf.TensorSpec) -> tf.data.Dataset:
+def generated(
+    method: Callable[..., Iterator[Any]], spec: Any, inputs: Sequence[Any] = ()
+) -> tf.data.Dataset:
     """Make a dataset of the items of a generator method.
 
     The generator is closed when the iterator ends or is destroyed. While the generator runs, the
     object is kept.
     """
     items = partial(_items, *_numbered(method))
-    return tf.data.Dataset.from_generator(items, output_signature=spec)
+    return tf.data.Dataset.from_generator(items, args=tuple(inputs), output_signature=spec)
 
 
-def _items(number: int, name: str) -> Generator[Any, None, None]:
+def _items(number: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
     """Yield the items of a generator method."""
-    with _kept(number) as owner:
-        yield from getattr(owner, name)()
+    with _kept(number) as owner, closing(getattr(owner, name)(*inputs)) as items:
+        while True:
+            with _CALLS:
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
 
 def _numbered(method: Callable[..., Any]) -> tuple[int, str]:

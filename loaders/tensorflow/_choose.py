@@ -31,20 +31,47 @@ def unit_of(sizes: Int64s) -> np.int64:
     return max(np.int64(1), np.gcd.reduce(sizes))
 
 
+def stacked(datasets: Sequence[tf.data.Dataset]) -> tf.Tensor:
+    """Stack datasets to one tensor.
+
+    A function that takes each of 1,000 datasets by itself is slow to trace and to start.
+    """
+    with tf.device("/CPU:0"):
+        return tf.stack([tf.data.experimental.to_variant(one) for one in datasets])
+
+
+def skipped(datasets: tf.Tensor, counts: tf.Tensor, spec: Any) -> tf.Tensor:
+    """Leave out the first elements of each of the datasets of this element spec."""
+
+    def skip(dataset: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        rest = tf.data.experimental.from_variant(dataset, spec).skip(count)
+        return tf.data.experimental.to_variant(rest)
+
+    each = tf.TensorSpec([], tf.variant)
+    return tf.map_fn(lambda both: skip(*both), (datasets, counts), fn_output_signature=each)
+
+
 def chosen(
-    datasets: Sequence[tf.data.Dataset],
+    datasets: tf.Tensor,
+    spec: Any,
     numbers: tf.data.Dataset,
     sizes: Sizes,
     begun: tf.Tensor,
     ended: Callable[[Int64s, np.int64, np.int64], None],
 ) -> tf.data.Dataset:
-    """Choose from `datasets` by `numbers`, int64 scalars: (step, batch) of the rest of a pass.
+    """Choose by `numbers`, int64 scalars: (step, batch) of the rest of a pass.
+
+    `datasets` are of one element spec, stacked.
 
     A dataset without a further element ends the choice in silence. For the first batch that is not
     whole `ended` is called with the pass, the step, and the number of elements. It must raise.
     """
-    choose = tf.data.Dataset.choose_from_datasets
-    batches = batched(choose(datasets, numbers, stop_on_empty_dataset=True), sizes)
+    elements = tf.data.Dataset.choose_from_datasets(
+        [tf.data.experimental.from_variant(one, spec) for one in tf.unstack(datasets)],
+        numbers,
+        stop_on_empty_dataset=True,
+    )
+    batches = batched(elements, sizes)
     spec = batches.element_spec
     nothing = tf.data.Dataset.from_tensors(0).map(
         lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())

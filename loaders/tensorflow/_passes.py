@@ -16,6 +16,8 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut
 from twinfeed.samplers import BatchStream
 
+_NUMBERS = count()  # of passes
+
 
 class PassServer:
     """Begin the passes of a stream of one rank, or of several ranks in turn.
@@ -37,7 +39,6 @@ class PassServer:
         self.steps = len(sampler)
         self.places = self.steps * ranks
         self._by_rank = by_rank  # whether a strategy is given each replica's own batches
-        self._numbers = count()
 
     def passes(self) -> Iterator[Int64s]:
         """Begin a pass, and yield int64[5]: its number and `Begun`, and the number of calls.
@@ -49,7 +50,7 @@ class PassServer:
             check_cut(self.sampler)
         self.meter.begin_uncounted()
         epoch, start, counting = self.uncounted.begin()
-        number = next(self._numbers)
+        number = next(_NUMBERS)
         with self._serving(number, epoch, start) as calls:
             yield np.array([number, epoch, start, counting, calls])
 

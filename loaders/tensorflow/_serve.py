@@ -176,7 +176,7 @@ class Server(PassServer):
             return [part.reshape(len(sizes), sizes[0], *part.shape[1:]) for part in flat]
         width = max(1, sizes.max())  # TensorFlow crashes when it cuts rows of width 0
         held = np.arange(width) < sizes[:, None]
-        return [spread(part, held) for part in flat]
+        return [_spread(part, held) for part in flat]
 
     def _readable(self, begun: Int64s, first: int, drawn: list[Int64s]) -> int:
         """Return how many batches can be read, and keep the error of the next batch."""
@@ -190,7 +190,7 @@ class Server(PassServer):
         return len(drawn)
 
 
-def spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
+def _spread(part: Array, held: npt.NDArray[np.bool_]) -> Array:
     """Lay rows out step by step, with zeros or empty strings where a step has fewer rows."""
     nothing = b"" if part.dtype == object else 0
     out = np.full((*held.shape, *part.shape[1:]), nothing, part.dtype)

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
-from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.loaders.tensorflow._choose import Sizes, batched, chosen, unit_of
+from twinfeed.loaders.tensorflow._choose import (
+    Sizes,
+    batched,
+    chosen,
+    skipped,
+    stacked,
+    unit_of,
+)
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import PassServer
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
-from twinfeed.loaders.tensorflow.original import EXAMINERS
+from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
 from twinfeed.samplers import BatchStream, validate
 
 _IDS = 1 << 14  # ids that are drawn in one call
@@ -34,17 +39,20 @@ def choose(
     device: str | None = None,
     prefetch: int = 2,
 ) -> DatasetLoader[Any]:
-    """Let a sampler choose from datasets of your own: a dataset for each class, or each set.
+    """Let a sampler choose from datasets: one for each class, each set or each lane.
+
+    The datasets are your own, or `source_datasets(feed)`, which give the records of the sampler.
 
     Each batch is as the sampler draws it: of the size of its step, its elements in order, each the
     next element of its dataset.
 
-    A pass begins each dataset anew, as every iterator of tf.data does. So datasets must go on for
-    an epoch: most need `repeat()`. A dataset that ends is an error that names it.
+    A pass begins each dataset of your own anew, as every iterator of tf.data does. So datasets must
+    go on for an epoch: most need `repeat()`. A dataset that ends is an error that names it.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`). Of several
-            ranks, each has a loader with its own part of each set, as by `Dataset.shard`.
+            ranks, each has a loader with its own part of each set, as by `Dataset.shard`. With
+            `source_datasets(feed)`, the sampler of the feed.
         datasets: of one element spec; elements are stacked to batches.
         source: the number of the dataset of each sample id, as a function of ids (int64[n]) or an
             array by id, such as labels from 0. Classes and mixtures have this by themselves.
@@ -60,9 +68,11 @@ def choose(
         `ResumeCallback` takes it.
 
     Raises:
-        ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
-            padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
-            records. In a pass: a batch with elements of datasets whose static shapes differ.
+        ValueError: for datasets of your own, a sampler that needs to know each record:
+            `ShardShuffleSampler`, views, reuse, padding, and of `PKBatchSampler` coverage, several
+            ranks, and options that leave out records. For `source_datasets(feed)`, a sampler that
+            is not the feed's. In a pass: a batch with elements of datasets whose static shapes
+            differ.
         TypeError: datasets of two element specs, from TensorFlow.
 
     >>> from twinfeed.loaders.tensorflow import choose
@@ -75,7 +85,7 @@ def choose(
     [20 21 22 12 13 14]
     """
     return _Chosen(
-        sampler, list(datasets), source=source, replay=replay, device=device, prefetch=prefetch
+        sampler, datasets, source=source, replay=replay, device=device, prefetch=prefetch
     )
 
 
@@ -87,17 +97,22 @@ class _Chosen(DatasetLoader[Any]):
     def __init__(
         self,
         sampler: BatchStream,
-        datasets: list[tf.data.Dataset],
+        datasets: Sequence[tf.data.Dataset],
         *,
         source: SourceOf | None,
         replay: bool,
         device: str | None,
         prefetch: int,
     ) -> None:
-        tf.data.Dataset.choose_from_datasets(datasets, tf.data.Dataset.range(0))  # if they differ
-        self._choices = Choices(sampler, len(datasets), source)
+        if isinstance(datasets, SourceDatasets):
+            groups, known = datasets.groups_for(sampler, source), [datasets[0]]
+        else:
+            groups, datasets = None, (known := list(datasets))
+        # Raises if the datasets differ.
+        one = tf.data.Dataset.choose_from_datasets(known, tf.data.Dataset.range(0))
+        self._choices = Choices(sampler, len(datasets), source, groups)
         super().__init__(sampler)
-        self._datasets = datasets
+        self._datasets, self._spec = datasets, one.element_spec
         self.replay = validate.flag("replay", replay)
         self.device = device if device is None else chosen_device(device)
         self.prefetch = validate.integer("prefetch", prefetch, minimum=0)
@@ -105,7 +120,9 @@ class _Chosen(DatasetLoader[Any]):
     def _made(self) -> tf.data.Dataset:
         check_process()
         server = PassServer(self._sampler, self.uncounted, self.meter)
-        engine = ChooseDatasets(server, self._choices, self._datasets, replay=self.replay)
+        engine = ChooseDatasets(
+            server, self._choices, self._datasets, self._spec, replay=self.replay
+        )
         return batches_of(engine, self.prefetch)
 
 
@@ -164,30 +181,33 @@ class ChooseDatasets(Numbers):
         server: PassServer,
         choices: Choices,
         datasets: Sequence[tf.data.Dataset],
+        spec: Any,
         *,
         replay: bool,
     ) -> None:
         super().__init__(server, choices)
-        self._datasets, self._replay = datasets, replay
-        specs = [tf.nest.flatten(dataset.element_spec) for dataset in datasets]
+        self._datasets, self._spec, self._replay = datasets, spec, replay
+        own = [] if isinstance(datasets, SourceDatasets) else datasets
+        specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
         # Of ragged and sparse elements, those of any shapes are stacked.
         self._shapes = [[s.shape for s in each if isinstance(s, tf.TensorSpec)] for each in specs]
         self._differ = any(shapes != self._shapes[0] for shapes in self._shapes)
-        self.uncounted, self.begun = server.uncounted, -1
-        EXAMINERS.add(self)
+        self._stacked = stacked(own) if own else None
 
     def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, batch) of a pass."""
-        datasets = self._datasets
-        if self._replay:
-            drawn = called(self.drawn, [begun], tf.int64)
-            drawn.set_shape([len(datasets)])
-            counts = map(tf.squeeze, tf.split(drawn, len(datasets)))  # half the time of drawn[n]
-            datasets = [
-                dataset.skip(count) for dataset, count in zip(datasets, counts, strict=True)
-            ]
-        sizes = self._sizes(begun)
-        return chosen(datasets, self._drawn(begun), sizes, begun, self.ended)
+        sizes, numbers = self._sizes(begun), self._drawn(begun)
+        return chosen(self._begun(begun), self._spec, numbers, sizes, begun, self.ended)
+
+    def _begun(self, begun: tf.Tensor) -> tf.Tensor:
+        """Return the datasets of a pass, stacked."""
+        if isinstance(self._datasets, SourceDatasets):
+            return self._datasets.variants(begun)
+        if not self._replay:
+            return self._stacked
+        drawn = called(self.drawn, [begun], tf.int64)
+        drawn.set_shape([len(self._datasets)])
+        return skipped(self._stacked, drawn, self._spec)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
         """Refuse a batch of datasets whose elements are known to have other shapes."""
@@ -203,16 +223,6 @@ class ChooseDatasets(Numbers):
                     )
                 # A shape that is partly unknown does not hide the one before.
                 known[part] = (first, other.merge_with(shape))
-
-    def examine(self, message: str, /) -> None:
-        """Raise where TensorFlow says that it may open no further file."""
-        if "Too many open files" in message:
-            raise LoaderError(
-                f"each of the {len(self._datasets)} datasets of choose stays open once it is drawn "
-                f"from, and this process may open {system.file_limit()} files",
-                advice="raise `ulimit -n`, or index the files (build_index) and take a "
-                "TensorFlowLoader with engine='gather', which opens few at a time",
-            )
 
     def drawn(self, begun: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import tensorflow as tf
 
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -14,13 +12,9 @@ from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._gather import Gather
-from twinfeed.loaders.tensorflow._native import ChooseFiles, check_files, readers_for
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
-from twinfeed.samplers import validate
-
-EngineName = Literal["gather", "choose_from_datasets"]
 
 
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
@@ -43,9 +37,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
 
     Args:
         feed: what is fed.
-        engine: "gather" reads each batch by its ids. "choose_from_datasets" lets the sampler choose
-            from TensorFlow's own sequential readers of files, which serve local TFRecord shards
-            that the stream visits in stored order. The batches are the same.
         device: gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
             sees, else the CPU.
         prefetch: batches kept ready ahead of the step, on the host and on the device. Where records
@@ -60,8 +51,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
 
     Raises:
-        ValueError: an unknown engine, a feed that its readers cannot serve, and a device that
-            TensorFlow does not see.
+        ValueError: a device that TensorFlow does not see.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -82,7 +72,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         feed: Feed,
         /,
         *,
-        engine: EngineName = "gather",
         device: str | None = None,
         prefetch: int = 2,
         threads: int | None = None,
@@ -90,9 +79,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         readahead: int | None = None,
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
-        self.engine = validate.choice("engine", engine, get_args(EngineName))
-        if engine == "choose_from_datasets":
-            check_files(feed)
         self.device = device if device is None else chosen_device(device)
         self.prefetch, known = batches_ahead(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `Server` decides whether threads help.
@@ -135,6 +121,4 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             threads=self.threads,
             by_rank=by_rank,
         )
-        gather = self.engine == "gather"
-        engine = Gather(server) if gather else ChooseFiles(server, readers_for(server))
-        return batches_of(engine, self.prefetch)
+        return batches_of(Gather(server), self.prefetch)

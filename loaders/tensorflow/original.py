@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow._callbacks import FAILED
-
-# Engines that can say more if TensorFlow says that data are lost.
-EXAMINERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def original_errors() -> AbstractContextManager[None]:
@@ -57,15 +54,17 @@ def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None)
     for failed in reversed(FAILED):
         owner = failed()
         server = getattr(owner, "server", owner)
-        if uncounted not in (None, getattr(server, "uncounted", None)):
+        if uncounted not in (None, getattr(server, "uncounted", uncounted)):
             continue
         raised: list[BaseException] = getattr(owner, "raised", [])
         for original in reversed(raised):
             if f"{type(original).__name__}: {original}" in error.message:
                 raised.remove(original)
                 raise original from error
-    if isinstance(error, (tf.errors.DataLossError, tf.errors.ResourceExhaustedError)):
-        # The message names no engine. The pipeline that began to read last comes first.
-        for examiner in sorted(EXAMINERS, key=lambda one: -one.begun):
-            if uncounted in (None, examiner.uncounted):
-                examiner.examine(error.message)
+    if "Too many open files" in error.message:
+        raise LoaderError(
+            f"this process may open {system.file_limit()} files, and each dataset of choose stays "
+            f"open once it is drawn from",
+            advice="raise `ulimit -n`, or index the files (build_index) and take a "
+            "TensorFlowLoader, which opens few at a time",
+        ) from error

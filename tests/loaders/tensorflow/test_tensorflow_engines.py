@@ -1,8 +1,8 @@
-"""Both engines give every sampler's batches as a plain loop does."""
+"""Loader and datasets give every sampler's batches as a plain loop does."""
 
 from collections.abc import Callable
 from functools import wraps
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batches import expected, noted
-from hypothesis import given
-from hypothesis import strategies as st
 from plain import batches
 from sampler_cases import FED
-from tensorflow_help import decode, engine_of, few_files, ids_of, loader, packed
+from tensorflow_help import decode, ids_of, loader, packed, word
 
 from twinfeed.loaders import (
+    DecodeError,
     Feed,
     FieldSpec,
-    Index,
     LoaderError,
     build_index,
     pack,
 )
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.loaders.tensorflow._runs import find_runs, lay_out
+from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import (
@@ -38,72 +35,33 @@ from twinfeed.samplers import (
     RandomSampler,
     SequentialSampler,
     ShardShuffleSampler,
-    ViewSampler,
 )
-
-ENGINES = ["gather", "choose_from_datasets"]
-
-
-# What sequential readers of files serve: all other streams do not meet records in stored order.
-IN_STORED_ORDER = {
-    "sequential",
-    "sequential-drop-last",
-    "shards-stored",
-    "shards-sections-stored",
-    "exact-once",
-    "exact-once-pad",
-}
-
 
 STORED = BatchSampler(SequentialSampler(61), batch_size=8)
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def test_views_of_records_in_stored_order_are_read_from_files() -> None:
-    order = ViewSampler(SequentialSampler(61), [1, 2, 5] * 20 + [3], per_epoch="one", seed=8)
-    stream = BatchSampler(order, batch_size=8)
-    one = loader(packed(61), stream, engine="choose_from_datasets")
-    assert [noted(batch) for batch in one.dataset] == expected(packed(61), stream, range(1))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("made", [decode, None])
-def test_a_snapshot_keeps_an_epoch(engine: str, made: Transform | None, tmp_path: Path) -> None:
+def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> None:
     """The next iterator, and another loader, take its batches from the disk."""
     for _ in range(2):
-        one = loader(packed(61), STORED, engine=engine, decode=made)
+        one = loader(packed(61), STORED, decode=made)
         kept = one.dataset.snapshot(str(tmp_path))
         for _ in range(2):
             assert [batch["id"].numpy().tolist() for batch in kept] == ids_of(STORED, 0)
 
 
-def test_files_serve_streams_with_three_records_in_a_row() -> None:
-    """Three on average, of 60 records: a run may be two blocks, or what is left of a shard."""
-    index = packed(60)
-    order = ShardShuffleSampler(
-        index.shard_lengths, block=3, window=6, seed=0, order_within="stored"
-    )
-    stream = BatchSampler(order, batch_size=6)
-    one = loader(index, stream, engine="choose_from_datasets")
-    assert [batch["id"].numpy().tolist() for batch in one.dataset] == ids_of(stream, 0)
-
-
 @pytest.mark.parametrize("name", [name for name, _ in FED])
-def test_engines_give_what_a_plain_loop_gives(name: str) -> None:
-    """The engine by ids serves every stream. The engine of files refuses what it cannot serve."""
+def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
     make = dict(FED)[name]
     index = packed(make().num_records)
     options = {"decode": decode} if name.startswith(("reuse", "views", "exact")) else {}
     many = len(index) > 1000
     want = expected(index, make(), range(1 if many else 2), **options)
-    if name not in IN_STORED_ORDER:
-        with pytest.raises(ValueError, match="use engine='gather', which gives the same batches"):
-            _ = loader(index, make(), engine="choose_from_datasets", **options).dataset
-    for engine in ENGINES if name in IN_STORED_ORDER else ["gather"]:
-        dataset = loader(index, make(), engine=engine, **options).dataset
-        assert len(dataset) == len(make())
-        assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want, engine
+    dataset = loader(index, make(), **options).dataset
+    assert len(dataset) == len(make())
+    assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want
 
 
 @pytest.mark.parametrize(
@@ -170,9 +128,8 @@ def test_gather_over_tar() -> None:
     assert [noted(batch) for batch in dataset.repeat(2)] == want
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("made", [decode, None])
-def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) -> None:
+def test_a_rank_with_an_empty_batch_keeps_every_field(made: Any) -> None:
     index = packed(61)
     options = {"decode": made, "side": {"row": np.arange(122).reshape(61, 2)}}
 
@@ -180,7 +137,7 @@ def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) ->
         return ExactOnceBatchSampler(61, batch_size=60).shard(0, 2)
 
     want = expected(index, sampler(), range(3), **options)
-    one = loader(index, sampler(), **options, engine=engine)
+    one = loader(index, sampler(), **options)
     given = []
     for epoch in range(3):
         one.set_epoch(epoch)
@@ -189,20 +146,18 @@ def test_a_rank_with_an_empty_batch_keeps_every_field(engine: str, made: Any) ->
     assert any(batch["row"][1] == (0, 2) and batch["word"] == [] for batch in want)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("collate", ["pad", "ragged"])
-def test_engines_collate(engine: str, collate: Any, tmp_path: Path) -> None:
+def test_it_collates(collate: Any, tmp_path: Path) -> None:
     samples = [{"sizes": np.arange(n % 4), "word": b"%d" % n, "x": n / 2} for n in range(20)]
     index = pack(samples, tmp_path, shards=2)["data"]
     spec = {"sizes": FieldSpec((0,), np.dtype(np.int64)), "word": FieldSpec((), None)}
     options: dict[str, Any] = {"collate": collate, "spec": spec}
 
     def sampler() -> BatchStream:
-        order = RandomSampler(20, seed=1) if engine == "gather" else SequentialSampler(20)
-        return BatchSampler(order, batch_size=3)
+        return BatchSampler(RandomSampler(20, seed=1), batch_size=3)
 
     want = expected(index, sampler(), **options)
-    dataset = loader(index, sampler(), **options, engine=engine).dataset
+    dataset = loader(index, sampler(), **options).dataset
     assert [noted(batch) for batch in dataset] == want
 
 
@@ -213,84 +168,12 @@ def test_files_of_raw_records(tmp_path: Path) -> None:
             writer.write(b"record %d" % number)
     index = build_index(str(path), tmp_path / "raw.index", example=False)
     want = expected(index, ExactOnceBatchSampler(10, batch_size=4))
-    for engine in ENGINES:
-        dataset = loader(index, ExactOnceBatchSampler(10, batch_size=4), engine=engine).dataset
-        assert [noted(batch) for batch in dataset] == want
-
-
-def class_files(folder: Path, classes: int, each: int) -> Index:
-    """One TFRecord file for each class."""
-    for label in range(classes):
-        with TFRecordWriter(folder / f"class-{label:05}.tfrecord") as writer:
-            for number in range(each):
-                writer.write(encode({"word": b"%d %d" % (label, number), "label": label}))
-    return build_index(str(folder / "class-*.tfrecord"), folder / "classes.index", label="label")
-
-
-def test_p_by_k_over_class_files_in_stored_order(tmp_path: Path) -> None:
-    index = class_files(tmp_path, 12, 7)
-
-    def sampler() -> BatchStream:
-        return PKBatchSampler(
-            index.labels, p=4, k=3, seed=1, batches_per_epoch=9, order_within="stored"
-        )
-
-    want = expected(index, sampler(), range(3))
-    one = loader(index, sampler(), engine="choose_from_datasets")
-    assert engine_of(one) == "ChooseFiles"
-    assert [noted(batch) for batch in one.dataset.repeat(3)] == want
-    one.load_state_dict({**one.state_dict(), "epoch": 1, "step": 4})
-    assert [noted(batch) for batch in one] == want[13:18]
-
-
-def test_more_class_files_than_may_be_open_are_refused(tmp_path: Path) -> None:
-    index = class_files(tmp_path, 102, 4)
-    sampler = PKBatchSampler(
-        index.labels, p=34, k=1, seed=1, batches_per_epoch=12, order_within="stored"
-    )
-    with few_files(80):
-        one = loader(index, sampler, engine="choose_from_datasets")
-        with pytest.raises(ValueError, match=r"needs 102 files.*may open .*engine='gather'"):
-            _ = one.dataset
-        each = ExactOnceBatchSampler(len(index), batch_size=64)
-        once = loader(index, each, engine="choose_from_datasets")
-        assert engine_of(once) == "ChooseFiles"  # one after the other
-        assert sum(len(batch["id"]) for batch in once) == len(index)
-
-
-def test_lanes_in_stored_order_are_read_in_large_pieces() -> None:
-    lengths = [400, 300, 500]
-    shuffle = ShardShuffleSampler(lengths, seed=1, block=50, window=6, order_within="stored")
-    sampler = BatchSampler(shuffle, batch_size=32)
-    ids = np.concatenate(sampler.batches(0, 0, len(sampler)))
-    runs = find_runs(ids, np.cumsum(lengths))
-    assert runs.most_at_once() <= 8
-    assert len(runs.first) <= 24 + 6  # the blocks, and those that a lane boundary cuts
-
-
-def test_exactly_once_needs_one_reader() -> None:
-    assert find_runs(np.arange(100), np.array([10, 40, 40, 100])).most_at_once() == 1
-
-
-@given(st.data(), st.integers(1, 5))
-def test_pieces_give_any_stream_with_any_number_of_readers(data: Any, readers: int) -> None:
-    records = np.array(data.draw(st.lists(st.integers(0, 19), max_size=60)), np.int64)
-    stops = np.array([4, 4, 11, 20])
-    pieces = lay_out(find_runs(records, stops), readers)
-    streams = []
-    for start, stop in pairwise(pieces.bounds.tolist()):
-        own = zip(pieces.first[start:stop], pieces.counts[start:stop], strict=True)
-        streams.append([first + n for first, count in own for n in range(count)])
-    assert [streams[reader].pop(0) for reader in pieces.reader] == records.tolist()
-    assert not any(streams)
-    for first, count in zip(pieces.first, pieces.counts, strict=True):
-        file = np.searchsorted(stops, [first, first + count - 1], side="right")
-        assert count > 0
-        assert file[0] == file[1]
+    dataset = loader(index, ExactOnceBatchSampler(10, batch_size=4)).dataset
+    assert [noted(batch) for batch in dataset] == want
 
 
 @pytest.mark.parametrize("decode", [None, lambda sample: {"n": len(sample["word"])}])
-def test_engines_give_a_field_that_a_record_lacks_its_value(tmp_path: Path, decode: Any) -> None:
+def test_a_field_that_a_record_lacks_has_its_value(tmp_path: Path, decode: Any) -> None:
     """And without a value both name the record."""
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(9):
@@ -298,13 +181,12 @@ def test_engines_give_a_field_that_a_record_lacks_its_value(tmp_path: Path, deco
     index = build_index(tmp_path / "a.tfrecord", tmp_path / "a.index")
     once = ExactOnceBatchSampler(9, batch_size=4)
     options = {"decode": decode, "fields": ["word"]}
-    for engine in ENGINES:
-        feed = Feed(index, once, missing={"word": b"none"}, **options)
-        want = [noted(batch) for batch in batches(feed)]
-        assert [noted(batch) for batch in TensorFlowLoader(feed, engine=engine)] == want, engine
-        late = Feed(index, once, missing="late", **options)
-        with pytest.raises(LoaderError, match=r"record 5 .*lacks the field 'word'"):
-            list(TensorFlowLoader(late, engine=engine))
+    feed = Feed(index, once, missing={"word": b"none"}, **options)
+    want = [noted(batch) for batch in batches(feed)]
+    assert [noted(batch) for batch in TensorFlowLoader(feed)] == want
+    late = Feed(index, once, missing="late", **options)
+    with pytest.raises(LoaderError, match=r"record 5 .*lacks the field 'word'"):
+        list(TensorFlowLoader(late))
 
 
 def test_a_device_is_known_in_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,3 +198,102 @@ def test_a_device_is_known_in_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: seen)
     assert chosen_device("/CPU:0") == "/CPU:0"
     assert chosen_device(None) == "/GPU:0"
+
+
+GROUPED = [name for name, make in FED if make().by_group is not None]
+
+
+def seeded(sample: dict[str, Any]) -> dict[str, Any]:
+    """A field that depends on the place in the stream."""
+    return {"word": sample["word"], "drawn": np.int64(sample["seed"] >> 1)}
+
+
+def chosen(feed: Feed, **options: Any) -> Any:
+    return choose(feed.sampler, source_datasets(feed), device="/CPU:0", **options)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        pytest.param(number, name, marks=[pytest.mark.long] * (number % 3 > 0))
+        for number, name in enumerate(GROUPED)
+    ],
+)
+def test_choose_over_source_datasets_gives_what_a_plain_loop_gives(number: int, name: str) -> None:
+    """Of both containers in turn, of the whole and of a rank, of two epochs, and resumed."""
+    sampler = dict(FED)[name]()
+    index = packed(sampler.num_records, ("tfrecord", "tar")[number % 2])
+    if sampler.world_size == 1 and number // 2 % 2 and "sections-3" not in name:
+        sampler = sampler.shard(1, 2)
+    want = expected(index, sampler, range(2), transform=seeded)
+    loader = chosen(Feed(index, sampler, transform=seeded), replay=number % 5 == 0)
+    assert [noted(batch) for _ in range(2) for batch in loader] == want
+    loader.load_state_dict(sampler.state_at(1, len(sampler) // 2))
+    assert [noted(batch) for batch in loader] == want[len(sampler) + len(sampler) // 2 :]
+
+
+def test_all_ranks_over_source_datasets_give_the_whole() -> None:
+    index = packed(120, "tar")
+    lanes = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=8, sections=2)
+    for sampler in (
+        BatchSampler(lanes, batch_size=12),
+        PKBatchSampler(index.labels, p=4, k=3, seed=1, coverage="once"),
+    ):
+        ranks = [list(chosen(Feed(index, sampler.shard(rank, 2)))) for rank in range(2)]
+        for one, other, whole in zip(*ranks, TensorFlowLoader(Feed(index, sampler)), strict=True):
+            both = tf.concat([one["word"], other["word"]], 0)
+            assert both.numpy().tolist() == whole["word"].numpy().tolist()
+
+
+def test_the_dataset_of_a_lane_reads_one_block_after_the_other() -> None:
+    index = packed(120)
+    order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
+    datasets = source_datasets(Feed(index, BatchSampler(order, batch_size=6)))
+    ids = [[int(sample["id"]) for sample in dataset] for dataset in datasets]
+    assert len(datasets) == 4
+    assert sorted(chain(*ids)) == list(range(120))
+    for own in ids:
+        first = order.spans(np.array(own), 0)[0]
+        assert np.count_nonzero(np.diff(first)) == len(set(first.tolist())) - 1
+
+
+@pytest.mark.parametrize("coverage", [None, "once"])
+def test_the_dataset_of_a_class_has_its_records_alone(coverage: Any) -> None:
+    index = packed(61)
+    whole = PKBatchSampler(index.labels, p=4, k=2, seed=1, coverage=coverage)
+    for sampler in (whole, whole.shard(1, 2)):
+        datasets = source_datasets(Feed(index, sampler, side={"n": np.arange(61)}))
+        samples = [list(dataset) for dataset in datasets]
+        assert {len({int(sample["label"]) for sample in each}) for each in samples} <= {0, 1}
+        assert sum(map(len, samples)) == sum(map(len, sampler.batches(0, 0, len(sampler))))
+        assert all(sample["n"] == sample["id"] for each in samples for sample in each)
+
+
+def test_source_datasets_serve_two_loaders_at_once() -> None:
+    index = packed(61)
+    feed = Feed(index, PKBatchSampler(index.labels, p=4, k=2, seed=1))
+    datasets = source_datasets(feed)
+    ways = [choose(feed.sampler, datasets, device="/CPU:0") for _ in range(2)]
+    for *both, want in zip(*ways, TensorFlowLoader(feed), strict=True):
+        assert [noted(batch) for batch in both] == [noted(want)] * 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
+    """Also where the record was read together with others of its lane."""
+    index = packed(120)
+    order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
+    sampler = BatchSampler(order, batch_size=6)
+    bad = int(sampler.batch(0, 7)[3])
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["word"] == word(bad):
+            raise RuntimeError("spoiled")
+        return {"size": len(sample["word"])}
+
+    loader, found = chosen(Feed(index, sampler, decode=decode), prefetch=prefetch), []
+    with pytest.raises(DecodeError, match=rf"record {bad} .*spoiled") as raised:
+        found.extend(batch["id"].numpy().tolist() for batch in loader)
+    assert found == ids_of(sampler, 0)[:7]
+    assert (loader.epoch, loader.step) == (0, 7)
+    assert raised.value.__notes__ == ["in the batch of epoch 0, step 7"]
