@@ -4,7 +4,7 @@ Every figure is a ratio: the two ways take turns, each pair gives a ratio, and t
 Pages are warm, checksums are on, and nothing is decoded but where JPEG is said.
 
     python benchmarks/tensorflow_loading.py                 # all of it, about ten minutes
-    python benchmarks/tensorflow_loading.py gather --record-bytes 10000
+    python benchmarks/tensorflow_loading.py reading --record-bytes 10000
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ import tensorflow as tf
 from twinfeed.loaders import DecodeImage, Feed, Index, build_index, pack
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.samplers import (
     BatchSampler,
-    ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
     ShardShuffleSampler,
@@ -112,18 +111,20 @@ def sequential(index: Index) -> tf.data.Dataset:
     )
 
 
-def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
-    """Compare random reads, and sequential ones chosen from files, with a sequential read."""
+def reading(options: argparse.Namespace, folder: Path) -> None:
+    """Compare random reads, and those of one dataset a lane, with a sequential read."""
     for size in options.record_bytes:
         index = packed(folder, size, options.megabytes * 1_000_000)
         count = len(index)
         block = max(1, 4_000_000 // size)
 
-        def lanes(order_within: str, index: Index = index, block: int = block) -> BatchSampler:
-            order = ShardShuffleSampler(
-                index.shard_lengths, seed=0, block=block, window=8, order_within=order_within
-            )
+        def lanes(index: Index = index, block: int = block) -> BatchSampler:
+            order = ShardShuffleSampler(index.shard_lengths, seed=0, block=block, window=8)
             return BatchSampler(order, batch_size=BATCH, final="drop")
+
+        def chosen(index: Index = index, lanes: Any = lanes) -> tf.data.Dataset:
+            feed = Feed(index, lanes())
+            return choose(feed.sampler, source_datasets(feed)).dataset
 
         def make(sampler: Any, index: Index = index, **more: Any) -> Make:
             return lambda: dataset(index, sampler(), **more)
@@ -131,19 +132,14 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
         def uniform(count: int = count) -> BatchSampler:
             return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, final="drop")
 
-        def once(count: int = count) -> ExactOnceBatchSampler:
-            return ExactOnceBatchSampler(count, batch_size=BATCH)
-
-        files: dict[str, Any] = {"engine": "choose_from_datasets"}
         compare(
             f"records of {size:,} bytes, {count:,} of them",
             {
                 "TFRecordDataset, batch, parse_example": lambda index=index: sequential(index),
-                "gather, fully random": make(uniform),
-                "gather, fully random, no checksums": make(uniform, checksums=False),
-                "gather, shard-aware shuffle": make(lambda: lanes("random")),
-                "choose from files, exactly once": make(once, **files),
-                "choose from files, lanes in stored order": make(lambda: lanes("stored"), **files),
+                "loader, fully random": make(uniform),
+                "loader, fully random, no checksums": make(uniform, checksums=False),
+                "loader, shard-aware shuffle": make(lanes),
+                "choose over source_datasets, the same": chosen,
             },
             batches=min(count // BATCH - 1, options.batches),
             pairs=options.pairs,
@@ -151,7 +147,7 @@ def gather_and_choose(options: argparse.Namespace, folder: Path) -> None:
 
 
 def stages(options: argparse.Namespace, folder: Path) -> None:
-    """Print the microseconds of a batch, with one stage of `gather` after the other added."""
+    """Print the microseconds of a batch, with one stage of the loader after the other added."""
     for size in options.record_bytes:
         index = packed(folder / "stages", size, options.megabytes * 1_000_000)
         sampler = BatchSampler(RandomSampler(len(index), seed=0), batch_size=BATCH, final="drop")
@@ -227,12 +223,12 @@ def classes(options: argparse.Namespace, folder: Path) -> None:
     print(f"\nP x K over {options.classes:,} class files, records of 10,000 bytes, P=32, K=4")
     index = class_files(folder, options.classes, 10, 10_000)
 
-    def gather() -> tf.data.Dataset:
+    def loader() -> tf.data.Dataset:
         sampler = PKBatchSampler(index.labels, p=32, k=4, seed=0, batches_per_epoch=100_000)
         return dataset(index, sampler)
 
     figures = {}
-    for way, make in {"classic": lambda: classic(index, 32, 4), "gather": gather}.items():
+    for way, make in {"classic": lambda: classic(index, 32, 4), "loader": loader}.items():
         start = time.perf_counter()
         made = make()
         built = time.perf_counter()
@@ -249,10 +245,50 @@ def classes(options: argparse.Namespace, folder: Path) -> None:
             flush=True,
         )
     setup, first, speed = (
-        a / b for a, b in zip(figures["classic"], figures["gather"], strict=True)
+        a / b for a, b in zip(figures["classic"], figures["loader"], strict=True)
     )
-    print(f"  gather is set up {setup:.0f} times faster, gives its first batch {first:.0f} times")
+    print(
+        f"  the loader is set up {setup:.0f} times faster, gives its first batch {first:.0f} times"
+    )
     print(f"  faster, and reads {1 / speed:.1f} times as many records a second")
+
+
+def datasets(options: argparse.Namespace, folder: Path) -> None:
+    """Compare the time to a first batch of `choose` with that of the classic recipe."""
+    print("\nP x K over a dataset for each of 1,000 class files of 1,000 bytes a record, P=16, K=4")
+    index = class_files(folder, 1000, 20, 1000)
+    own = [tf.data.TFRecordDataset(path).repeat() for path in shards(index)]
+    feed = Feed(index, PKBatchSampler(index.labels, p=16, k=4, seed=0, batches_per_epoch=200))
+
+    def by_hand() -> tf.data.Dataset:
+        classes = tf.data.Dataset.range(1000).shuffle(1000, seed=0).repeat()
+        chosen = classes.flat_map(lambda one: tf.data.Dataset.from_tensors(one).repeat(4))
+        return tf.data.Dataset.choose_from_datasets(own, chosen).batch(64)
+
+    def by_choose(replay: bool = False) -> Any:
+        sampler = PKBatchSampler.of_classes(1000, p=16, k=4, seed=0, batches_per_epoch=200)
+        return choose(sampler, own, replay=replay)
+
+    ways: dict[str, Make] = {
+        "by hand": by_hand,
+        "choose": by_choose,
+        "choose, replay": lambda: by_choose(replay=True),
+        "choose over source_datasets": lambda: choose(feed.sampler, source_datasets(feed)),
+        "loader": lambda: dataset(index, feed.sampler),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(options.pairs + 1):
+        for way, make in ways.items():
+            start = time.perf_counter()
+            next(iter(make()))
+            times[way].append(time.perf_counter() - start)
+    for way, found in times.items():
+        pairs = zip(found[1:], times["by hand"][1:], strict=True)
+        ratios = sorted(one / hand for one, hand in pairs)
+        print(
+            f"  {way:<30} first batch after {statistics.median(found[1:]):6.2f} s, "
+            f"{statistics.median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) of by hand"
+        )
 
 
 def photos() -> list[bytes]:
@@ -308,9 +344,9 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
         f"JPEG of 256 x 256, {len(files[0]):,} bytes, batches of 64",
         {
             "decode_jpeg alone": decoding_alone,
-            "gather, decode_jpeg by map_fn": in_operations,
-            "gather, decode_jpeg unbatched": unbatched,
-            "gather, DecodeImage (simplejpeg)": lambda: dataset(
+            "loader, decode_jpeg by map_fn": in_operations,
+            "loader, decode_jpeg unbatched": unbatched,
+            "loader, DecodeImage (simplejpeg)": lambda: dataset(
                 index, sampler(), decode=DecodeImage(), threads=2
             ),
         },
@@ -322,7 +358,13 @@ def jpeg(options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parts = {"gather": gather_and_choose, "stages": stages, "classes": classes, "jpeg": jpeg}
+    parts = {
+        "reading": reading,
+        "stages": stages,
+        "classes": classes,
+        "datasets": datasets,
+        "jpeg": jpeg,
+    }
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[[], *parts], help=", ".join(parts))
     parser.add_argument("--record-bytes", type=int, nargs="+", default=[1000, 10_000, 100_000])
