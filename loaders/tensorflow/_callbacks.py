@@ -137,7 +137,7 @@ def _items(number: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
     """Yield the items of a generator method."""
     with _kept(number) as owner, closing(getattr(owner, name)(*inputs)) as items:
         while True:
-            with _CALLS:
+            with _CALLS():
                 item = next(items, None)
             if item is None:
                 return
