@@ -52,6 +52,7 @@ from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shar
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading._handles import Handles
+from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import OwnSource, Reads, reader_of, values_of
 from twinfeed.loaders.remote import _connections, _web, disk, network, opening, wire
 from twinfeed.loaders.remote.cache import cache_of_environment
@@ -69,3 +70,11 @@ from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.drawing import sums
 from twinfeed.samplers.drawing.waits import log
+
+
+def buffered(reader: Reader) -> list[tuple[int, int, int]]:
+    """Return the file, the start and the stop of each range that a reader has fetched ahead."""
+    fetcher = reader._fetcher
+    if not hasattr(fetcher, "_held"):
+        return []
+    return [(one.file, one.start, one.stop) for one in fetcher._held._held.values()]

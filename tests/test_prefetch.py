@@ -1,0 +1,233 @@
+"""What is prefetched of remote shards: a golden trace of requests, and what must hold of each pass.
+
+`PYTHONPATH=tests python tests/test_prefetch.py` records `tests/golden/prefetch.json`. A trace has a
+line for each step: `file:start+bytes` of each request in order, a bar, and what is buffered then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fsspec
+import numpy as np
+import pytest
+from batches import read_ahead
+from inside import buffered, chunks, local, network, store_of, wire
+from range_server import RangeServer
+
+from twinfeed.loaders import DiskCache, Feed, Index, NumpyLoader, Reader, open_index, pack
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    ShardShuffleSampler,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "prefetch.json"
+RECORD, COUNT = 9000, 60
+
+STREAMS: dict[str, Callable[[Index], BatchStream]] = {
+    "uniform": lambda _: BatchSampler(RandomSampler(COUNT, seed=0), batch_size=6),
+    "blocks": lambda index: BatchSampler(
+        ShardShuffleSampler(index.shard_lengths, block=5, window=3, seed=0), batch_size=6
+    ),
+    "ranks": lambda index: BatchSampler(
+        ShardShuffleSampler(index.shard_lengths, block=5, window=4, sections=2, seed=0),
+        batch_size=12,
+    ).shard(0, 2),
+    "reuse": lambda _: BatchSampler(ReuseSampler(COUNT, reuse=2, live=8, seed=0), batch_size=8),
+    "pk": lambda index: PKBatchSampler(index.class_order, p=3, k=2, seed=0),
+    "evaluation": lambda _: ExactOnceBatchSampler(COUNT, batch_size=6),
+}
+WAYS = ("remote", "cached", "local")
+
+
+class Immediately:
+    """A pool of request threads that has none: a request is done when it is submitted."""
+
+    def submit(self, call: Callable[[], Any], _size: int, /, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def prefer(self, _futures: Any, /) -> None:
+        """Do nothing: no request waits."""
+
+
+@contextmanager
+def traced(
+    folder: Path, name: str, way: str
+) -> Iterator[tuple[Callable[[], NumpyLoader], list[str]]]:
+    """Give what makes a loader, and the list of the ranges that are requested."""
+    requests: list[str] = []
+    fsspec.filesystem("memory").put(f"{folder}/", "/prefetch", recursive=True)
+    with tempfile.TemporaryDirectory() as empty:
+        cache = DiskCache(Path(empty) / "cache", bytes=5 * ((1 << 16) + 12))
+    cache_of = {"root": "memory://prefetch", "cache": cache if way == "cached" else None}
+    far = open_index(folder / "data.index", **cache_of)
+    index = open_index(folder / "data.index") if way == "local" else far
+    options: dict[str, Any] = {"decode": dict} if name == "reuse" else {}
+    feed = Feed(index, STREAMS[name](index), fields=["x"], **options)
+    assert feed.spec  # a sample was tried
+    store = store_of(far.shards_at)
+    read, names = store.read, index.shard_paths.tolist()
+
+    def made() -> NumpyLoader:
+        return NumpyLoader(feed, prefetch=0, threads=0, readahead=15 * RECORD)
+
+    def noted(path: str, start: int, stop: int) -> Any:
+        requests.append(f"{names.index(path)}:{start}+{stop - start}")
+        return read(path, start, stop)
+
+    def advised(fd: int, start: int, size: int, _how: str) -> None:
+        shard = Path(f"/proc/self/fd/{fd}").readlink().name
+        requests.append(f"{names.index(shard)}:{start}+{size}")
+
+    with (
+        mock.patch.object(chunks, "_RECORDS", 1),
+        mock.patch.dict(wire._wires, {os.getpid(): Immediately()}),
+        mock.patch.object(local, "advise", advised),
+        mock.patch.object(store, "read", noted),
+    ):
+        yield made, requests
+
+
+def trace(folder: Path, name: str, way: str) -> list[str]:
+    """Two epochs, an epoch far from them, half an epoch that is resumed, and a resume elsewhere."""
+    lines, most = [], 0
+    with traced(folder, name, way) as (made, requests):
+
+        def steps(loader: NumpyLoader, title: str, stop: int | None = None) -> None:
+            nonlocal most
+            lines.append(title)
+            for step, _ in enumerate(loader, 1):
+                if way == "local":
+                    loader.reader._fetcher._advice._thread.join()  # type: ignore[attr-defined]
+                alive = buffered(loader.reader)
+                most = max(most, sum(stop - start for _, start, stop in alive))
+                after = " ".join(f"{file}:{start}+{stop - start}" for file, start, stop in alive)
+                lines.append(f"{' '.join(requests)} | {after}".strip())
+                requests.clear()
+                if step == stop:
+                    break
+
+        with made() as loader:
+            for epoch in range(2):
+                steps(loader, f"epoch {epoch}")
+            loader.set_epoch(7)
+            steps(loader, "epoch 7", 4)
+            state = loader.state_dict()
+            steps(loader, "epoch 7, going on")
+            steps(loader, "epoch 8", 2)
+        with made() as loader:
+            loader.load_state_dict(state)
+            steps(loader, "epoch 7, resumed elsewhere", 3)
+    return [*lines, f"peak {most}"]
+
+
+def packed(folder: Path) -> Path:
+    """Pack three shards of records that no gap between them joins."""
+    draw = np.random.default_rng(0)
+    samples = ({"x": draw.bytes(RECORD), "label": n % 7} for n in range(COUNT))
+    pack(samples, folder, shards=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory.mktemp("prefetch") / "data")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_requests_of_each_step_are_as_recorded(folder: Path, name: str, way: str) -> None:
+    """In this order, no more and no fewer; and no byte is buffered for longer or shorter."""
+    assert trace(folder, name, way) == json.loads(GOLDEN.read_text())[f"{name}, {way}"]
+
+
+def profiled(folder: Path, name: str, way: str) -> tuple[int, int, int]:
+    """Return the median calls, functions and files of a remote batch, of this library's code."""
+    found: list[tuple[int, int, int]] = []
+    calls: list[Any] = []
+    inside = os.sep + "loaders" + os.sep, os.sep + "samplers" + os.sep
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and any(one in frame.f_code.co_filename for one in inside):
+            calls.append(frame.f_code)
+
+    with traced(folder, name, way) as (made, _), made() as loader:
+        for _ in range(3):
+            batches = iter(loader)
+            while True:
+                calls.clear()
+                sys.setprofile(note)
+                batch = next(batches, None)
+                sys.setprofile(None)
+                if batch is None:
+                    break
+                files = {code.co_filename for code in calls}
+                found.append((len(calls), len(set(calls)), len(files)))
+    return tuple(int(np.median(one)) for one in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def test_the_request_that_a_batch_waits_for_is_the_next(
+    folder: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, requests=1))
+    for shard in folder.glob("*.tfrecord"):
+        (server.folder / shard.name).write_bytes(shard.read_bytes())
+    index = open_index(folder / "data.index", root=server.url)
+    server.clear()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(_path: str, _start: int) -> None:
+        reached.set()
+        assert go_on.wait(20)
+
+    server.fail = wait
+    with Reader(index) as reader, ThreadPoolExecutor(1) as pool:
+        read_ahead(reader, range(0, COUNT, 4), ["x"])
+        assert reached.wait(20)  # the first request, and no other
+        found = pool.submit(reader.read, [COUNT - 4], ["x"])
+        rows = index.rows(["x"], np.array([COUNT - 4]))
+        while not wire.wire()._soon:
+            time.sleep(0.001)
+        go_on.set()
+        assert len(found.result()["x"][0]) == RECORD
+        assert [start for _, start, _ in server.ranges][1] == int(rows["offset"][0])
+
+
+def test_a_copy_of_a_reader_has_nothing_of_what_was_fetched(folder: Path) -> None:
+    fsspec.filesystem("memory").put(f"{folder}/", "/prefetch", recursive=True)
+    with Reader(open_index(folder / "data.index", root="memory://prefetch")) as reader:
+        read_ahead(reader, range(0, COUNT, 4), ["x"])
+        assert len(buffered(reader)) == COUNT // 4
+        assert not buffered(pickle.loads(pickle.dumps(reader)))
+    assert not buffered(reader)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        folder_ = packed(Path(temporary) / "data")
+        traces = {f"{name}, {way}": trace(folder_, name, way) for name in STREAMS for way in WAYS}
+        GOLDEN.write_text(json.dumps(traces, indent=0) + "\n")
+        print(*profiled(folder_, "blocks", "cached"))
