@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from inside import ALONE, Batcher, Plans, extents_ahead
+from inside import Batcher, Schedule, extents_ahead, fetch_ahead, gap_of
 from plain import batches as plain
 
 from twinfeed.loaders import Feed, Index, Ragged, Reader
@@ -34,7 +34,8 @@ def made(
 ) -> Iterator[dict[str, Any]]:
     """The batches of an epoch, made as all loaders make them."""
     with Batcher(feed) as batcher:
-        batcher.look_ahead(feed, epoch, start, plans=Plans(readahead if ahead is None else ahead))
+        most = readahead if ahead is None else ahead
+        batcher.start_pass(Schedule(feed.sampler), epoch, start, readahead=most)
         yield from map(batcher, feed.requests(epoch, start))
 
 
@@ -70,5 +71,5 @@ def read_ahead(reader: Reader, records: Any, fields: Sequence[str] = (), /) -> N
     """Ask for the bytes of records, as a planner does."""
     ids = np.asarray(records, np.int64)
     names = [one for one in fields or reader.index.fields if one not in reader.index.columns]
-    told = extents_ahead(reader._fetcher, names, ids, ALONE, np.zeros(len(ids), np.int64))
-    reader._fetcher.ahead(told)
+    steps = np.zeros(len(ids), np.int64)
+    fetch_ahead(reader, extents_ahead(reader.index, names, ids, steps, gap=gap_of(reader.index)))

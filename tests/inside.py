@@ -3,9 +3,11 @@
 Tests below `tests/samplers` and `tests/loaders` are of the module at the same path, and import it.
 """
 
+from typing import Any
+
 from twinfeed.loaders.ahead import chunks
-from twinfeed.loaders.ahead.planner import Plans, extents_ahead
-from twinfeed.loaders.ahead.ranges import ALONE, EXTENT, near_rows
+from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, extents_ahead
+from twinfeed.loaders.ahead.ranges import EXTENT, NO_SPAN, gap_of, near_rows
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.building import (
     _classes,
@@ -53,7 +55,14 @@ from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading._handles import Handles
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import OwnSource, Reads, reader_of, values_of
+from twinfeed.loaders.reading.source import (
+    OwnSource,
+    Reads,
+    reader_of,
+    reading,
+    start_pass,
+    values_of,
+)
 from twinfeed.loaders.remote import _connections, _web, disk, network, opening, wire
 from twinfeed.loaders.remote.cache import cache_of_environment
 from twinfeed.loaders.remote.disk import Disk
@@ -74,7 +83,13 @@ from twinfeed.samplers.drawing.waits import log
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
     """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    fetcher = reader._fetcher
-    if not hasattr(fetcher, "_held"):
-        return []
-    return [(one.file, one.start, one.stop) for one in fetcher._held._held.values()]
+    return list(reader._fetcher.buffer or ())
+
+
+def fetch_ahead(reader: Reader, extents: Any) -> None:
+    """Have ranges fetched, as the plan of a pass has."""
+    fetcher: Any = reader._fetcher
+    if reader.index.remote:
+        fetcher.buffer.apply(Fetch(extents))
+    else:
+        fetcher._advice.add(fetcher._opened(extents))

@@ -55,8 +55,8 @@ def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_sizes_are_read_as_people_write_them() -> None:
     for text, size in [("7", 7), ("2k", 2000), ("3MB", 3 * 10**6), ("4g", 4 * 10**9)]:
-        assert _parser().parse_args(["plan", "x", "--cache-bytes", text]).cache_bytes == size
-    assert _parser().parse_args(["plan", "x", "--cache-bytes", "2T"]).cache_bytes == 2 * 10**12
+        assert _parser().parse_args(["pack", "x", "y", "--shard-bytes", text]).shard_bytes == size
+    assert _parser().parse_args(["pack", "x", "y", "--shard-bytes", "2T"]).shard_bytes == 2 * 10**12
 
 
 def test_a_plan_compares_blocks_with_a_uniform_shuffle(
@@ -64,12 +64,10 @@ def test_a_plan_compares_blocks_with_a_uniform_shuffle(
 ) -> None:
     index = pack([{"x": bytes(1000)} for _ in range(600)], tmp_path)["data"]
     fsspec.filesystem("memory").put(f"{tmp_path}/", "/plan", recursive=True)
-    cached = ["--root", "memory://plan", "--cache-bytes", "100k"]
-    assert main(["plan", str(index.path), *cached, "--batch-size", "10"]) == 0
+    assert main(["plan", str(index.path), "--root", "memory://plan", "--batch-size", "10"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("uniform: an epoch of 60 batches")  # the shuffle to take is last
     assert "\nblocks of 4, 128 at once: an epoch of 60 batches, 600 samples\n" in said
-    assert said.count("  cache      100 kB would hold") == 2
     assert main(["plan", str(index.path), "--block", "50", "--window", "3"]) == 0
     assert "blocks of 50, 3 at once" in capsys.readouterr().out
 

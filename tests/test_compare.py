@@ -20,7 +20,6 @@ from twinfeed.loaders import (
     LoaderError,
     compare,
     pack,
-    plan,
 )
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
@@ -142,8 +141,6 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     ),
     (call(compare, fails, backends=["numpy"] * 2), DecodeError, "(?s)record 7.*in backend 'numpy'"),
     (call(compare, steps=[no_step] * 2, backends=["numpy"] * 2), TypeError, "not callable"),
-    (call(plan, cache_bytes=1), ValueError, "these shards are local"),
-    (call(plan, cache_bytes=-1), ValueError, "cache_bytes must be at least 0"),
 ]
 
 

@@ -28,6 +28,8 @@ from inside import (
     cache_of_environment,
     chunks,
     network,
+    reading,
+    start_pass,
 )
 from inside import disk as _disk
 from plain import batches
@@ -43,8 +45,6 @@ from twinfeed.loaders import (
     StaleIndexError,
     build_index,
     open_index,
-    pack,
-    plan,
 )
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
 
@@ -127,9 +127,10 @@ def test_hits_are_as_many_as_can_be(
     with Reader(index) as reader:
         stream = Schedule(feed.sampler)
         for epoch in range(4):
-            for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8]):
-                reader._fetcher.follow(stream, feed.fields, False, 8 * epoch + step)
-                reader.read([record])
+            reads = start_pass(reader, stream, list(feed.fields), 8 * epoch, 0)
+            for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8], 8 * epoch):
+                with reading(reader, step, reads):
+                    reader.read([record])
     assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
     assert len(files(tmp_path / "cache")) <= room
 
@@ -184,33 +185,6 @@ def test_what_is_read_ahead_has_as_many_hits(
     misses = sum(stop - start for _, start, stop in server.ranges) / CHUNK
     assert misses <= 1.1 * furthest_first(accesses, room)
     assert len(files(tmp_path / "cache")) <= room
-
-
-@pytest.mark.parametrize("kind", ["random", "blocks"])
-@pytest.mark.parametrize("part", [0.3, 0.6, 1.1])
-def test_the_plan_says_what_is_read_through_the_cache(
-    tmp_path: Path, server: RangeServer, kind: str, part: float
-) -> None:
-    count = 800 if kind == "random" else 1600
-    data = np.random.default_rng(0)
-    samples = ({"x": data.bytes(10_000)} for _ in range(count))
-    local = pack(samples, tmp_path / "shards", shards=4)["data"]
-    stored = int(local.shards["bytes"].sum())
-    cache = DiskCache(tmp_path / "cache", bytes=int(part * stored))
-    index = open_index(local.path, root=server.url, cache=cache)
-    orders: dict[str, Any] = {
-        "random": RandomSampler(count, seed=0),
-        "blocks": ShardShuffleSampler(index.shard_lengths, block=32, window=8, seed=0),
-    }
-    feed = Feed(index, BatchSampler(orders[kind], batch_size=50))
-    told, read = plan(feed, readahead=1 << 20), []
-    with NumpyLoader(feed, readahead=1 << 20) as loader:
-        for _ in range(2):
-            server.clear()
-            assert sum(len(batch["id"]) for batch in loader) == count
-            read.append(sum(stop - start for _, start, stop in server.ranges))
-    assert told.read_bytes == pytest.approx(read[0], rel=0.2)
-    assert told.cache_hits == pytest.approx(max(0, 1 - read[1] / stored), abs=0.1)
 
 
 def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,19 @@ import fsspec
 import numpy as np
 import pytest
 from batches import read_ahead
-from inside import buffered, chunks, local, network, store_of, wire
+from inside import Batcher, Schedule, buffered, chunks, local, network, store_of, wire
 from range_server import RangeServer
 
-from twinfeed.loaders import DiskCache, Feed, Index, NumpyLoader, Reader, open_index, pack
+from twinfeed.loaders import (
+    DecodeError,
+    DiskCache,
+    Feed,
+    Index,
+    NumpyLoader,
+    Reader,
+    open_index,
+    pack,
+)
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -214,6 +223,30 @@ def test_the_request_that_a_batch_waits_for_is_the_next(
         go_on.set()
         assert len(found.result()["x"][0]) == RECORD
         assert [start for _, start, _ in server.ranges][1] == int(rows["offset"][0])
+
+
+def test_an_error_of_a_batch_releases_its_step(folder: Path) -> None:
+    """Who catches the error goes on, and what the failed batch needed does not stay."""
+    fsspec.filesystem("memory").put(f"{folder}/", "/prefetch", recursive=True)
+    index = open_index(folder / "data.index", root="memory://prefetch")
+    calls: list[int] = []
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == failing:
+            raise ValueError("no such picture")
+        return {"first": sample["x"][0]}
+
+    feed = Feed(index, STREAMS["uniform"](index), fields=["x"], decode=decode)
+    failing = -1
+    with Reader(index) as reader, Batcher(feed, reader=reader) as batcher:
+        schedule = Schedule(feed.sampler)
+        batcher.start_pass(schedule, 0, 0, readahead=15 * RECORD)
+        failing = len(calls) + 9
+        for request in feed.requests():
+            with pytest.raises(DecodeError) if request.step == 1 else nullcontext():
+                batcher(request)
+        assert not buffered(reader)
 
 
 def test_a_copy_of_a_reader_has_nothing_of_what_was_fetched(folder: Path) -> None:

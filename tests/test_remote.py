@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import expected, made
-from inside import ALONE, EXTENT, wire
+from inside import EXTENT, NO_SPAN, fetch_ahead, wire
 from inside import network as _network
 from making_shards import tars, tfrecords
 from range_server import RangeServer
@@ -71,7 +71,7 @@ def extents(index: Index, ids: Any) -> Any:
     """Return a range for each of these records."""
     rows = index.rows(["x"], np.asarray(ids))
     told = np.zeros(len(rows), EXTENT)
-    told["file"], told["start"], told["span"] = rows["file"], rows["offset"], ALONE
+    told["file"], told["start"], told["span"] = rows["file"], rows["offset"], NO_SPAN
     told["stop"] = rows["offset"] + rows["length"]
     return told
 
@@ -110,7 +110,7 @@ def test_the_requests_in_flight_reach_the_bound_over_shards_and_batches(
     index = large(tmp_path, shards=2, records=8, size=4 * MIB)
     server.hold(8)
     with Reader(at(server, index)) as reader:
-        reader._fetcher.ahead(extents(index, range(16)))
+        fetch_ahead(reader, extents(index, range(16)))
         for record in range(16):
             reader.read([record])
     assert server.most == 8
@@ -124,7 +124,7 @@ def test_the_bytes_in_flight_stay_within_their_bound(
     index = large(tmp_path, shards=1, records=16, size=MIB)
     server.hold(2)
     with Reader(at(server, index)) as reader:
-        reader._fetcher.ahead(extents(index, range(16)))
+        fetch_ahead(reader, extents(index, range(16)))
         reader.read(range(16))
     assert 2 * MIB <= server.most_bytes <= 3 * MIB
 
@@ -133,14 +133,14 @@ def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
     tmp_path: Path, server: RangeServer
 ) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
-    told = np.array([(0, 0, int(index.shards["bytes"][0]), ALONE, 3)], EXTENT)
+    told = np.array([(0, 0, int(index.shards["bytes"][0]), NO_SPAN, 3)], EXTENT)
     with Reader(at(server, index)) as reader:
-        reader._fetcher.ahead(told)
+        fetch_ahead(reader, told)
         for record in range(8):
-            reader._fetcher.passed(3)
+            reader._fetcher.buffer.release_before(3)
             reader.read([record])
         assert server.asked["GET"] == 1
-        reader._fetcher.passed(4)
+        reader._fetcher.buffer.release_before(4)
         reader.read([0])
         assert server.asked["GET"] == 2
 
@@ -169,7 +169,7 @@ def test_ranges_are_needed_in_another_order_than_they_were_told(
     network(monkeypatch, held=1000)
     index = large(tmp_path, shards=1, records=8, size=900)
     with Reader(at(server, index)) as reader, Reader(index) as local:
-        reader._fetcher.ahead(extents(index, [5, 3, 7, 1]))
+        fetch_ahead(reader, extents(index, [5, 3, 7, 1]))
         for ids in ([3, 5], [7], [1]):
             assert reader.read(ids) == local.read(ids)
     assert server.asked["GET"] == 4
@@ -193,8 +193,8 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
-        reader._fetcher.ahead(extents(index, range(8)))
-        held = reader._fetcher._held._held  # type: ignore[attr-defined]
+        fetch_ahead(reader, extents(index, range(8)))
+        held = reader._fetcher.buffer._ranges  # type: ignore[attr-defined]
         while not all(one.failed for one in held.values()):
             time.sleep(0.01)
         server.fail = lambda _path, _start: None
@@ -250,7 +250,7 @@ def at_url(server: RangeServer, index: Index) -> Index:
 
 
 def _read(reader: Reader, queue: Any) -> None:
-    reader._fetcher.ahead(extents(reader.index, [5, 6, 7]))
+    fetch_ahead(reader, extents(reader.index, [5, 6, 7]))
     queue.put((os.getpid(), reader.read([5, 6, 7])["x"]))
 
 
@@ -263,7 +263,7 @@ def test_a_child_process_reads_with_connections_of_its_own(
     context: Any = multiprocessing.get_context(method)
     with Reader(index) as reader:
         want = reader.read([5, 6, 7])["x"]
-        reader._fetcher.ahead(extents(index, [0, 1]))
+        fetch_ahead(reader, extents(index, [0, 1]))
         queue = context.Queue()
         process = context.Process(target=_read, args=(reader, queue), daemon=True)
         process.start()

@@ -199,7 +199,7 @@ import tensorflow as tf
 import tensorflow_help
 from range_server import RangeServer
 from twinfeed.loaders import LoaderError, open_index
-from twinfeed.loaders.ahead.held import Held
+from twinfeed.loaders.ahead.buffer import RangeBuffer
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
@@ -212,8 +212,8 @@ def hostile(method):
         return method(*arguments, **options)
     return call
 
-for name in ("need", "begin", "left", "passed", "tell"):
-    setattr(Held, name, hostile(getattr(Held, name)))
+for name in ("_before", "_clear", "_close", "_drop", "_submit"):
+    setattr(RangeBuffer, name, hostile(getattr(RangeBuffer, name)))
 network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
 network.compile("sgd", "mse")
 

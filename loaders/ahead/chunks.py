@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.uses import NOW, Kept, NextUses
+from twinfeed.loaders.ahead.uses import CURRENT_STEP, Kept, NextUses
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.remote.disk import Disk
 
@@ -92,7 +92,7 @@ class Chunks:
                     self._hold(chunk, uses.used(chunk, uses.now - 1))
 
     def read(
-        self, shard: int, start: int, stop: int, fetch: Fetch, /, *, step: int = NOW
+        self, shard: int, start: int, stop: int, fetch: Fetch, /, *, step: int = CURRENT_STEP
     ) -> memoryview:
         """Return a range of a shard, which the batch of this step needs.
 

@@ -19,10 +19,10 @@ Extents = npt.NDArray[Any]
 
 EXTENT = np.dtype([("file", "i4"), ("start", "i8"), ("stop", "i8"), ("span", "i8"), ("step", "i8")])
 """A range of a file that the batch of a `step` reads. Steps are counted over all epochs. A `span`
-of the stream needs the range until the span is left. If the span is `ALONE`, no later batch does.
+of the stream uses the range until the span is closed. With `NO_SPAN`, no later batch uses it.
 """
 
-ALONE = -1
+NO_SPAN = -1
 
 
 SMALL = 1 << 14

@@ -12,7 +12,7 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers import BatchStream
 
-STEPS, _IDS = 32, 1 << 15
+STEPS, IDS = 32, 1 << 15
 """Steps that are drawn together, and most ids: this costs hardly more than one step."""
 
 _KEPT = (1 << 20) + (1 << 17)
@@ -45,7 +45,7 @@ class Schedule:
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
-        self._together = max(1, min(STEPS, _IDS // max(1, sampler.batch_size)))
+        self._together = max(1, min(STEPS, IDS // max(1, sampler.batch_size)))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}
         self._ids = 0
         self._whole: Schedule | None = None
@@ -107,3 +107,14 @@ class Schedule:
         if self._whole is None:
             return self.sampler.batches(epoch, first, last)
         return self.sampler.cut(epoch, first, self._whole.batches(epoch, first, last))
+
+
+class Schedules(dict[BatchStream, Schedule]):
+    """The schedule of each stream of a loader, made when it is asked for."""
+
+    def __missing__(self, sampler: BatchStream) -> Schedule:
+        return self.setdefault(sampler, Schedule(sampler))
+
+    def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
+        """Pickle without what was drawn."""
+        return Schedules, ()

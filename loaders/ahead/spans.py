@@ -1,4 +1,4 @@
-"""When a stream enters and leaves its spans: blocks, images or single records."""
+"""When a stream opens and closes its spans: blocks, images or single records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 _SAMPLES, _FIRST = 1 << 13, 1 << 8
 """Samples that are looked at together, at most and at first."""
 
-FAR = int(np.iinfo(np.int64).max)
-"""The step of what is not known to come."""
+NO_STEP = int(np.iinfo(np.int64).max)
+"""The step of a use that is not known to come."""
 
 
 class Span(NamedTuple):
-    """A span from its first record to `stop`, and the step that enters the span."""
+    """A span from its first record to `stop`, and the step that opens the span."""
 
     first: int
     stop: int
@@ -27,16 +27,16 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Say which spans of a stream are entered, in order, and by which step each is needed last.
+    """Say which spans a stream opens, in order, and which step uses each last.
 
-    A span is left if no sample comes from the span for a quarter of an epoch, but at most for
-    `_SAMPLES` samples, and for four more for each open span: an open block gives a sample every
-    round or two. All spans are left at the end of an epoch. Steps are counted over all epochs.
+    A span counts as closed when no sample has come from it for `min(epoch / 4, _SAMPLES)` samples,
+    and four more for each open span: an open block gives a sample every round or two. All spans are
+    closed at the end of an epoch. Steps are counted over all epochs.
 
     >>> from twinfeed.samplers import BatchSampler, ShardShuffleSampler
     >>> order = ShardShuffleSampler([6], block=3, window=1, seed=0)
     >>> spans = Spans(Schedule(BatchSampler(order, batch_size=2)), 0)
-    >>> len(spans.entered(2)), spans.left(2)
+    >>> len(spans.opened_before(2)), spans.closed_before(2)
     (2, [(3, 1), (0, 2)])
     """
 
@@ -49,29 +49,29 @@ class Spans:
         self._samples = 0
         # Of each open span, by its first record: the span, its last step and its last sample.
         self._open: dict[int, tuple[Span, int, int]] = {}
-        self._entered: deque[Span] = deque()
-        self._left: list[tuple[int, int, int]] = []  # a heap: the step that enters, first, last
+        self._opened: deque[Span] = deque()
+        self._closed: list[tuple[int, int, int]] = []  # a heap: the step that opens, first, last
 
-    def entered(self, stop: int, /) -> list[Span]:
-        """Return the spans that the steps before `stop` enter; each span is returned once."""
+    def opened_before(self, stop: int, /) -> list[Span]:
+        """Return the spans that the steps before `stop` open; each span is returned once."""
         while self._looked < stop:
             self._look()
         found = []
-        while self._entered and self._entered[0].step < stop:
-            found.append(self._entered.popleft())
+        while self._opened and self._opened[0].step < stop:
+            found.append(self._opened.popleft())
         return found
 
-    def left(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return the first record and the last step of spans that the stream has left, each once.
+    def closed_before(self, stop: int, /) -> list[tuple[int, int]]:
+        """Return the first record and the last step of closed spans, each once.
 
-        The spans were entered before step `stop`, and none that was left by then is missing.
+        The spans were opened before step `stop`, and none that was closed by then is missing.
         """
         end = -(-stop // self._steps) * self._steps
         while self._looked < end and (self._looked - stop) * self._sampler.batch_size < self._pause:
             self._look()
         found = []
-        while self._left and self._left[0][0] < stop:
-            found.append(heappop(self._left)[1:])
+        while self._closed and self._closed[0][0] < stop:
+            found.append(heappop(self._closed)[1:])
         return found
 
     @property
@@ -88,9 +88,9 @@ class Spans:
         order = np.argsort(firsts, kind="stable")
         new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._pause)
         begins = np.flatnonzero(np.concatenate([[True], new])[: len(order)])
-        enters, leaves = order[begins], order[np.append(begins[1:], len(order))[: len(begins)] - 1]
-        for place in np.argsort(enters).tolist():
-            at, last = int(enters[place]), int(leaves[place])
+        opens, ends = order[begins], order[np.append(begins[1:], len(order))[: len(begins)] - 1]
+        for place in np.argsort(opens).tolist():
+            at, last = int(opens[place]), int(ends[place])
             self._use(
                 Span(int(firsts[at]), int(stops[at]), int(steps[at])), int(steps[last]), at, last
             )
@@ -100,21 +100,21 @@ class Spans:
         done = stop == self._steps
         for span, _, sample in list(self._open.values()):
             if done or self._samples - sample > self._pause:
-                self._leave(span.first)
+                self._close(span.first)
 
     def _use(self, span: Span, last: int, begin: int, end: int) -> None:
         """Note that samples `begin` to `end` of this look come from a span."""
         before = self._open.get(span.first)
         if before is not None and self._samples + begin - before[2] > self._pause:
-            self._leave(span.first)
+            self._close(span.first)
             before = None
         if before is None:
-            self._entered.append(span)
+            self._opened.append(span)
         self._open[span.first] = before[0] if before else span, last, self._samples + end
 
-    def _leave(self, first: int) -> None:
+    def _close(self, first: int) -> None:
         span, last, _ = self._open.pop(first)
-        heappush(self._left, (span.step, first, last))
+        heappush(self._closed, (span.step, first, last))
 
 
 def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:

@@ -8,21 +8,18 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.ahead.spans import Spans
+from twinfeed.loaders.ahead.schedule import IDS, Schedule
+from twinfeed.loaders.ahead.spans import NO_STEP, Spans
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers.drawing.bits import ranges
 
-NEVER = np.iinfo(np.int64).max
-
-NOW = -1
+CURRENT_STEP = -1
 """The step of the batch that is read now."""
 
 _SAMPLES, _LEAST, _EPOCHS = 1 << 20, 1 << 12, 4
 """How far ahead a stream is looked at: `_SAMPLES` or `_EPOCHS` epochs, whichever is less, but at
 least `_LEAST` samples. A chunk that is not used there is needed later than every chunk that is.
 """
-
-_IDS = 1 << 15
 
 Where = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
 
@@ -51,7 +48,7 @@ class NextUses:
         self._once = planned and (traits.reads_blocks or traits.max_cached is not None)
         epoch = len(self._sampler) * self._sampler.batch_size
         self._samples = min(samples, max(_LEAST, _EPOCHS * epoch))
-        self.next: npt.NDArray[np.int64] = np.full(chunks, NEVER)
+        self.next: npt.NDArray[np.int64] = np.full(chunks, NO_STEP)
         self._keys: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._begin = self._end = self.now = 0
         self._span = 1
@@ -64,12 +61,12 @@ class NextUses:
         self._look_ahead()
         return True
 
-    def used(self, chunk: int, step: int = NOW, /) -> int:
+    def used(self, chunk: int, step: int = CURRENT_STEP, /) -> int:
         """Note that a chunk is read for a step; return the step of its next use."""
-        step = self.now if step == NOW else max(self._begin - 1, min(step, self._end - 1))
+        step = self.now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
         place = int(np.searchsorted(self._keys, self._key(chunk, step), side="right"))
         later = place < len(self._keys) and self._keys[place] // self._span == chunk
-        self.next[chunk] = self._begin + int(self._keys[place]) % self._span if later else NEVER
+        self.next[chunk] = self._begin + int(self._keys[place]) % self._span if later else NO_STEP
         return int(self.next[chunk])
 
     def _key(self, chunk: int, step: int) -> int:
@@ -80,10 +77,10 @@ class NextUses:
         steps = max(1, -(-self._samples // self._sampler.batch_size))
         self._begin, self._end, self._span = self.now, self.now + steps, steps
         records, at = self._coming()
-        pieces = range(0, len(records), _IDS)
-        keys = [self._keys_of(records[n : n + _IDS], at[n : n + _IDS]) for n in pieces]
+        pieces = range(0, len(records), IDS)
+        keys = [self._keys_of(records[n : n + IDS], at[n : n + IDS]) for n in pieces]
         self._keys = _distinct(np.concatenate([np.zeros(0, np.int64), *keys]))
-        self.next[:] = NEVER
+        self.next[:] = NO_STEP
         chunk, first_use = np.divmod(self._keys, self._span)
         begins = np.flatnonzero(np.diff(chunk, prepend=-1))
         self.next[chunk[begins]] = self._begin + first_use[begins]
@@ -91,16 +88,16 @@ class NextUses:
     def _coming(self) -> tuple[Int64s, Int64s]:
         """Return the records that the coming steps read, and the step of each."""
         if self._once:
-            entered = Spans(self._schedule, self._begin).entered(self._end)
+            entered = Spans(self._schedule, self._begin).opened_before(self._end)
             first, stop, step = np.array(entered, np.int64).reshape(-1, 3).T
-            return every(first, stop - 1), np.repeat(step, stop - first)
+            return ranges(first, stop), np.repeat(step, stop - first)
         return self._schedule.records(self._begin, self._end)
 
     def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""
         low, high, places = self._chunks_of(records)
         steps = np.repeat(at[places], high - low + 1)
-        return _distinct(every(low, high) * self._span + steps - self._begin)
+        return _distinct(ranges(low, high + 1) * self._span + steps - self._begin)
 
 
 def _distinct(keys: Int64s) -> Int64s:
@@ -133,11 +130,3 @@ class Kept:
                 del self.next[one]
                 return one
         return None
-
-
-def every(low: Int64s, high: Int64s, /) -> Int64s:
-    """Return the numbers from each `low` to its `high`, end to end."""
-    counts = high - low + 1
-    starts = np.cumsum(counts) - counts
-    every: Int64s = np.arange(counts.sum()) - np.repeat(starts - low, counts)
-    return every

@@ -287,9 +287,7 @@ def run_plan(options: argparse.Namespace) -> None:
     index, streams = _shuffles(options)
     for name, stream in reversed(streams.items()):  # the shuffle to take comes last
         # A decode of nothing: what a batch could hold does not matter, since nothing is read.
-        found = plan(
-            Feed(index, stream, decode=dict, missing="late"), cache_bytes=options.cache_bytes
-        )
+        found = plan(Feed(index, stream, decode=dict, missing="late"))
         say(*f"{name}: {found}".splitlines())
 
 

@@ -345,18 +345,16 @@ def _mixing(commands: Any) -> None:
 
 
 def _plan(commands: Any) -> None:
-    add = _opened(
+    _opened(
         commands,
         "plan",
         "Say what an epoch asks of the store of its shards: with a uniform shuffle, and with the "
         "shard-aware one. Nothing is read.",
         "plan data/train.index",
-        "plan data/train.index --root s3://bucket/train --cache-bytes 200G",
+        "plan data/train.index --root s3://bucket/train",
         "plan data/train.index --block 256 --window 32 --batch-size 512",
         draws="shuffles",
     )
-    cache = "the size of a disk cache of remote shards: say how much of a second epoch it holds"
-    add("--cache-bytes BYTES", cache, default=0)
 
 
 def _field(text: str) -> tuple[str, str]:

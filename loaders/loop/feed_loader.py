@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
 
-from twinfeed.loaders.ahead.planner import Plans
+from twinfeed.loaders.ahead.schedule import Schedules
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import requests
@@ -34,7 +34,7 @@ class FeedLoader(Loader[B]):
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
         self.reader: Reads = reader_of(feed.index, checksums=checksums)
-        self.plans = Plans(readahead)
+        self.schedules = Schedules()
 
     def state_dict(self) -> dict[str, Any]:
         records = {"count": len(self.feed.index), **_contents(self.feed.index)}
@@ -44,7 +44,7 @@ class FeedLoader(Loader[B]):
 
     def close(self) -> None:
         super().close()
-        self.plans.clear()
+        self.schedules.clear()
         self.reader.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -100,13 +100,14 @@ class MakingLoader(FeedLoader[B]):
         self, epoch: int, start: int, then: Callable[[Batch], T], *, empty: Empty = aligned
     ) -> Generator[T, None, None]:
         """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
-        feed, reader, meter, plans = self.feed, self.reader, self.meter, self.plans
+        feed, reader, meter = self.feed, self.reader, self.meter
+        schedule = self.schedules[feed.sampler]
         # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
         in_turn = feed.sampler.traits.max_cached is not None
         shared, whole = (self.threads, 0) if in_turn else (0, self.threads)
         with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
-            batcher.look_ahead(feed, epoch, start, plans=plans)
-            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=feed.seeded)
+            batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
+            coming = requests(schedule, epoch, start, seeds=feed.seeded)
             with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:
                 yield from made
 

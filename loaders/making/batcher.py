@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.planner import Planner, Plans
+from twinfeed.loaders.ahead.plan import ReadPlan
+from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
@@ -18,7 +20,7 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import first_of, tried
-from twinfeed.loaders.reading.source import Reads, fetcher_of, reader_of
+from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
@@ -59,7 +61,9 @@ class Batcher(Closing):
         self.shapes = (self.spec, self._how) if made is None else (made.spec, made.how)
         self._masked = feed.sampler.traits.padded
         self._size = max(1, feed.sampler.batch_size)
-        self._planner: Planner | None = None  # what reads ahead
+        self._steps = max(1, len(feed.sampler))
+        self._stored = stored_fields(feed)
+        self._plan: ReadPlan | None = None
 
     def __call__(self, request: Request, /) -> Batch:
         """Make one batch.
@@ -67,18 +71,18 @@ class Batcher(Closing):
         Raises:
             LoaderError: an error of reading, or DecodeError. Each names the record.
         """
-        if self._planner is not None:
-            self.meter.timed("reading", self._planner.reached, request.step)
         held = request.ids >= 0 if self._masked else None
         kept = request if held is None else request.where(held)
         joined = joined_rows(self._index, self._side, kept)
         try:
-            values = self.samples.values(kept, joined)
+            with ExitStack() as stack:
+                step = request.epoch * self._steps + request.step
+                block = reading(self._reader, step, self._plan)
+                self.meter.timed("reading", stack.enter_context, block)
+                values = self.samples.values(kept, joined)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        if self._planner is not None:
-            self._planner.passed(request.step)
         whole = request if self._function is None else kept
         batch = self.meter.timed("collating", self._collated, whole, kept, joined, values)
         if self._function is not None:
@@ -133,21 +137,18 @@ class Batcher(Closing):
             writable(dict(zip(held, row, strict=True))) for row in zip(*held.values(), strict=True)
         ]
 
-    def look_ahead(
-        self, feed: Definition, epoch: int, start: int, /, *, plans: Plans | None = None
+    def start_pass(
+        self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
     ) -> None:
-        """Read ahead for the coming batches. Decode ahead too where images are cached.
+        """Prefetch the coming batches. Decode ahead too where images are cached.
 
-        The batches must then be made in order, from step `start` to the end of the epoch. With
-        `plans` of a loader, passes go on with the planner of the epoch before.
+        The batches must then be made in order, from step `start` to the end of the epoch.
         """
-        plans = Plans() if plans is None else plans
-        stored = stored_fields(feed)
-        fetcher = fetcher_of(self._reader)
-        self._planner = plans.begin(fetcher, stored, feed.sampler, epoch, start)
+        first = epoch * self._steps + start
+        self._plan = start_pass(self._reader, schedule, self._stored, first, readahead)
         threads = self.samples.calls.threads
         if self.samples.cache is not None and threads:
-            coming = requests(plans.schedule(feed.sampler), epoch, start, seeds=False)
+            coming = requests(schedule, epoch, start, seeds=False)
             self.samples.cache.look_ahead(coming, threads=threads)
 
     def close(self) -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
+from twinfeed.loaders.ahead.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.ahead.chunks import Chunks, chunk_bytes
-from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes
-from twinfeed.loaders.ahead.held import Held, HeldRange, data_of
-from twinfeed.loaders.ahead.ranges import (
-    MOST_AT_ONCE,
-    Extents,
-    Rows,
-    extent_of,
-    near_rows,
-    pieces_of,
-)
+from twinfeed.loaders.ahead.plan import ReadPlan
+from twinfeed.loaders.ahead.ranges import Rows, gap_of
 from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.ahead.uses import NOW, NextUses
+from twinfeed.loaders.ahead.uses import NextUses
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import inside, join, stale_file
+from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
 from twinfeed.loaders.remote.download import describe
 from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.opening import store_of
@@ -35,7 +28,7 @@ _FILES = 1 << 14
 
 
 class RemoteShards(Fetcher):
-    """Read ranges of remote files. Ranges that came to `ahead` are already being fetched.
+    """Read ranges of remote files. Those that a plan has named are already being fetched.
 
     The size and the tag of a file are compared with the index. If the store sends both with each
     range, each range is compared. Otherwise each file is compared once.
@@ -49,90 +42,53 @@ class RemoteShards(Fetcher):
         self._uses: NextUses | None = None
         self._followed: tuple[Schedule, Sequence[str], bool] | None = None
         self._known: set[int] = set()
-        self._lock = threading.Lock()
-        self._held = Held(self._read)
+        self.buffer: RangeBuffer = RangeBuffer(self._read, gap_of(index))
         self._file = lru_cache(_FILES)(self._facts_of)
 
-    def follow(
-        self, schedule: Schedule, fields: Sequence[str], planned: bool, step: int, /
-    ) -> None:
-        """Note which batch is read, so that the cache knows which chunks are needed last."""
-        if self.chunks is None:
-            return
-        followed = schedule, fields, planned
+    def before_read(self, plan: ReadPlan, step: int, /) -> None:
+        """Submit requests for coming batches. The cache learns which chunks are needed last."""
+        if self.chunks is not None:
+            self._advance(plan, step)
+        plan.enter(step, self.buffer.apply)
+
+    def _advance(self, plan: ReadPlan, step: int) -> None:
+        assert self.chunks is not None
+        followed = plan.schedule, plan.fields, plan.limit != 0
         if self._uses is None or self._followed != followed:
             self._followed = followed
             chunks = int(self.chunks.starts[-1])
-            where = partial(self._chunks_of, fields)
-            self._uses = NextUses(schedule.whole, chunks, where, planned=planned)
+            where = partial(self._chunks_of, plan.fields)
+            self._uses = NextUses(plan.schedule.whole, chunks, where, planned=plan.limit != 0)
         self.chunks.follow(self._uses, step)
 
     def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the first and the last chunk of each field, and the place of its record."""
         assert self.chunks is not None
         rows = self.index.rows(fields, records)
-        held = rows["length"] > 0
-        rows, places = rows[held], np.repeat(np.arange(len(records)), len(fields))[held]
+        nonempty = rows["length"] > 0
+        rows, places = rows[nonempty], np.repeat(np.arange(len(records)), len(fields))[nonempty]
         size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
         last = rows["offset"] + rows["length"] - 1
         return starts + rows["offset"] // size, starts + last // size, places
 
-    def ahead(self, extents: Extents, /) -> None:
-        """Begin to fetch ranges, in this order."""
-        with self._lock:
-            self._held.tell(extents)
-
-    def left(self, spans: Sequence[tuple[int, int]], /) -> None:
-        """Note the step that needs each of these spans last."""
-        with self._lock:
-            self._held.left(spans)
-
-    def passed(self, step: int, /) -> None:
-        """Drop what no batch from this step on needs."""
-        with self._lock:
-            self._held.passed(step)
-
-    def begin(self, step: int, planned: int | None, /) -> None:
-        """Begin a plan at this step. The plan before, up to step `planned`, has ended."""
-        with self._lock:
-            self._held.begin(step, planned)
-
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
         self._look_at(rows)
-        with self._lock:
-            ranges = self._ranges(rows)
+        ranges = self.buffer.of_rows(rows)
         try:
             return self._cut(rows, ranges)
         except BaseException:
-            with self._lock:
-                for one in ranges:
-                    self._held.drop(one)
+            self.buffer.drop(ranges)
             raise
 
     def close(self) -> None:
         """Drop all ranges, and cancel the requests under way."""
-        with self._lock:
-            self._held.clear()
+        super().close()
+        self.buffer.clear()
 
-    def _ranges(self, rows: Rows) -> list[HeldRange]:
-        """Return the range of each row: fetched ahead, or made here of rows near each other."""
-        found = self._held.of_rows(rows)
-        alone = np.array([place for place, one in enumerate(found) if one is None], np.int64)
-        lone = rows[alone]
-        for first, last in pieces_of(lone, near_rows(lone, self.gap, MOST_AT_ONCE)):
-            start, stop = extent_of(lone[first:last])
-            one = HeldRange(0, int(lone["file"][first]), start, stop, step=NOW, last=NOW)
-            one.begin(self._read, soon=True)
-            for place in alone[first:last].tolist():
-                found[place] = one
-        ranges = [one for one in found if one is not None]
-        self._held.need([one for one in dict.fromkeys(ranges) if one.number])
-        return ranges
-
-    def _cut(self, rows: Rows, ranges: list[HeldRange]) -> list[bytes]:
+    def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
-        data = data_of(dict.fromkeys(ranges))
+        data = {one: one.data for one in dict.fromkeys(ranges)}
         out = [
             bytes(data[one][offset - one.start : offset - one.start + length])
             for one, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)

@@ -10,14 +10,14 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from io import FileIO
 
 import numpy as np
 
-from twinfeed.loaders.ahead.fetcher import Fetcher, WrongBytes, cut_rows
+from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, Release
 from twinfeed.loaders.ahead.ranges import (
     LOCAL_GAP,
     SMALL,
@@ -34,27 +34,48 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import below, join, stale_file
 from twinfeed.loaders.reading._handles import Handles
+from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes, cut_rows
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import advise, cold
 
+_PROBED = 16
+"""Ranges that are probed for whether reading waits: a few may be in memory by chance."""
+
+Opened = Callable[[Extents], Iterator[tuple[int, int, int]]]
+"""Yield the descriptor, the start and the stop of each range whose file can be opened."""
+
 
 class Advice:
-    """Advise the kernel of what will be read, on a thread that ends after the last advice.
+    """Advise the kernel of what a plan will read, on a thread that ends after the last advice.
 
     The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Iterator[None]] = deque()
+        self._waiting: deque[Iterator[tuple[int, int, int]]] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def add(self, telling: Iterator[None]) -> None:
-        """Run a generator after the generators that wait."""
+    def apply(self, opened: Opened, plan: ReadPlan, event: Fetch | Release, /) -> None:
+        """Advise of the ranges of an event, or disable a probing plan that nothing would wait for.
+
+        The page cache of the kernel needs no `Release`.
+        """
+        if isinstance(event, Release):
+            return
+        if plan.probing:
+            some = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
+            plan.enabled = any(cold(fd, stop - 1) for fd, _, stop in opened(some))
+            plan.probing = False
+        if plan.enabled:
+            self.add(opened(event.ranges))
+
+    def add(self, opened: Iterator[tuple[int, int, int]], /) -> None:
+        """Advise of ranges of open files, after those that wait."""
         self._stopped = False
-        self._waiting.append(telling)
+        self._waiting.append(opened)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
             self._thread.start()
@@ -69,9 +90,10 @@ class Advice:
     def _run(self) -> None:
         with suppress(IndexError):  # nothing waits
             while not self._stopped:
-                for _ in self._waiting.popleft():
+                for fd, start, stop in self._waiting.popleft():
                     if self._stopped:
                         break
+                    advise(fd, start, stop - start, "WILLNEED")
 
 
 class LocalShards(Fetcher):
@@ -88,6 +110,7 @@ class LocalShards(Fetcher):
 
     def close(self) -> None:
         """Close the shards."""
+        super().close()
         self._advice.close()
         self.handles.close()
 
@@ -128,18 +151,9 @@ class LocalShards(Fetcher):
         changes = np.flatnonzero(files[1:] != files[:-1]) + 1
         return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
-    def ahead(self, extents: Extents, /) -> None:
-        """Advise the kernel which pages are needed. A file that cannot be opened is left out."""
-        self._advice.add(self._advised(extents))
-
-    def _advised(self, extents: Extents) -> Iterator[None]:
-        for fd, start, stop in self._opened(extents):
-            advise(fd, start, stop - start, "WILLNEED")
-            yield
-
-    def waits(self, extents: Extents, /) -> bool:
-        """Whether the last page of any of these extents is not in memory."""
-        return any(cold(fd, stop - 1) for fd, _, stop in self._opened(extents))
+    def before_read(self, plan: ReadPlan, step: int, /) -> None:
+        """Advise the kernel of what coming batches read."""
+        plan.enter(step, partial(self._advice.apply, self._opened, plan))
 
     def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
         """Yield the descriptor, the start and the stop of each extent whose file can be read."""
@@ -214,6 +228,7 @@ class WholeFiles(Fetcher):
     def __init__(self, index: Index, checksums: bool) -> None:
         super().__init__(index, checksums)
         self.places = Places(index.root)
+        self._advice = Advice()
 
     def open(self, number: int, length: int) -> FileIO:
         """Open a file, which must be as long as when it was indexed."""
@@ -232,16 +247,17 @@ class WholeFiles(Fetcher):
             out.append(data)
         return out
 
-    def ahead(self, extents: Extents, /) -> None:
-        """Advise the kernel which files are needed. A file that cannot be opened is left out."""
-        for file, start, stop, *_ in extents.tolist():
-            with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
-                advise(opened.fileno(), start, stop - start, "WILLNEED")
+    def before_read(self, plan: ReadPlan, step: int, /) -> None:
+        """Advise the kernel of what coming batches read."""
+        plan.enter(step, partial(self._advice.apply, self._opened, plan))
 
-    def waits(self, extents: Extents, /) -> bool:
-        """Whether the last page of any of these files is not in memory."""
+    def close(self) -> None:
+        """Stop the advice."""
+        super().close()
+        self._advice.close()
+
+    def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
+        """Yield the descriptor, the start and the stop of each extent whose file can be read."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
-                if cold(opened.fileno(), stop - 1):
-                    return True
-        return False
+                yield opened.fileno(), start, stop

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.ahead.planner import Plans
+from twinfeed.loaders.ahead.schedule import Schedules
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
@@ -47,19 +47,20 @@ class Server(PassServer):
         uncounted: UncountedPasses,
         meter: Meter,
         *,
-        plans: Plans,
+        schedules: Schedules,
+        readahead: int | None,
         prefetch: int,
         threads: int | None,
         by_rank: bool = False,
     ) -> None:
         sampler = feeds[0].sampler
         super().__init__(sampler, uncounted, meter, ranks=len(feeds), by_rank=by_rank)
-        self._plans = plans
+        self._readahead = readahead
         self.prefetch = prefetch
         self.feeds = feeds
         self.feed = feeds[0]
         self.reader = reader
-        self.schedules = [plans.schedule(feed.sampler) for feed in feeds]
+        self.schedules = [schedules[feed.sampler] for feed in feeds]
         sizes = {feed.sampler.constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
         self.threads = threads if threads is not None else most_threads()
@@ -102,8 +103,8 @@ class Server(PassServer):
         ]
         self._passes[number] = batchers
         try:
-            for one, batcher in zip(self.feeds, batchers, strict=True):
-                batcher.look_ahead(one, epoch, start, plans=self._plans)
+            for schedule, batcher in zip(self.schedules, batchers, strict=True):
+                batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
             system.keep_freed_memory()
             yield self.calls(self.steps - start)
         finally:

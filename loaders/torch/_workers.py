@@ -64,16 +64,13 @@ class Sending:
     """
 
     def __init__(
-        self, request: Request, read: Callable[[Int64s, int], Mapping[str, Sequence[Any]]], /
+        self, request: Request, read: Callable[[Int64s], Mapping[str, Sequence[Any]]], /
     ) -> None:
         self._request, self._read = request, read
 
     def __reduce__(self) -> tuple[type[_Arrived], tuple[Request, Any]]:
         try:
-            return _Arrived, (
-                self._request,
-                self._read(_distinct(self._request), self._request.step),
-            )
+            return _Arrived, (self._request, self._read(_distinct(self._request)))
         except Exception as error:
             return _Arrived, (self._request, sendable(error))
 

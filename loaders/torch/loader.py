@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
@@ -22,7 +22,7 @@ from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import fetcher_of, values_of
+from twinfeed.loaders.reading.source import reading, start_pass, values_of
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.misnamed import counterparts
@@ -304,31 +304,31 @@ class _Place:
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
-        self._plans, self._sending = loader.plans, loader._reads_for_workers
+        self._schedules, self._readahead = loader.schedules, loader.readahead
+        self._sending = loader._reads_for_workers
         self.begins = (0, 0)
         self.given_up = False
 
     def __iter__(self) -> Iterator[Request | Sending]:
         # The workers share the page cache, and this process reads remote shards for them. So this
         # process advises the kernel, once, of what they will read.
-        feed, reader, plans = self._feed, self._reader, self._plans
-        stored = stored_fields(feed)
-        following = plans.begin(fetcher_of(reader), stored, feed.sampler, *self.begins)
+        feed, reader = self._feed, self._reader
+        epoch, start = self.begins
+        schedule, first = self._schedules[feed.sampler], epoch * len(feed.sampler)
+        plan = start_pass(reader, schedule, stored_fields(feed), first + start, self._readahead)
 
-        def read(records: Int64s, step: int) -> Mapping[str, Sequence[Any]]:
-            if self.given_up:
-                raise LoaderError("the pass is given up")  # this error is never seen
-            given = reader, records, feed.fields, feed.missing
-            values = self._meter.timed("reading", values_of, *given)
-            if following is not None:
-                following.passed(step)
-            return values
+        def read(records: Int64s, block: ExitStack) -> Mapping[str, Sequence[Any]]:
+            with block:
+                if self.given_up:
+                    raise LoaderError("the pass is given up")  # this error is never seen
+                given = reader, records, feed.fields, feed.missing
+                return self._meter.timed("reading", values_of, *given)
 
-        schedule = plans.schedule(feed.sampler)
-        for request in requests(schedule, *self.begins, seeds=feed.seeded):
-            if following is not None:
-                following.reached(request.step)
-            yield Sending(request, read) if self._sending else request
+        for request in requests(schedule, epoch, start, seeds=feed.seeded):
+            # The reading of a step starts here, since a later step may be read before this step is.
+            block = ExitStack()
+            block.enter_context(reading(reader, first + request.step, plan))
+            yield Sending(request, partial(read, block=block)) if self._sending else request
 
     def __len__(self) -> int:
         return len(self._feed.sampler)

@@ -73,7 +73,7 @@ def spread(counts: Int64) -> tuple[Int64, Int64]:
 
 def ranges(lows: Int64, highs: Int64) -> Int64:
     """Return `[*range(lows[0], highs[0]), *range(lows[1], highs[1]), …]`."""
-    if (lows[1:] == highs[:-1]).all():
+    if len(lows) and (lows[1:] == highs[:-1]).all():
         return np.arange(lows[0], highs[-1])
     owner, place = spread(highs - lows)
     made: Int64 = lows[owner] + place

@@ -31,10 +31,11 @@ WITHOUT_LINUX = """
 
 PLAIN = """
     import importlib, pkgutil, re
-    import numpy as np
     import twinfeed.loaders as loaders
     from twinfeed.loaders.support.system import processors
-    from twinfeed.loaders.ahead.planner import extents_ahead
+    from twinfeed.loaders.ahead.schedule import Schedule
+    from twinfeed.loaders.reading.source import reading, start_pass
+    from twinfeed.samplers import BatchSampler, SequentialSampler
     from twinfeed.loaders.command_line import main
 
     for module in pkgutil.walk_packages(loaders.__path__, "twinfeed.loaders."):
@@ -44,10 +45,9 @@ PLAIN = """
     for container in ("tfrecord", "tar"):
         index = loaders.pack(words, container, container=container)["data"]
         with loaders.Reader(index) as reader:
-            ids = np.array([99, 0])
-            ranges = extents_ahead(reader._fetcher, ["word"], ids, -1, ids)
-            reader._fetcher.ahead(ranges)
-            assert reader.read([99, 0])["word"] == [b"99", b"0"]
+            stream = Schedule(BatchSampler(SequentialSampler(100), batch_size=50))
+            with reading(reader, 0, start_pass(reader, stream, ["word"], 0, 1000)):
+                assert reader.read([99, 0])["word"] == [b"99", b"0"]
         assert main(["verify", f"{container}/data.index", "-q"]) == 0
     assert processors() == os.cpu_count()
 """

@@ -1,15 +1,12 @@
-"""The plan: what an epoch asks of its store, and what a cache would hold of it."""
+"""The plan: what an epoch asks of its store."""
 
 import shlex
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from twinfeed.loaders import Feed, Index, open_index, pack, plan, shuffled
 from twinfeed.loaders.ahead.ranges import AHEAD_GAP
@@ -99,35 +96,6 @@ def test_what_lies_between_the_fields_of_a_tar_is_told(tmp_path: Path) -> None:
     assert "that batches use\n  memory     " in str(both)
 
 
-@cache
-def best(units: tuple[int, ...], place: int, held: frozenset[int], room: int, since: int) -> int:
-    """The most hits of any cache from a place on, by trying everything."""
-    if place == len(units):
-        return 0
-    hit = units[place] in held and place >= since
-    after = held | {units[place]}
-    some = [frozenset(after)] if len(after) <= room else [after - {one} for one in after]
-    return hit + max(best(units, place + 1, frozenset(one), room, since) for one in some)
-
-
-@settings(max_examples=60)
-@given(
-    first=st.lists(st.integers(0, 4), max_size=5),
-    second=st.lists(st.integers(0, 4), min_size=1, max_size=5),
-    room=st.integers(0, 4),
-)
-def test_the_hits_are_those_of_the_best_cache(
-    first: list[int], second: list[int], room: int
-) -> None:
-    found = int(planning._hits(np.array([*first, *second], np.int64), room)[len(first) :].sum())
-    most = best((*first, *second), 0, frozenset(), room, len(first))
-    # The cache keeps what comes again in the first part too: no cache that is best for the whole
-    # has fewer hits in all. A cache that is best for the second part alone may have more there.
-    assert found <= most
-    if not len(set(first)) < len(first):
-        assert found == most
-
-
 def test_ranks_that_read_every_block_are_told_of_sections(index: Index) -> None:
     def rank(sections: int) -> Plan:
         order = ShardShuffleSampler(
@@ -188,40 +156,6 @@ def test_many_small_shards_are_to_be_repacked(
     after = capsys.readouterr().out
     assert "shards     1, " in after
     assert "repack" not in after
-
-
-def test_every_plan_without_advice_has_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Little data, whose blocks cannot be long; and random records that are in a cache."""
-    index = pack([{"x": bytes(2000)} for _ in range(1000)], tmp_path, shards=3)["data"]
-    blocks = BatchSampler(shuffled(index, seed=0), batch_size=10)
-    assert "good: all the data fit in memory" in str(plan(Feed(index, blocks)))
-    fsspec.filesystem("memory").put(f"{tmp_path}/", "/verdict", recursive=True)
-    far = open_index(index.path, root="memory://verdict")
-    told = plan(Feed(far, blocks), readahead=1)
-    assert "are small, but an epoch uses 2.0 MB alone, so shards of any size" in told.verdict
-    monkeypatch.setattr(planning, "block_of", lambda *_: 1)  # as of data of few records
-    uniform = Feed(far, BatchSampler(RandomSampler(1000, seed=0), batch_size=10))
-    assert "; a disk cache makes later epochs fast" in plan(uniform, readahead=1).verdict
-    kept = plan(uniform, readahead=1, cache_bytes=10**9)
-    assert (kept.cache_hits, kept.advice) == (1, ())
-    assert kept.verdict == "good from the second epoch on: the cache holds all the data"
-    monkeypatch.setattr(planning, "_SMALL_REMOTE", 1000)
-    assert "are long enough to be fast" in plan(uniform, readahead=1).verdict
-
-
-def test_a_cache_of_shards_that_are_little_longer_than_its_chunks(tmp_path: Path) -> None:
-    """The last chunk of a shard is shorter, and lies beside no chunk of the next shard."""
-    index = pack([{"x": bytes(2000)} for _ in range(136)], tmp_path, shards=4)["data"]
-    stored = int(index.shards["bytes"].sum())
-    assert 1 << 16 < stored // 4 < 1.1 * (1 << 16)
-    fsspec.filesystem("memory").put(f"{tmp_path}/", "/chunks", recursive=True)
-    far = open_index(index.path, root="memory://chunks")
-    feed = Feed(far, BatchSampler(SequentialSampler(136), batch_size=8))
-    found = plan(feed, cache_bytes=10**9)
-    assert (found.read_bytes, found.cache_hits, found.advice) == (stored, 1, ())
-    assert found.requests >= 4
 
 
 def test_more_than_memory_at_once_is_warned_of(

@@ -1,4 +1,4 @@
-"""The planner requests what coming batches read: in time, once, in few ranges, within a bound."""
+"""A plan names what coming batches read: in time, once, in few ranges, within a bound."""
 
 import os
 import pickle
@@ -26,9 +26,8 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
-from twinfeed.loaders.ahead.fetcher import Requester
-from twinfeed.loaders.ahead.planner import Planner, extents_ahead
-from twinfeed.loaders.ahead.ranges import AHEAD_GAP, ALONE, MOST_AT_ONCE, extents_of
+from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, Release, extents_ahead
+from twinfeed.loaders.ahead.ranges import AHEAD_GAP, MOST_AT_ONCE, NO_SPAN, extents_of
 from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import large
@@ -50,21 +49,26 @@ RECORD = AHEAD_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
-class Noting(Requester):
-    """Notes what it is asked for, and says that reading waits, or does not."""
+class Noting:
+    """Reads the batches of a plan, and notes what is fetched; reading waits for a disk, or not."""
 
-    def __init__(self, index: Index, *, waiting: bool = True) -> None:
-        super().__init__(index)
+    def __init__(self, index: Index, stream: BatchStream, limit: int | None, waiting: bool) -> None:
+        self.plan = ReadPlan(index, list(index.fields), Schedule(stream), 0, limit=limit)
         self.told: list[list[tuple[int, int, int, int]]] = []
-        self.looks = 0
+        self.probes = 0
         self.waiting = waiting
 
-    def ahead(self, extents: Any, /) -> None:
-        self.told.append(extents[["file", "start", "stop", "step"]].tolist())
+    def read(self, step: int) -> None:
+        self.plan.enter(step, self._apply)
+        self.plan.leave(step)
 
-    def waits(self, extents: Any, /) -> bool:
-        self.looks += 1
-        return self.waiting
+    def _apply(self, event: Fetch | Release) -> None:
+        assert isinstance(event, Fetch), "of local shards nothing is released"
+        if self.plan.probing:
+            self.probes += 1
+            self.plan.probing, self.plan.enabled = False, self.waiting
+        if self.plan.enabled:
+            self.told.append(event.ranges[["file", "start", "stop", "step"]].tolist())
 
     @property
     def ranges(self) -> list[tuple[int, int, int, int]]:
@@ -86,10 +90,11 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return pack(samples, tmp_path_factory.mktemp("long"), shard_records=50)["data"]
 
 
-def planner(index: Index, stream: BatchStream, **options: Any) -> tuple[Planner, Noting]:
-    reader = Noting(index, waiting=options.pop("waiting", True))
-    limit = options.pop("limit", 10 * RECORD)
-    return Planner(reader, list(index.fields), Schedule(stream), 0, 0, limit=limit), reader
+def noting(
+    index: Index, stream: BatchStream, limit: int | None = 10 * RECORD, *, waiting: bool = True
+) -> tuple[ReadPlan, Noting]:
+    reads = Noting(index, stream, limit, waiting)
+    return reads.plan, reads
 
 
 def rows_of(index: Index, records: Any) -> list[tuple[int, int, int]]:
@@ -103,10 +108,10 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
     """For every sampler, within the bound, and with as many uses as there are."""
     stream = dict(CASES)[name]()
     assert stream.num_records <= len(long)
-    plan, reader = planner(long, stream)
+    plan, reader = noting(long, stream)
     consumed: set[tuple[int, int]] = set()
     for step, ids in enumerate(stream.batches(0, 0, len(stream))):
-        plan.reached(step)
+        reader.read(step)
         records = stream.records(ids[ids >= 0])
         for file, start, stop in rows_of(long, records):
             assert any(f == file and a <= start and stop <= b for f, a, b, _ in reader.ranges)
@@ -121,9 +126,9 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
 def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
     """For any bound; the few ranges that a lane boundary cuts may be requested twice."""
     order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
-    plan, reader = planner(long, BatchSampler(order, batch_size=4), limit=limit)
+    plan, reader = noting(long, BatchSampler(order, batch_size=4), limit=limit)
     for step in range(50):
-        plan.reached(step)
+        reader.read(step)
         assert plan.next > step
     assert len(reader.ranges) <= 20
     assert reader.records == 200
@@ -131,24 +136,24 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
 
 def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
     """Else it would be read only when it is asked for."""
-    plan, _ = planner(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
+    plan, reader = noting(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
     for step in range(49):
-        plan.reached(step)
+        reader.read(step)
         assert plan.next == step + 2
 
 
 def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
     stream = BatchSampler(ReuseSampler(200, reuse=5, live=20, seed=0), batch_size=10)
-    plan, reader = planner(long, stream, limit=1)
+    _, reader = noting(long, stream, limit=1)
     for step in range(len(stream)):
-        plan.reached(step)
+        reader.read(step)
     assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + AHEAD_GAP)
 
 
 def test_records_in_order_are_few_large_ranges(long: Index) -> None:
-    plan, reader = planner(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
+    _, reader = noting(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
     for step in range(50):
-        plan.reached(step)
+        reader.read(step)
     assert len(reader.ranges) <= 16
     assert reader.records == 200
 
@@ -159,7 +164,7 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     rows["offset"] = [0, 0, 10, 100 + AHEAD_GAP, 101 + 2 * AHEAD_GAP + 5, 0]
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
-    alone, steps = np.full(6, ALONE), np.arange(6)[::-1]
+    alone, steps = np.full(6, NO_SPAN), np.arange(6)[::-1]
     found = extents_of(rows[::-1], alone, steps)[["file", "start", "stop", "step"]].tolist()
     gap = AHEAD_GAP
     want = [(0, 0, 105 + gap, 3), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
@@ -175,17 +180,17 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
 
 def test_without_a_bound_the_first_batch_of_a_pass_says_whether_reading_waits(long: Index) -> None:
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=1)
-    plan, reader = planner(long, stream, limit=None, waiting=False)
+    plan, reader = noting(long, stream, limit=None, waiting=False)
     for step in range(200):
-        plan.reached(step)
+        reader.read(step)
     assert reader.told == []
-    assert reader.looks == 1
-    assert not plan.leads_to(1, 0)
-    plan, reader = planner(long, stream, limit=None)
+    assert reader.probes == 1
+    assert not plan.continues_at(200)
+    plan, reader = noting(long, stream, limit=None)
     for step in range(200):
-        plan.reached(step)
+        reader.read(step)
     assert reader.ranges
-    assert reader.looks == 1
+    assert reader.probes == 1
 
 
 def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
@@ -248,8 +253,8 @@ def test_large_data_are_read_ahead_without_a_look(
     monkeypatch.setattr(system, "memory", lambda: 300 * RECORD)
     assert large(long)
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=10)
-    plan, reader = planner(long, stream, limit=None, waiting=False)
-    plan.reached(0)
+    _, reader = noting(long, stream, limit=None, waiting=False)
+    reader.read(0)
     assert reader.ranges
 
 
@@ -296,11 +301,10 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
     rows["length"][6] ^= np.int32(1) << 30
     rows.flush()
     again = open_index(index.path)
-    with Reader(again) as reader:
-        ids, fields = np.arange(8), list(again.fields)[:1]
-        (told,) = extents_ahead(reader._fetcher, fields, ids, ALONE, ids).tolist()
-        row = again.rows(fields, np.array([5]))[0]
-        assert told[2:] == (row["offset"] + row["length"], ALONE, 5)
+    ids, fields = np.arange(8), list(again.fields)[:1]
+    (told,) = extents_ahead(again, fields, ids, ids, gap=AHEAD_GAP).tolist()
+    row = again.rows(fields, np.array([5]))[0]
+    assert told[2:] == (row["offset"] + row["length"], NO_SPAN, 5)
 
 
 def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> None:
@@ -341,17 +345,16 @@ def test_a_shuffle_too_large_for_this_process_is_warned_of(
 def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None:
     """Once passes follow each other; each span once an epoch; an evaluation reads on nowhere."""
     stream = dict(CASES)[name]()
-    plan, reader = planner(long, stream, limit=30 * RECORD)
+    plan, reader = noting(long, stream, limit=30 * RECORD)
     steps = len(stream)
     for epoch in range(4):
         if epoch:
-            assert plan.leads_to(epoch, 0)
-            assert not plan.leads_to(epoch, 1)
-            assert not plan.leads_to(epoch + 1, 0)
-            plan.begin(epoch, 0, on=not stream.evaluation)
+            assert not plan.continues_at(epoch * steps + 1)
+            assert not plan.continues_at((epoch + 1) * steps)
+            assert plan.continues_at(epoch * steps)
         for step, ids in enumerate(stream.batches(epoch, 0, steps)):
-            assert not plan.leads_to(epoch + 1, 0)
-            plan.reached(step)
+            assert not plan.continues_at((epoch + 1) * steps)
+            reader.read(epoch * steps + step)
             for row in rows_of(long, stream.records(ids[ids >= 0])):
                 assert any(
                     row[0] == f and a <= row[1] and row[2] <= b for f, a, b, _ in reader.ranges
@@ -371,7 +374,11 @@ def test_a_loader_that_reads_on_does_not_move(
     sampler = BatchSampler(order, batch_size=20)
     feed = Feed(long, sampler)
     told: list[int] = []
-    monkeypatch.setattr(local.LocalShards, "ahead", lambda self, found: told.extend(found["step"]))
+    monkeypatch.setattr(
+        local.Advice,
+        "apply",
+        lambda _self, _opened, _plan, event: told.extend(event.ranges["step"]),
+    )
     with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
         for epoch in (0, 1, 2, 9, 10):
             if epoch == 9:
@@ -383,4 +390,4 @@ def test_a_loader_that_reads_on_does_not_move(
             follows = epoch in (1, 2, 10)
             assert (max(told) >= 10 * (epoch + 1)) == follows
             assert max(told) < 10 * (epoch + 2)
-        assert not pickle.loads(pickle.dumps(loader.plans))._planners  # planners hold locks
+        assert not pickle.loads(pickle.dumps(loader.schedules))

@@ -1,0 +1,233 @@
+"""A buffer of ranges of remote files: fetched before they are used, released after."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from heapq import heappop, heappush
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.ahead.plan import Fetch, Release
+from twinfeed.loaders.ahead.ranges import (
+    MOST_AT_ONCE,
+    NO_SPAN,
+    Rows,
+    extent_of,
+    near_rows,
+    pieces_of,
+)
+from twinfeed.loaders.ahead.spans import NO_STEP
+from twinfeed.loaders.ahead.uses import CURRENT_STEP
+from twinfeed.loaders.remote import network
+from twinfeed.loaders.remote.wire import wire
+
+Read = Callable[[int, int, int, int], memoryview]
+"""Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
+
+_LOOK_BACK = 8
+"""Ranges of a file that are tried for a row: the last so many that begin before the row."""
+
+
+class BufferedRange:
+    """A range of a file: the requests for its pieces, and then its bytes."""
+
+    def __init__(self, number: int, file: int, start: int, stop: int, step: int, last: int) -> None:
+        self.number = number
+        self.file = file
+        self.start = start
+        self.stop = stop
+        self.step, self.last = step, last  # the first and the last step that use the range
+        self.pieces: list[Future[memoryview]] = []
+
+    def request(self, read: Read, *, urgent: bool) -> None:
+        """Request the pieces. Several pieces are copied to one buffer, as they come."""
+        self.pieces = []
+        size = network.NETWORK.piece
+        if self.stop - self.start > size:
+            read = partial(_read_into, np.empty(self.stop - self.start, np.uint8), self.start, read)
+        for start in range(self.start, self.stop, size):
+            stop = min(self.stop, start + size)
+            call = partial(read, self.file, start, stop, self.step)
+            self.pieces.append(wire().submit(call, stop - start, soon=urgent))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a piece could not be read."""
+        return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
+
+    def cancel(self) -> None:
+        """Cancel the requests that have not begun."""
+        for piece in self.pieces:
+            piece.cancel()
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, which this waits for."""
+        come = [piece.result() for piece in self.pieces]  # each is the buffer of the whole range
+        return come[0] if come else memoryview(b"")
+
+
+def _read_into(
+    buffer: npt.NDArray[np.uint8],
+    first: int,
+    read: Read,
+    file: int,
+    start: int,
+    stop: int,
+    step: int,
+) -> memoryview:
+    """Read a piece into the buffer of its range, and return the buffer.
+
+    numpy copies without the interpreter lock. Joining memoryviews would hold it.
+    """
+    np.copyto(
+        buffer[start - first : stop - first], np.frombuffer(read(file, start, stop, step), np.uint8)
+    )
+    return buffer.data
+
+
+class RangeBuffer:
+    """Fetch the ranges of a `ReadPlan`, and keep each until its last step is over.
+
+    `gap` is the longest gap between two rows that are read in one piece. For a block that is still
+    open, the last step is not known yet: it is `NO_STEP` until a `Release` names it. Several
+    threads may call.
+    """
+
+    def __init__(self, read: Read, gap: int) -> None:
+        self._read, self._gap = read, gap
+        self._lock = threading.Lock()
+        self._ranges: dict[int, BufferedRange] = {}
+        self._clear()
+
+    def __iter__(self) -> Iterable[tuple[int, int, int]]:
+        """Yield the file, the start and the stop of each range."""
+        return iter([(one.file, one.start, one.stop) for one in self._ranges.values()])
+
+    def clear(self) -> None:
+        """Cancel all requests, and drop all ranges."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        for one in self._ranges.values():
+            one.cancel()
+        self._count = 0
+        self._bytes = 0
+        self._ranges = {}
+        self._starts: dict[int, list[tuple[int, int]]] = {}  # by file, sorted
+        self._open: dict[int, list[BufferedRange]] = {}  # by the span that is not closed yet
+        self._ends: list[tuple[int, int]] = []  # a heap of the last step of each other range
+
+    def start_plan(self, step: int, previous_end: int | None, /) -> None:
+        """Start a plan at this step. Ranges of the plan before, up to step `previous_end`, are kept
+        as long as that plan needs them; with None, or above `NETWORK.held` bytes, they are dropped.
+        """
+        with self._lock:
+            if previous_end is None or self._bytes > network.NETWORK.held:
+                self._clear()
+            self._close((span, previous_end or step) for span in list(self._open))
+
+    def apply(self, event: Fetch | Release, /) -> None:
+        """Submit the requests of an event, or note the last step of its blocks."""
+        with self._lock:
+            if isinstance(event, Release):
+                self._close(event.last_steps)
+                return
+            for file, start, stop, span, step in event.ranges.tolist():
+                self._submit(file, start, stop, span, step)
+
+    def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
+        """Fetch a range, unless it is here."""
+        last = step if span == NO_SPAN else NO_STEP
+        for one in self._before(file, start):
+            if (one.start, one.stop) == (start, stop):
+                one.last = max(one.last, last)
+                break
+        else:
+            self._count += 1
+            one = BufferedRange(self._count, file, start, stop, step, last)
+            self._ranges[one.number] = one
+            self._bytes += stop - start
+            insort(self._starts.setdefault(file, []), (start, one.number))
+            one.request(self._read, urgent=False)
+        if span == NO_SPAN:
+            heappush(self._ends, (last, one.number))
+        else:
+            self._open.setdefault(span, []).append(one)
+
+    def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
+        for span, last in last_steps:
+            for one in self._open.pop(span, ()):
+                one.last = last
+                heappush(self._ends, (last, one.number))
+
+    def release_before(self, step: int, /) -> None:
+        """Drop the ranges that no batch from this step on needs."""
+        with self._lock:
+            while self._ends and self._ends[0][0] < step:
+                one = self._ranges.get(heappop(self._ends)[1])
+                if one is not None and one.last < step:
+                    self._drop(one)
+
+    def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
+        """Return the range of each row: buffered, or requested now for rows near each other.
+
+        A range that was fetched ahead and has failed is requested again.
+        """
+        nothing = BufferedRange(0, 0, 0, 0, CURRENT_STEP, CURRENT_STEP)  # of an empty field
+        with self._lock:
+            found = [
+                self._find(file, offset, offset + length) if length else nothing
+                for offset, length, file, _ in rows.tolist()
+            ]
+            missing = np.array([n for n, one in enumerate(found) if one is None], np.int64)
+            lone = rows[missing]
+            for first, last in pieces_of(lone, near_rows(lone, self._gap, MOST_AT_ONCE)):
+                file = int(lone["file"][first])
+                one = BufferedRange(
+                    0, file, *extent_of(lone[first:last]), CURRENT_STEP, CURRENT_STEP
+                )
+                one.request(self._read, urgent=True)
+                for place in missing[first:last].tolist():
+                    found[place] = one
+            ranges = [one for one in found if one is not None]
+            buffered = [one for one in dict.fromkeys(ranges) if one.number]
+            for one in buffered:
+                if one.failed:  # before a batch needed it
+                    one.request(self._read, urgent=True)
+            wire().prefer([piece for one in buffered for piece in one.pieces])
+        return ranges
+
+    def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
+        """Return the range that these bytes lie in; of several, the range requested first."""
+        found = [one for one in self._before(file, start) if one.stop >= stop]
+        return min(found, key=attrgetter("number"), default=None)
+
+    def _before(self, file: int, start: int) -> list[BufferedRange]:
+        """Return the last ranges that begin at or before a place."""
+        places = self._starts.get(file, [])
+        last = bisect_right(places, (start, self._count))
+        return [self._ranges[number] for _, number in places[max(0, last - _LOOK_BACK) : last]]
+
+    def drop(self, ranges: Iterable[BufferedRange], /) -> None:
+        """Drop ranges, so that they are requested again."""
+        with self._lock:
+            for one in ranges:
+                self._drop(one)
+
+    def _drop(self, one: BufferedRange) -> None:
+        if self._ranges.pop(one.number, None) is None:
+            return
+        self._bytes -= one.stop - one.start
+        one.cancel()
+        places = self._starts[one.file]
+        places.remove((one.start, one.number))
+        if not places:
+            del self._starts[one.file]

@@ -1,0 +1,180 @@
+"""What a stream reads, as events in step order: ranges to fetch, and blocks that are finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+from twinfeed.loaders.ahead.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
+from twinfeed.loaders.ahead.schedule import IDS, Schedule
+from twinfeed.loaders.ahead.spans import Spans
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.sizes import large
+from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers.drawing.bits import ranges
+
+LIMIT = 1 << 26
+"""Bytes that are fetched before their batches need them, unless a loader says how many."""
+
+
+class Fetch(NamedTuple):
+    """`EXTENT`s that no step before needs, in the order of their requests."""
+
+    ranges: Extents
+
+
+class Release(NamedTuple):
+    """Blocks, each by its first record, and the last step that uses the block."""
+
+    last_steps: Sequence[tuple[int, int]]
+
+
+class ReadPlan:
+    """Say what a stream reads from step `start` to the end of the epoch, as events in step order.
+
+    Nothing is read here. Each span of the stream (a block, or a single record) is fetched when the
+    stream enters it. About `limit` bytes are fetched ahead of the batches that are read. The last
+    batch may go beyond the limit. With `limit=0` nothing is fetched early. Without a limit, data
+    that fit in memory are `probing`: the consumer of the first event disables the plan if these
+    ranges are in memory already.
+
+    Consecutive epochs share a plan (`continues_at`), and the plan goes on over the end of the
+    epoch. After the last epoch, about `limit` bytes were read in vain. An evaluation has no next
+    epoch. Steps are counted over all epochs.
+
+    Several threads may read batches of the plan (`enter`, `leave`). One of them applies events.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import pack
+    >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+    >>> index = pack([{"x": bytes(1000)} for _ in range(4)], mkdtemp())["data"]
+    >>> stream = BatchSampler(SequentialSampler(4), batch_size=2)
+    >>> plan = ReadPlan(index, ["x"], Schedule(stream), 0, limit=1)
+    >>> [len(event.ranges) for event in plan.until(0)], plan.next
+    ([1, 1], 2)
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        fields: Sequence[str],
+        schedule: Schedule,
+        start: int,
+        /,
+        *,
+        limit: int | None,
+    ) -> None:
+        self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
+        self._index, self._gap = index, gap_of(index)
+        self._sampler, self._steps = schedule.sampler, max(1, len(schedule.sampler))
+        self._probes = limit is None and not index.remote and not large(index)
+        whole = self._sampler.traits.reads_blocks or self._sampler.traits.max_cached is not None
+        self._spans = Spans(schedule, start) if whole else None
+        # An image is read once, and only remote ranges are kept for the samples that come later.
+        self._keeps_spans = index.remote and self._sampler.traits.max_cached is None
+        self.next, self._together = start, 1  # the next step to fetch, and how many at once
+        self._fetched: deque[tuple[int, int]] = deque()  # last step and bytes of what is ahead
+        self._bytes = 0  # the bytes in `_fetched`
+        self._lock, self._planning = Lock(), Lock()
+        self._start(start, epochs=1)
+
+    def _start(self, start: int, *, epochs: int) -> None:
+        """Begin a pass, which knows so many epochs."""
+        self.start = start
+        self._epoch_end = (start // self._steps + 1) * self._steps
+        self._end = self._epoch_end + (epochs - 1) * self._steps
+        self.enabled, self.probing = self.limit > 0, self._probes
+        self._in_progress: set[int] = set()
+        self._reached = start - 1
+
+    def continues_at(self, start: int, /) -> bool:
+        """Go on with a pass from this step, if the pass before has ended there; say whether."""
+        ended = self._reached == self._epoch_end - 1 and start == self._epoch_end
+        if not self.enabled or self.probing or not ended:
+            return False
+        self._start(start, epochs=1 if self._sampler.evaluation else 2)
+        return True
+
+    def enter(self, step: int, apply: Callable[[Fetch | Release], None], /) -> None:
+        """Begin to read the batch of a step, and `apply` the events that are due."""
+        with self._lock:
+            self._in_progress.add(step)
+            self._reached = max(self._reached, step)
+        if not self.enabled or not self._planning.acquire(blocking=False):
+            return
+        try:
+            for event in self.until(step):
+                apply(event)
+        except Exception:  # the error of a coming batch is raised when that batch is read
+            self.enabled = False
+        finally:
+            self._planning.release()
+
+    def leave(self, step: int, /) -> int:
+        """End the reading of a step; return the step before which nothing is needed any more."""
+        with self._lock:
+            self._in_progress.discard(step)
+            return min([*self._in_progress, self._reached + 1])  # batches are read about in order
+
+    def until(self, step: int, /) -> Iterator[Fetch | Release]:
+        """Yield what to do while the batch of `step` is read, each event once."""
+        while self._fetched and self._fetched[0][0] <= step:
+            self._bytes -= self._fetched.popleft()[1]
+        for _ in range(2):  # not all at once: the batch of this step waits
+            wanted = self._bytes < self.limit or self.next <= step + 1
+            if self.enabled and wanted and self.next < self._end:
+                epoch_end = (self.next // self._steps + 1) * self._steps
+                yield from self._events(min(self.next + self._together, epoch_end))
+
+    def _events(self, stop: int) -> Iterator[Fetch | Release]:
+        """Yield the events of the batches up to step `stop`, all of one epoch."""
+        extents = self._extents(stop)
+        yield Fetch(extents)
+        if self._spans is not None and self._keeps_spans:
+            yield Release(self._spans.closed_before(stop))
+        size = int((extents["stop"] - extents["start"]).sum())
+        self._fetched.append((stop - 1, size))
+        self._bytes += size
+        self.next = stop
+        if 4 * size > self.limit:
+            self._together = max(1, self._together // 2)
+        elif 8 * size < self.limit:
+            self._together = max(1, min(2 * self._together, IDS // self._sampler.batch_size))
+
+    def _extents(self, stop: int) -> Extents:
+        """Return the ranges that these batches read, and no earlier batch reads."""
+        if self._spans is None:
+            records, steps = self.schedule.records(self.next, stop)
+            return extents_ahead(self._index, self.fields, records, steps, gap=self._gap)
+        opened = self._spans.opened_before(stop)
+        first, end, step = np.array(opened, np.int64).reshape(-1, 3).T
+        records, sizes = ranges(first, end), end - first
+        spans = np.repeat(first, sizes) if self._keeps_spans else NO_SPAN
+        steps = np.repeat(step, sizes)
+        return extents_ahead(self._index, self.fields, records, steps, spans, gap=self._gap)
+
+
+def extents_ahead(
+    index: Index,
+    fields: Sequence[str],
+    records: Int64s,
+    steps: Int64s,
+    spans: Int64s | int = NO_SPAN,
+    /,
+    *,
+    gap: int,
+) -> Extents:
+    """Return the `EXTENT`s in which records lie.
+
+    Records outside their shards are left out. Reading such a record says what is wrong.
+    """
+    rows = index.rows(fields, records)
+    nonempty = rows["length"] > 0
+    nonempty[outside(index, rows)] = False
+    spans = np.broadcast_to(spans, len(records))
+    spans, steps = (np.repeat(each, len(fields))[nonempty] for each in (spans, steps))
+    return extents_of(rows[nonempty], spans, steps, gap)

@@ -1,0 +1,107 @@
+"""Ranges of remote files are buffered until the last step that needs them is over."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from twinfeed.loaders.ahead.buffer import BufferedRange, RangeBuffer
+from twinfeed.loaders.ahead.plan import Fetch, Release
+from twinfeed.loaders.ahead.ranges import EXTENT, NO_SPAN
+from twinfeed.loaders.remote import network
+
+SIZE = 10  # bytes of a range
+
+
+@pytest.fixture
+def buffer() -> RangeBuffer:
+    return RangeBuffer(lambda _file, start, stop, _step: memoryview(bytes(range(start, stop))), 0)
+
+
+def fetch(buffer: RangeBuffer, *numbers: int, step: int = 0, span: int = NO_SPAN) -> None:
+    """Announce ranges by their number in the file."""
+    extents = [(0, number * SIZE, (number + 1) * SIZE, span, step) for number in numbers]
+    buffer.apply(Fetch(np.array(extents, EXTENT)))
+
+
+def found(buffer: RangeBuffer, number: int) -> bool:
+    return (0, number * SIZE, (number + 1) * SIZE) in buffer
+
+
+def needed(buffer: RangeBuffer, number: int) -> BufferedRange:
+    """Return a range that a batch needs now."""
+    row = np.zeros(1, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4"), ("crc", "<u4")])
+    row["offset"], row["length"] = number * SIZE, SIZE
+    (one,) = buffer.of_rows(row)
+    assert one.data.tolist() == list(range(number * SIZE, (number + 1) * SIZE))
+    return one
+
+
+def test_a_range_is_buffered_until_its_last_step_is_over(buffer: RangeBuffer) -> None:
+    fetch(buffer, 0, 1, step=3)
+    fetch(buffer, 0, step=5)  # needed again
+    buffer.release_before(4)
+    assert [found(buffer, number) for number in (0, 1)] == [True, False]
+    buffer.release_before(5)
+    needed(buffer, 0)
+    buffer.release_before(6)
+    assert not found(buffer, 0)
+    assert not buffer._ranges
+    assert not buffer._bytes
+
+
+def test_the_ranges_of_a_block_are_buffered_until_the_block_is_closed(buffer: RangeBuffer) -> None:
+    fetch(buffer, 0, 1, step=3, span=7)
+    buffer.release_before(100)
+    buffer.apply(Release([(7, 110), (8, 9)]))
+    buffer.release_before(110)
+    needed(buffer, 0)
+    buffer.release_before(111)
+    assert not found(buffer, 0)
+    assert not found(buffer, 1)
+
+
+def test_a_range_is_read_by_who_has_it_after_its_release(buffer: RangeBuffer) -> None:
+    fetch(buffer, 0)
+    one = needed(buffer, 0)
+    buffer.release_before(1)
+    assert one.data.tolist() == list(range(SIZE))
+
+
+def test_a_new_plan_keeps_what_it_goes_on_with(
+    buffer: RangeBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the new plan does not ask for again goes where the plan before ended."""
+    fetch(buffer, 0, 1, step=3, span=7)
+    buffer.start_plan(2, 5)
+    fetch(buffer, 0, step=3, span=7)
+    buffer.release_before(6)
+    assert [found(buffer, number) for number in (0, 1)] == [True, False]
+    buffer.start_plan(90, None)
+    assert not buffer._ranges
+    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, held=SIZE))
+    fetch(buffer, 0, 1)
+    buffer.start_plan(90, 95)
+    assert not buffer._ranges, "nor if it is much"
+
+
+def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 4, 4 and 2 bytes. A piece fails before it is needed."""
+    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, piece=4))
+    failures = [OSError("once")]
+
+    def read(_file: int, start: int, stop: int, _step: int) -> memoryview:
+        if start == SIZE + 4 and failures:
+            raise failures.pop()
+        return memoryview(bytes(range(start, stop)))
+
+    buffer = RangeBuffer(read, 0)
+    fetch(buffer, 1)
+    one = buffer._ranges[1]
+    assert len(wait(one.pieces).done) == 3
+    assert one.failed
+    first = needed(buffer, 1).data
+    assert first.obj is one.data.obj
