@@ -5,7 +5,7 @@ Tests below `tests/samplers` and `tests/loaders` are of the module at the same p
 
 from typing import Any
 
-from twinfeed.loaders.ahead import chunks
+from twinfeed.loaders.ahead import chunk_cache
 from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, extents_ahead
 from twinfeed.loaders.ahead.ranges import EXTENT, NO_SPAN, gap_of, near_rows
 from twinfeed.loaders.ahead.schedule import Schedule

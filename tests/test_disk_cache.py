@@ -26,7 +26,7 @@ from inside import (
     Schedule,
     TFRecordWriter,
     cache_of_environment,
-    chunks,
+    chunk_cache,
     network,
     reading,
     start_pass,
@@ -62,7 +62,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 @pytest.fixture(autouse=True)
 def one_record_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_RECORDS", 1)
+    monkeypatch.setattr(chunk_cache, "_RECORDS", 1)
 
 
 def raw_tfrecord(path: Path, records: Sequence[bytes]) -> None:

@@ -25,7 +25,7 @@ import fsspec
 import numpy as np
 import pytest
 from batches import read_ahead
-from inside import Batcher, Schedule, buffered, chunks, local, network, store_of, wire
+from inside import Batcher, Schedule, buffered, chunk_cache, local, network, store_of, wire
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -112,7 +112,7 @@ def traced(
         requests.append(f"{names.index(shard)}:{start}+{size}")
 
     with (
-        mock.patch.object(chunks, "_RECORDS", 1),
+        mock.patch.object(chunk_cache, "_RECORDS", 1),
         mock.patch.dict(wire._wires, {os.getpid(): Immediately()}),
         mock.patch.object(local, "advise", advised),
         mock.patch.object(store, "read", noted),

@@ -1,7 +1,7 @@
-"""What is ahead in a stream: the ranges that it needs, and the step that needs each of them last.
+"""Prefetching: which byte ranges coming batches need, and the last step that uses each range.
 
-- schedule.py has what a stream draws, and spans.py which spans the stream enters and leaves.
-- ranges.py says what is read in one piece. planner.py requests the ranges of coming batches.
-- fetcher.py is what fetches bytes. held.py keeps remote ranges until the stream has passed them.
-- chunks.py reads remote shards through a disk cache. uses.py knows when each chunk is used next.
+- schedule.py has what a stream draws, spans.py which blocks the stream opens and closes.
+- plan.py has the events of a stream: ranges to fetch, and blocks to release.
+- ranges.py says what is read in one piece. buffer.py fetches remote ranges, and keeps them.
+- chunk_cache.py reads remote shards through a disk cache. eviction.py says what the cache drops.
 """

@@ -13,6 +13,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.ahead.eviction import CURRENT_STEP
 from twinfeed.loaders.ahead.plan import Fetch, Release
 from twinfeed.loaders.ahead.ranges import (
     MOST_AT_ONCE,
@@ -23,7 +24,6 @@ from twinfeed.loaders.ahead.ranges import (
     pieces_of,
 )
 from twinfeed.loaders.ahead.spans import NO_STEP
-from twinfeed.loaders.ahead.uses import CURRENT_STEP
 from twinfeed.loaders.remote import network
 from twinfeed.loaders.remote.wire import wire
 

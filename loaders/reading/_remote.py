@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from twinfeed.loaders.ahead.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.ahead.chunks import Chunks, chunk_bytes
+from twinfeed.loaders.ahead.chunk_cache import ChunkCache
 from twinfeed.loaders.ahead.plan import ReadPlan
 from twinfeed.loaders.ahead.ranges import Rows, gap_of
-from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.ahead.uses import NextUses
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import inside, join, stale_file
+from twinfeed.loaders.index.paths import inside, stale_file
 from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
 from twinfeed.loaders.remote.download import describe
 from twinfeed.loaders.remote.location import Location
@@ -38,38 +35,17 @@ class RemoteShards(Fetcher):
         super().__init__(index, checksums)
         assert isinstance(index.shards_at, Location)
         self.store = store_of(index.shards_at)
-        self.chunks = _chunks(index)
-        self._uses: NextUses | None = None
-        self._followed: tuple[Schedule, Sequence[str], bool] | None = None
+        cache = index.cache
+        self.cache = None if cache is None else ChunkCache(index, cache, _sizes(index))
         self._known: set[int] = set()
         self.buffer: RangeBuffer = RangeBuffer(self._read, gap_of(index))
         self._file = lru_cache(_FILES)(self._facts_of)
 
     def before_read(self, plan: ReadPlan, step: int, /) -> None:
         """Submit requests for coming batches. The cache learns which chunks are needed last."""
-        if self.chunks is not None:
-            self._advance(plan, step)
+        if self.cache is not None:
+            self.cache.advance(plan, step)
         plan.enter(step, self.buffer.apply)
-
-    def _advance(self, plan: ReadPlan, step: int) -> None:
-        assert self.chunks is not None
-        followed = plan.schedule, plan.fields, plan.limit != 0
-        if self._uses is None or self._followed != followed:
-            self._followed = followed
-            chunks = int(self.chunks.starts[-1])
-            where = partial(self._chunks_of, plan.fields)
-            self._uses = NextUses(plan.schedule.whole, chunks, where, planned=plan.limit != 0)
-        self.chunks.follow(self._uses, step)
-
-    def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the first and the last chunk of each field, and the place of its record."""
-        assert self.chunks is not None
-        rows = self.index.rows(fields, records)
-        nonempty = rows["length"] > 0
-        rows, places = rows[nonempty], np.repeat(np.arange(len(records)), len(fields))[nonempty]
-        size, starts = self.chunks.size, self.chunks.starts[rows["file"]]
-        last = rows["offset"] + rows["length"] - 1
-        return starts + rows["offset"] // size, starts + last // size, places
 
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row."""
@@ -103,9 +79,9 @@ class RemoteShards(Fetcher):
 
     def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
         """Return a range from its store, and drop the `wrong` bytes that the cache may hold."""
-        if self.chunks is None:
+        if self.cache is None:
             return wrong
-        self.chunks.forget(file, start, stop)
+        self.cache.forget(file, start, stop)
         return bytes(self._fetch(file, start, stop))
 
     def _facts_of(self, number: int) -> tuple[str, Facts]:
@@ -120,9 +96,9 @@ class RemoteShards(Fetcher):
 
     def _read(self, file: int, start: int, stop: int, step: int) -> memoryview:
         """Return a range of a file, through the cache if there is a cache."""
-        if self.chunks is None:
+        if self.cache is None:
             return self._fetch(file, start, stop)
-        return self.chunks.read(file, start, stop, self._fetch, step=step)
+        return self.cache.read(file, start, stop, self._fetch, step=step)
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, which must be as it was indexed."""
@@ -151,24 +127,6 @@ class RemoteShards(Fetcher):
         for file, found in zip(new, facts, strict=True):
             self._compare(file, found)
         self._known.update(new)
-
-
-def _chunks(index: Index) -> Chunks | None:
-    """Return the files as seen through the cache of the index; None without a cache."""
-    if index.cache is None:
-        return None
-    sizes = _sizes(index)
-    if index.container == "files":  # there may be too many for a digest of each
-        depends = [f"{index.root} {index.fingerprint}"]
-    else:
-        depends = [
-            f"{join(index.root, path)} {shard} {index.tag(number)}"
-            for number, (path, shard) in enumerate(
-                zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
-            )
-        ]
-    size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), index.cache)
-    return Chunks(index.cache, depends, sizes, size)
 
 
 def _sizes(index: Index) -> Int64s:

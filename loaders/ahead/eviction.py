@@ -1,0 +1,207 @@
+"""Which cached chunks are evicted: those used furthest in the future, since a stream is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import heappop, heappush
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.ahead.schedule import IDS, Schedule
+from twinfeed.loaders.ahead.spans import NO_STEP, Spans
+from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers.drawing.bits import ranges
+
+CURRENT_STEP = -1
+"""The step of the batch that is read now."""
+
+_SAMPLES, _LEAST, _EPOCHS = 1 << 20, 1 << 12, 4
+"""The look-ahead: `_SAMPLES` samples or `_EPOCHS` epochs, whichever is less, but at least `_LEAST`
+samples. A chunk without a use in this window is evicted before every chunk with one.
+"""
+
+_OTHERS, _AGAIN = 3600.0, 10.0
+"""Seconds after which entries of data that nobody reads are evicted first, and seconds between two
+searches where the first found none.
+"""
+
+ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
+
+
+class NextUses:
+    """Find the step of the next use of each chunk, some samples ahead.
+
+    `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
+    place of the record in the array. The stream is that of all ranks. Steps are counted over all
+    epochs. With `prefetched`, spans are read as a whole when they are opened, and then buffered.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        chunks: int,
+        chunks_of: ChunksOfRecords,
+        /,
+        *,
+        prefetched: bool = False,
+        samples: int = _SAMPLES,
+    ) -> None:
+        self._schedule, sampler = schedule, schedule.sampler
+        self._chunks_of = chunks_of
+        traits = sampler.traits
+        whole = traits.reads_blocks or traits.max_cached is not None
+        self._whole_spans = prefetched and whole
+        epoch = len(sampler) * sampler.batch_size
+        samples = min(samples, max(_LEAST, _EPOCHS * epoch))
+        self._span = max(1, -(-samples // sampler.batch_size))  # steps of the window
+        self.next: npt.NDArray[np.int64] = np.full(chunks, NO_STEP)
+        self._keys: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._begin = self._end = self.now = 0
+
+    def seek(self, step: int, /) -> bool:
+        """Go to a batch. Return whether the uses were computed anew."""
+        self.now = step
+        if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
+            return False
+        self._look_ahead()
+        return True
+
+    def consume(self, chunk: int, step: int = CURRENT_STEP, /) -> int:
+        """Note that a chunk is read for a step; return the step of its next use."""
+        step = self.now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
+        key = chunk * self._span + step - self._begin
+        place = int(np.searchsorted(self._keys, key, side="right"))
+        later = place < len(self._keys) and self._keys[place] // self._span == chunk
+        self.next[chunk] = self._begin + int(self._keys[place]) % self._span if later else NO_STEP
+        return int(self.next[chunk])
+
+    def _look_ahead(self) -> None:
+        """Sort the uses of the coming batches by chunk and step."""
+        self._begin, self._end = self.now, self.now + self._span
+        records, steps = self._upcoming()
+        parts = range(0, len(records), IDS)
+        keys = [self._keys_of(records[n : n + IDS], steps[n : n + IDS]) for n in parts]
+        self._keys = _distinct(np.concatenate([np.zeros(0, np.int64), *keys]))
+        self.next[:] = NO_STEP
+        chunk, first_use = np.divmod(self._keys, self._span)
+        begins = np.flatnonzero(np.diff(chunk, prepend=-1))
+        self.next[chunk[begins]] = self._begin + first_use[begins]
+
+    def _upcoming(self) -> tuple[Int64s, Int64s]:
+        """Return the records that the coming steps read, and the step of each."""
+        if self._whole_spans:
+            opened = Spans(self._schedule, self._begin).opened_before(self._end)
+            first, stop, step = np.array(opened, np.int64).reshape(-1, 3).T
+            return ranges(first, stop), np.repeat(step, stop - first)
+        return self._schedule.records(self._begin, self._end)
+
+    def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
+        """Return a key for each chunk of records that are read at these steps."""
+        low, high, places = self._chunks_of(records)
+        steps = np.repeat(at[places], high - low + 1)
+        return _distinct(ranges(low, high + 1) * self._span + steps - self._begin)
+
+
+def _distinct(keys: Int64s) -> Int64s:
+    """Return the distinct keys, sorted. `np.unique` has a hash table, slow for a million keys."""
+    rising = np.sort(keys)
+    return rising[np.diff(rising, prepend=-1) > 0]
+
+
+class Eviction:
+    """Choose what is evicted from a cache, for several threads.
+
+    If the stream is known (`advance`), entries of other data that nobody has read for an hour are
+    evicted first, and then the chunks used furthest in the future (Belady's algorithm). If it is
+    not known, the entries used longest ago are evicted. `digests` begin the names of this data.
+    """
+
+    def __init__(self, disk: Disk, digests: Collection[str]) -> None:
+        self._oldest = _oldest(disk, (), 0.0)
+        self._oldest_others = _oldest(disk, digests, _OTHERS)
+        self._lock = Lock()
+        self._uses: NextUses | None = None
+        self._next: dict[int, int] = {}  # the step of the next use of each cached chunk
+        self._furthest: list[tuple[int, int]] = []  # heaps of the same; some are out of date
+        self._soonest: list[tuple[int, int]] = []
+
+    def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
+        """Go to a batch of a stream; `cached` returns the chunks that the cache has."""
+        with self._lock:
+            chunks = [*self._next] if uses is self._uses else [*cached()]
+            self._uses = uses
+            if uses.seek(step):
+                self._next, self._furthest, self._soonest = {}, [], []
+                for chunk in chunks:
+                    self._push(chunk, int(uses.next[chunk]))
+            # The buffer may have served a use without the cache. The next use counts all the same,
+            # or the chunk would never be evicted.
+            while self._soonest and self._soonest[0][0] < step:
+                when, chunk = heappop(self._soonest)
+                if self._next.get(chunk) == when:
+                    self._push(chunk, uses.consume(chunk, step - 1))
+
+    def next_use(self, chunk: int, step: int, /) -> int | None:
+        """Return the next use of a chunk that is read for a step; None without a stream."""
+        with self._lock:
+            return None if self._uses is None else self._uses.consume(chunk, step)
+
+    def note(self, chunk: int, step: int, /) -> None:
+        """Note that a chunk was read for a step, and is in the cache."""
+        with self._lock:
+            if self._uses is not None:
+                self._push(chunk, self._uses.consume(chunk, step))
+
+    def victims(self, next_use: int | None, name: Callable[[int], str], /) -> Iterator[str]:
+        """Yield entries to evict for a chunk, but none that is needed before the chunk."""
+        # All calls share these generators. Callers hold the lock of the folder: without it, two
+        # threads could advance one generator at once.
+        oldest = self._oldest if next_use is None else self._oldest_others
+        while (entry := next(oldest, None)) is not None:
+            yield entry
+        while next_use is not None and (chunk := self._pop_furthest(next_use)) is not None:
+            yield name(chunk)
+
+    def _push(self, chunk: int, when: int) -> None:
+        self._next[chunk] = when
+        heappush(self._furthest, (-when, -chunk))
+        heappush(self._soonest, (when, chunk))
+
+    def _pop_furthest(self, after: int) -> int | None:
+        """Take out the chunk used last; None if it is not used after this step."""
+        with self._lock:
+            while self._furthest:
+                when, chunk = -self._furthest[0][0], -self._furthest[0][1]
+                valid = self._next.get(chunk) == when
+                if valid and when <= after:
+                    return None
+                heappop(self._furthest)
+                if valid:
+                    del self._next[chunk]
+                    return chunk
+        return None
+
+
+def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
+    """Yield entries of other digests not used for `seconds`, those used longest ago first.
+
+    None means that there are no more. When all entries found are yielded, the folder is searched
+    again. A search that found nothing is repeated only after some seconds.
+    """
+    while True:
+        now = time.time()
+        found = sorted(
+            (when, name)
+            for name, when in disk.entries()
+            if when <= now - seconds and name[:24] not in digests
+        )
+        for when, name in found:
+            if disk.last_use(name) == when:
+                yield name
+        yield None
+        while not found and time.time() <= now + _AGAIN:
+            yield None
