@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +58,10 @@ class BufferedRange:
     @property
     def failed(self) -> bool:
         """Whether a piece could not be read."""
-        return any(one.done() and (one.cancelled() or one.exception()) for one in self.pieces)
+        for piece in self.pieces:
+            if piece.done() and (piece.cancelled() or piece.exception()):
+                return True
+        return False
 
     def cancel(self) -> None:
         """Cancel the requests that have not begun."""
@@ -69,8 +71,10 @@ class BufferedRange:
     @property
     def data(self) -> memoryview:
         """The bytes, which this waits for."""
-        come = [piece.result() for piece in self.pieces]  # each is the buffer of the whole range
-        return come[0] if come else memoryview(b"")
+        data = memoryview(b"")
+        for piece in self.pieces:
+            data = piece.result()  # of several pieces, each is the buffer of the whole range
+        return data
 
 
 def _read_into(
@@ -121,7 +125,8 @@ class RangeBuffer:
         self._count = 0
         self._bytes = 0
         self._ranges = {}
-        self._starts: dict[int, list[tuple[int, int]]] = {}  # by file, sorted
+        # By file, sorted by start and number.
+        self._starts: dict[int, list[tuple[int, int, BufferedRange]]] = {}
         self._open: dict[int, list[BufferedRange]] = {}  # by the span that is not closed yet
         self._ends: list[tuple[int, int]] = []  # a heap of the last step of each other range
 
@@ -146,7 +151,7 @@ class RangeBuffer:
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
         """Fetch a range, unless it is here."""
         last = step if span == NO_SPAN else NO_STEP
-        for one in self._before(file, start):
+        for _, _, one in self._before(file, start):
             if (one.start, one.stop) == (start, stop):
                 one.last = max(one.last, last)
                 break
@@ -155,7 +160,7 @@ class RangeBuffer:
             one = BufferedRange(self._count, file, start, stop, step, last)
             self._ranges[one.number] = one
             self._bytes += stop - start
-            insort(self._starts.setdefault(file, []), (start, one.number))
+            insort(self._starts.setdefault(file, []), (start, one.number, one))
             one.request(self._read, urgent=False)
         if span == NO_SPAN:
             heappush(self._ends, (last, one.number))
@@ -207,14 +212,17 @@ class RangeBuffer:
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
         """Return the range that these bytes lie in; of several, the range requested first."""
-        found = [one for one in self._before(file, start) if one.stop >= stop]
-        return min(found, key=attrgetter("number"), default=None)
+        found = None
+        for _, number, one in self._before(file, start):
+            if one.stop >= stop and (found is None or number < found.number):
+                found = one
+        return found
 
-    def _before(self, file: int, start: int) -> list[BufferedRange]:
+    def _before(self, file: int, start: int) -> list[tuple[int, int, BufferedRange]]:
         """Return the last ranges that begin at or before a place."""
         places = self._starts.get(file, [])
-        last = bisect_right(places, (start, self._count))
-        return [self._ranges[number] for _, number in places[max(0, last - _LOOK_BACK) : last]]
+        last = bisect_right(places, (start, self._count + 1))
+        return places[max(0, last - _LOOK_BACK) : last]
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
         """Drop ranges, so that they are requested again."""
@@ -228,6 +236,6 @@ class RangeBuffer:
         self._bytes -= one.stop - one.start
         one.cancel()
         places = self._starts[one.file]
-        places.remove((one.start, one.number))
+        places.remove((one.start, one.number, one))
         if not places:
             del self._starts[one.file]

@@ -118,11 +118,11 @@ class RemoteShards(Fetcher):
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the facts of the rows' files, all at once, where ranges come without facts."""
-        if (
-            self.store.gives_facts or self.index.container == "files"
-        ):  # the rest costs a request a file
+        if self.store.gives_facts or self.index.container == "files":
+            return  # the rest costs a request a file
+        new = set(rows["file"].tolist()) - self._known
+        if not new:
             return
-        new = [file for file in set(rows["file"].tolist()) if file not in self._known]
         facts = self.store.facts([self._file(file)[0] for file in new])
         for file, found in zip(new, facts, strict=True):
             self._compare(file, found)
