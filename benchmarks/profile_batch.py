@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
-from twinfeed.loaders.ahead.planner import Planner
-from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.batcher import Batcher, stored_fields
 from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.source import reading, start_pass
 from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
 
 BATCH, ROUNDS = 128, 7
@@ -65,12 +65,15 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
         "request": microseconds(lambda: drained(islice(feed.requests(1), batches)), batches),
         "with seeds": microseconds(lambda: drained(islice(drawing.requests(1), batches)), batches),
     }
-    for name, limit in (("planner, pages warm", None), ("planner, bound of 64 MiB", 1 << 26)):
+    for name, limit in (("plan, pages warm", None), ("plan, bound of 64 MiB", 1 << 26)):
 
         def plan(limit: int | None = limit) -> None:
-            planner = Planner(reader._fetcher, feed.fields, Schedule(stream), 1, 0, limit=limit)
-            for step in range(batches):
-                planner.reached(step)
+            start, stored = len(stream), stored_fields(feed)
+            reads = start_pass(reader, Schedule(stream), stored, start, limit)
+            for step in range(start, start + batches):
+                with reading(reader, step, reads):
+                    pass
+            reader._fetcher._plans.clear()  # the next round starts anew
 
         found[name] = microseconds(plan, batches)
     found["read"] = microseconds(

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.spans import most_open
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.reading.prefetch.spans import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer

@@ -5,10 +5,6 @@ Tests below `tests/samplers` and `tests/loaders` are of the module at the same p
 
 from typing import Any
 
-from twinfeed.loaders.ahead import chunk_cache
-from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, extents_ahead
-from twinfeed.loaders.ahead.ranges import EXTENT, NO_SPAN, gap_of, near_rows
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.building import (
     _classes,
     _collect,
@@ -53,7 +49,11 @@ from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shard_writer
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
-from twinfeed.loaders.reading._handles import Handles
+from twinfeed.loaders.reading.handles import Handles
+from twinfeed.loaders.reading.prefetch import advice, chunk_cache
+from twinfeed.loaders.reading.prefetch.ranges import EXTENT, NO_SPAN, gap_of, near_rows
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, extents_ahead
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import (
     OwnSource,
@@ -63,13 +63,13 @@ from twinfeed.loaders.reading.source import (
     start_pass,
     values_of,
 )
-from twinfeed.loaders.remote import _connections, _web, disk, network, opening, wire
+from twinfeed.loaders.remote import _connections, _web, disk, network, opening, request_pool
 from twinfeed.loaders.remote.cache import cache_of_environment
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted
 from twinfeed.loaders.remote.location import masked as masked_text
 from twinfeed.loaders.remote.opening import store_of
-from twinfeed.loaders.remote.wire import Wire
+from twinfeed.loaders.remote.request_pool import RequestPool
 from twinfeed.loaders.support import atomic
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c

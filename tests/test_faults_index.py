@@ -723,7 +723,7 @@ def test_fault_53_a_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
         from concurrent.futures import ThreadPoolExecutor
         from twinfeed.loaders.building.build import build_index
         from twinfeed.loaders.reading.reader import Reader
-        from twinfeed.loaders.ahead.schedule import Schedule
+        from twinfeed.loaders.reading.prefetch.schedule import Schedule
         from twinfeed.loaders.reading.source import reading, start_pass
         from twinfeed.samplers import BatchSampler, RandomSampler
         index = build_index(f"{sys.argv[1]}/*.tar", f"{sys.argv[1]}/x.index")

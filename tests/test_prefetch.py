@@ -25,7 +25,7 @@ import fsspec
 import numpy as np
 import pytest
 from batches import read_ahead
-from inside import Batcher, Schedule, buffered, chunk_cache, local, network, store_of, wire
+from inside import Batcher, Schedule, advice, buffered, chunk_cache, network, request_pool, store_of
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -78,7 +78,7 @@ class Immediately:
             future.set_exception(error)
         return future
 
-    def prefer(self, _futures: Any, /) -> None:
+    def promote(self, _futures: Any, /) -> None:
         """Do nothing: no request waits."""
 
 
@@ -113,8 +113,8 @@ def traced(
 
     with (
         mock.patch.object(chunk_cache, "_RECORDS", 1),
-        mock.patch.dict(wire._wires, {os.getpid(): Immediately()}),
-        mock.patch.object(local, "advise", advised),
+        mock.patch.dict(request_pool._pools, {os.getpid(): Immediately()}),
+        mock.patch.object(advice, "advise", advised),
         mock.patch.object(store, "read", noted),
     ):
         yield made, requests
@@ -218,7 +218,7 @@ def test_the_request_that_a_batch_waits_for_is_the_next(
         assert reached.wait(20)  # the first request, and no other
         found = pool.submit(reader.read, [COUNT - 4], ["x"])
         rows = index.rows(["x"], np.array([COUNT - 4]))
-        while not wire.wire()._soon:
+        while not request_pool.request_pool()._urgent:
             time.sleep(0.001)
         go_on.set()
         assert len(found.result()["x"][0]) == RECORD

@@ -295,7 +295,7 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
     code = textwrap.dedent("""
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        from twinfeed.loaders.reading._handles import default_limit
+        from twinfeed.loaders.reading.handles import default_limit
         print(default_limit())
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

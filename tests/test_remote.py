@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import expected, made
-from inside import EXTENT, NO_SPAN, fetch_ahead, wire
+from inside import EXTENT, NO_SPAN, fetch_ahead, request_pool
 from inside import network as _network
 from making_shards import tars, tfrecords
 from range_server import RangeServer
@@ -278,7 +278,10 @@ def test_a_process_that_ends_waits_for_no_request_that_has_not_begun(
 ) -> None:
     ended = SimpleNamespace(is_alive=lambda: False)
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
-    assert all(wire.Wire().submit(int, 1, soon=soon).cancelled() for soon in (True, False))
+    assert all(
+        request_pool.RequestPool().submit(int, 1, urgent=urgent).cancelled()
+        for urgent in (True, False)
+    )
 
 
 def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: RangeServer) -> None:
@@ -289,13 +292,13 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
     for thread in mine:
         thread.join(10)
     assert not any(thread.is_alive() for thread in mine)
-    assert wire.wire()._threads == 0
+    assert request_pool.request_pool()._threads == 0
 
 
 def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of 4 MiB of a shuffle: behind the first batches, the planner fills the wire."""
+    """Blocks of 4 MiB of a shuffle: behind the first batches, the plan fills the pool."""
     network(monkeypatch, requests=8)
     index = large(tmp_path, shards=4, records=16, size=MIB)
     server.hold(8, after=5)  # the size of a shard, and the blocks of the first batches

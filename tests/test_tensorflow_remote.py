@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_help
-from inside import Wire
+from inside import RequestPool
 from launching import PYTHON, QUIET
 from range_server import RangeServer
 
@@ -199,7 +199,7 @@ import tensorflow as tf
 import tensorflow_help
 from range_server import RangeServer
 from twinfeed.loaders import LoaderError, open_index
-from twinfeed.loaders.ahead.buffer import RangeBuffer
+from twinfeed.loaders.reading.prefetch.buffer import RangeBuffer
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
@@ -274,14 +274,14 @@ def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
 
 def test_a_request_thread_starts_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may run while a thread starts, and a destructor may wait for who submits."""
-    wire, start, held = Wire(), threading.Thread.start, []
+    pool, start, held = RequestPool(), threading.Thread.start, []
 
     def looking(thread: threading.Thread) -> None:
-        held.append(wire._lock.locked())
+        held.append(pool._lock.locked())
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", looking)
-    for future in [wire.submit(threading.Event, 1) for _ in range(3)]:
+    for future in [pool.submit(threading.Event, 1) for _ in range(3)]:
         future.result(10)
     assert held
     assert not any(held)

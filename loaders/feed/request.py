@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import STEPS, Schedule, growing
+from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule, growing
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 

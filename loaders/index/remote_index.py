@@ -23,7 +23,7 @@ from twinfeed.loaders.remote.download import bring
 from twinfeed.loaders.remote.location import Location, is_url
 from twinfeed.loaders.remote.network import NETWORK
 from twinfeed.loaders.remote.opening import store_of
-from twinfeed.loaders.remote.wire import wire
+from twinfeed.loaders.remote.request_pool import request_pool
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
 
@@ -101,7 +101,7 @@ def send_index(path: Path, url: Location, /) -> None:
     folder = manifest["folder"]
     arrays = [f"{folder}/{name}.npy" for name in manifest["arrays"]]
     sent = [
-        wire().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
+        request_pool().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
         for name in arrays
     ]
     wait(sent)

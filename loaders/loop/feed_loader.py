@@ -7,15 +7,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
 
-from twinfeed.loaders.ahead.schedule import Schedules
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
-from twinfeed.loaders.making.ahead import batches_ahead
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
+from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
 from twinfeed.samplers import StateMismatchError, validate
 
@@ -94,7 +94,7 @@ class MakingLoader(FeedLoader[B]):
         readahead: int | None,
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
-        self.prefetch, self.threads = batches_ahead(feed, prefetch, threads)
+        self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
     def _made(
         self, epoch: int, start: int, then: Callable[[Batch], T], *, empty: Empty = aligned

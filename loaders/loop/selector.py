@@ -8,8 +8,8 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import Schedule, growing
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.reading.prefetch.schedule import Schedule, growing
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
 

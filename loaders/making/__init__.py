@@ -2,6 +2,6 @@
 
 _absent.py says what a field that a record lacks becomes. samples.py reads, decodes and transforms,
 with _calls.py, _decoded.py and _shared.py. trial.py tries the callables first. batch_function.py
-calls the function of a batch. ahead.py says how far ahead of the loop, prefetch.py has the threads,
-and meter.py measures the times.
+calls the function of a batch. concurrency.py says how far ahead of the loop, prefetch.py has the
+threads, and meter.py measures the times.
 """

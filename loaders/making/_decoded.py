@@ -39,7 +39,7 @@ class DecodedCache:
         self._threads = 0
         self._coming: Iterator[Request] = iter(())
         self._live: set[int] = set()  # after the requests that were looked at
-        self._ahead: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
+        self._pending: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -67,7 +67,7 @@ class DecodedCache:
             wanted = [record for record in records if record not in self._held]
             made: Sequence[Decoded] = ()
             if wanted and self._pool is not None:
-                new, decoded = self._ahead.popleft()
+                new, decoded = self._pending.popleft()
                 assert new == wanted
                 made = decoded.result()
             elif wanted:
@@ -83,7 +83,7 @@ class DecodedCache:
 
     def _look(self, pool: ThreadPoolExecutor) -> int:
         """Have threads decode what comes next; return how many images wait to be taken."""
-        waiting = sum(len(records) for records, _ in self._ahead)
+        waiting = sum(len(records) for records, _ in self._pending)
         if waiting >= self._threads:
             return waiting
         for request in islice(self._coming, _LOOKED_AT):
@@ -92,7 +92,7 @@ class DecodedCache:
             self._live.update(new)
             self._live.difference_update(self._last_used(kept))
             if new:
-                self._ahead.append((new, pool.submit(self._decode, new)))
+                self._pending.append((new, pool.submit(self._decode, new)))
                 waiting += len(new)
                 if waiting >= self._threads:
                     break

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.plan import ReadPlan
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.definition import Batch, Definition, Sample
@@ -20,6 +18,8 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
 from twinfeed.loaders.making.trial import first_of, tried
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
 from twinfeed.loaders.feed.definition import (
     Batch,
@@ -25,6 +24,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._absent import MissingValues, check_missing
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_A_FEED

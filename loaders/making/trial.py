@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
     FieldSpec,
@@ -23,6 +22,7 @@ from twinfeed.loaders.feed.definition import Definition, check_collated, check_f
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
 _STEPS = 32  # that are searched for a sample of another record

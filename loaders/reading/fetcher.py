@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from twinfeed.loaders.ahead.buffer import RangeBuffer
-from twinfeed.loaders.ahead.plan import ReadPlan
-from twinfeed.loaders.ahead.ranges import Rows
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.prefetch.buffer import RangeBuffer
+from twinfeed.loaders.reading.prefetch.ranges import Rows
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.samplers import BatchStream
 

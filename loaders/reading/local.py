@@ -1,24 +1,27 @@
-"""Ranges of files to bytes: local shards through few open files, and loose files.
+"""Ranges of local shards to bytes, through few open files.
 
 A fetcher takes rows of an index's tables, sorted by file and offset, and returns the checked bytes
-of each row. Small neighbours are read in one piece. _remote.py has the fetcher of remote shards.
+of each row. Small neighbours are read in one piece.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from io import FileIO
 
 import numpy as np
 
-from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, Release
-from twinfeed.loaders.ahead.ranges import (
+from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.arrays import StringColumn
+from twinfeed.loaders.index.paths import below, join, stale_file
+from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes, cut_rows
+from twinfeed.loaders.reading.handles import Handles
+from twinfeed.loaders.reading.prefetch.advice import Advice
+from twinfeed.loaders.reading.prefetch.ranges import (
     LOCAL_GAP,
     SMALL,
     Extents,
@@ -28,72 +31,10 @@ from twinfeed.loaders.ahead.ranges import (
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.errors import IndexFormatError, LoaderError
-from twinfeed.loaders.formats.files import Places
-from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.paths import below, join, stale_file
-from twinfeed.loaders.reading._handles import Handles
-from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes, cut_rows
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
+from twinfeed.loaders.support.checksum import crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
-from twinfeed.loaders.support.system import advise, cold
-
-_PROBED = 16
-"""Ranges that are probed for whether reading waits: a few may be in memory by chance."""
-
-Opened = Callable[[Extents], Iterator[tuple[int, int, int]]]
-"""Yield the descriptor, the start and the stop of each range whose file can be opened."""
-
-
-class Advice:
-    """Advise the kernel of what a plan will read, on a thread that ends after the last advice.
-
-    The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Iterator[tuple[int, int, int]]] = deque()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def apply(self, opened: Opened, plan: ReadPlan, event: Fetch | Release, /) -> None:
-        """Advise of the ranges of an event, or disable a probing plan that nothing would wait for.
-
-        The page cache of the kernel needs no `Release`.
-        """
-        if isinstance(event, Release):
-            return
-        if plan.probing:
-            some = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
-            plan.enabled = any(cold(fd, stop - 1) for fd, _, stop in opened(some))
-            plan.probing = False
-        if plan.enabled:
-            self.add(opened(event.ranges))
-
-    def add(self, opened: Iterator[tuple[int, int, int]], /) -> None:
-        """Advise of ranges of open files, after those that wait."""
-        self._stopped = False
-        self._waiting.append(opened)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stop the advice."""
-        self._stopped = True
-        self._waiting.clear()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        with suppress(IndexError):  # nothing waits
-            while not self._stopped:
-                for fd, start, stop in self._waiting.popleft():
-                    if self._stopped:
-                        break
-                    advise(fd, start, stop - start, "WILLNEED")
 
 
 class LocalShards(Fetcher):
@@ -184,9 +125,9 @@ class LocalShards(Fetcher):
 
 def open_shard(index: Index, number: int) -> int:
     """Return the descriptor of a shard, which must have the size it was indexed with."""
-    path = _path(index, index.shard_paths, number)
+    path = path_of(index, index.shard_paths, number)
     below(index.root, index.shard_paths[number])
-    return _descriptor(path, int(index.shards["bytes"][number]))
+    return open_unchanged(path, int(index.shards["bytes"][number]))
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
@@ -196,7 +137,7 @@ def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -
     return WrongBytes(place, data[place])
 
 
-def _path(index: Index, paths: StringColumn, number: int) -> str:
+def path_of(index: Index, paths: StringColumn, number: int) -> str:
     """Return the path of the file that a row names; raise IndexFormatError for a wrong number."""
     if number >= len(paths):
         raise IndexFormatError(
@@ -208,7 +149,7 @@ def _path(index: Index, paths: StringColumn, number: int) -> str:
     return join(index.root, paths[number])
 
 
-def _descriptor(path: str, length: int) -> int:
+def open_unchanged(path: str, length: int) -> int:
     """Open a file, which must be there and as long as when it was indexed."""
     try:
         fd = open_regular(path)
@@ -220,44 +161,3 @@ def _descriptor(path: str, length: int) -> int:
         os.close(fd)
         raise stale_file(path, length, size)
     return fd
-
-
-class WholeFiles(Fetcher):
-    """Read files one by one, each opened for one reading."""
-
-    def __init__(self, index: Index, checksums: bool) -> None:
-        super().__init__(index, checksums)
-        self.places = Places(index.root)
-        self._advice = Advice()
-
-    def open(self, number: int, length: int) -> FileIO:
-        """Open a file, which must be as long as when it was indexed."""
-        _path(self.index, self.index.files, number)
-        place = self.places.find(self.index.files[number])
-        return FileIO(_descriptor(place, length))
-
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row."""
-        out = []
-        for place, (_, length, file, crc) in enumerate(rows.tolist()):
-            with self.open(file, length) as opened:
-                data = read_at(opened.fileno(), length, 0)
-            if len(data) != length or (self.checksums and crc32c(data) != crc):
-                raise WrongBytes(place, data)
-            out.append(data)
-        return out
-
-    def before_read(self, plan: ReadPlan, step: int, /) -> None:
-        """Advise the kernel of what coming batches read."""
-        plan.enter(step, partial(self._advice.apply, self._opened, plan))
-
-    def close(self) -> None:
-        """Stop the advice."""
-        super().close()
-        self._advice.close()
-
-    def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
-        """Yield the descriptor, the start and the stop of each extent whose file can be read."""
-        for file, start, stop, *_ in extents.tolist():
-            with suppress(LoaderError, OSError), self.open(file, stop - start) as opened:
-                yield opened.fileno(), start, stop

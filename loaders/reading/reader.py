@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.ranges import many_near, outside
 from twinfeed.loaders.errors import (
     REBUILD,
     DataCorruptionError,
@@ -20,10 +19,12 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.opened import Index, check_index
-from twinfeed.loaders.reading._handles import default_limit
-from twinfeed.loaders.reading._remote import RemoteShards
 from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
-from twinfeed.loaders.reading.local import LocalShards, WholeFiles
+from twinfeed.loaders.reading.handles import default_limit
+from twinfeed.loaders.reading.local import LocalShards
+from twinfeed.loaders.reading.prefetch.ranges import many_near, outside
+from twinfeed.loaders.reading.remote import RemoteShards
+from twinfeed.loaders.reading.whole_files import WholeFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from twinfeed.loaders.ahead.plan import ReadPlan
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.opened import Index
 from twinfeed.loaders.reading.fetcher import Reading
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers.validate import counted, unmasked

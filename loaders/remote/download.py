@@ -8,8 +8,8 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.remote import network
+from twinfeed.loaders.remote.request_pool import request_pool
 from twinfeed.loaders.remote.stores import Facts, Store
-from twinfeed.loaders.remote.wire import wire
 
 
 def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
@@ -20,7 +20,7 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
         StaleIndexError: the file changes meanwhile.
     """
     piece = network.NETWORK.piece
-    first = wire().submit(partial(store.read, path, 0, piece), piece).result()
+    first = request_pool().submit(partial(store.read, path, 0, piece), piece).result()
     facts = first.facts if store.gives_facts else store.facts([path], fresh=True)[0]
     if facts.bytes is None or facts.bytes > most:
         raise LoaderError(
@@ -35,8 +35,8 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
         out.flush()
         starts = range(piece, facts.bytes, piece)
         waiting = [
-            wire().submit(
-                partial(_copy, store, path, start, facts, out.fileno()), piece, soon=False
+            request_pool().submit(
+                partial(_copy, store, path, start, facts, out.fileno()), piece, urgent=False
             )
             for start in starts
         ]

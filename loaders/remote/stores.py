@@ -12,7 +12,7 @@ from typing import NamedTuple
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.network import PassingError, no_ranges, patiently
-from twinfeed.loaders.remote.wire import wire
+from twinfeed.loaders.remote.request_pool import request_pool
 
 
 class Facts(NamedTuple):
@@ -79,7 +79,7 @@ class Store(ABC):
     def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
         """Return the facts of files, requested at once. Unless `fresh`, each is requested once."""
         asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._known]
-        waiting = [wire().submit(partial(self._ask, path), 0) for path in asked]
+        waiting = [request_pool().submit(partial(self._ask, path), 0) for path in asked]
         self._known |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
         return [self._known[path] for path in paths]
 

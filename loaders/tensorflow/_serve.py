@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.ahead.schedule import Schedules
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.uncounted import UncountedPasses
-from twinfeed.loaders.making.ahead import most_threads
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.concurrency import default_threads
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -63,7 +63,7 @@ class Server(PassServer):
         self.schedules = [schedules[feed.sampler] for feed in feeds]
         sizes = {feed.sampler.constant_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
-        self.threads = threads if threads is not None else most_threads()
+        self.threads = threads if threads is not None else default_threads()
         # A cache of decoded images takes batches in their order. So threads share each batch.
         self._shared = 0 if self.feed.sampler.traits.max_cached is None else self.threads
         alone = self._shared or (threads is None and not _worth_threads(self.feed))

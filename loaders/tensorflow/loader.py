@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.ahead import batches_ahead
+from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.support.misnamed import counterparts
@@ -80,7 +80,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = device if device is None else chosen_device(device)
-        self.prefetch, known = batches_ahead(feed, prefetch, threads)
+        self.prefetch, known = resolve_prefetch(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `Server` decides whether threads help.
         self.threads = None if threads is None and not feed.alone else known
 

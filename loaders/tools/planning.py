@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twinfeed.loaders.ahead.plan import LIMIT, Fetch, ReadPlan
-from twinfeed.loaders.ahead.ranges import gap_of
-from twinfeed.loaders.ahead.schedule import Schedule
-from twinfeed.loaders.ahead.spans import Spans, most_open
 from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index.sizes import large, record_bytes
 from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
+from twinfeed.loaders.reading.prefetch.ranges import gap_of
+from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.spans import Spans, most_open
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted

@@ -17,8 +17,8 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.ahead import PREFETCH
 from twinfeed.loaders.making.batcher import stored_fields
+from twinfeed.loaders.making.concurrency import PREFETCH
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.reading.reader import Reader

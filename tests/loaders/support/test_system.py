@@ -33,7 +33,7 @@ PLAIN = """
     import importlib, pkgutil, re
     import twinfeed.loaders as loaders
     from twinfeed.loaders.support.system import processors
-    from twinfeed.loaders.ahead.schedule import Schedule
+    from twinfeed.loaders.reading.prefetch.schedule import Schedule
     from twinfeed.loaders.reading.source import reading, start_pass
     from twinfeed.samplers import BatchSampler, SequentialSampler
     from twinfeed.loaders.command_line import main

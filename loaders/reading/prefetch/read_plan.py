@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.ahead.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
-from twinfeed.loaders.ahead.schedule import IDS, Schedule
-from twinfeed.loaders.ahead.spans import Spans
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large
+from twinfeed.loaders.reading.prefetch.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
+from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
+from twinfeed.loaders.reading.prefetch.spans import Spans
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.bits import ranges
 

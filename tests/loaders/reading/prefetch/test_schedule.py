@@ -15,7 +15,7 @@ from sampler_cases import CASES
 
 import twinfeed.loaders
 from twinfeed.loaders import DiskCache, Feed, Index, NumpyLoader, open_index, pack
-from twinfeed.loaders.ahead.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -210,7 +210,7 @@ def test_a_look_at_one_batch_draws_few(index: Index, drawn: list[int]) -> None:
 
 DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
 MAY = {
-    "ahead/schedule.py": "it is the one",
+    "reading/prefetch/schedule.py": "it is the one",
     "feed/definition.py": "the definition shares nothing",
     "feed/request.py": "one request by hand, and a check that draws nothing",
     "keras/_fit_arguments.py": "only where a label is to be found that the model lacks",

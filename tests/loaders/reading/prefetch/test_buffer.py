@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twinfeed.loaders.ahead.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.ahead.plan import Fetch, Release
-from twinfeed.loaders.ahead.ranges import EXTENT, NO_SPAN
+from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
+from twinfeed.loaders.reading.prefetch.ranges import EXTENT, NO_SPAN
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, Release
 from twinfeed.loaders.remote import network
 
 SIZE = 10  # bytes of a range

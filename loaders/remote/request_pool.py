@@ -18,7 +18,7 @@ class _Submitted(NamedTuple):
     future: Future[Any]
 
 
-class Wire:
+class RequestPool:
     """Run requests on threads; the requests that a batch waits for come first.
 
     A thread ends when nothing is left to do. So a process that ends waits for no idle thread.
@@ -27,25 +27,25 @@ class Wire:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._soon: OrderedDict[int, _Submitted] = OrderedDict()
+        self._urgent: OrderedDict[int, _Submitted] = OrderedDict()
         self._later: OrderedDict[int, _Submitted] = OrderedDict()
         self._threads = 0
         self._bytes = 0
 
-    def submit(self, call: Callable[[], Any], size: int, /, *, soon: bool = True) -> Future[Any]:
+    def submit(self, call: Callable[[], Any], size: int, /, *, urgent: bool = True) -> Future[Any]:
         """Run `call`, which fetches `size` bytes, on a thread."""
         job = _Submitted(call, size, Future())
         with self._lock:
-            (self._soon if soon else self._later)[id(job.future)] = job
+            (self._urgent if urgent else self._later)[id(job.future)] = job
         self._grow()
         return job.future
 
-    def prefer(self, futures: Iterable[Future[Any]], /) -> None:
-        """Move requests that were submitted for later to those that are made soon."""
+    def promote(self, futures: Iterable[Future[Any]], /) -> None:
+        """Move requests that were submitted for later to the urgent ones."""
         with self._lock:
             for key in map(id, futures):
                 if key in self._later:
-                    self._soon[key] = self._later.pop(key)
+                    self._urgent[key] = self._later.pop(key)
         self._grow()
 
     def _grow(self) -> None:
@@ -67,11 +67,11 @@ class Wire:
     def _next(self) -> _Submitted | None:
         """Take the next job, if there is room for its bytes in flight; the lock is held."""
         if not threading.main_thread().is_alive():
-            for job in (*self._soon.values(), *self._later.values()):
+            for job in (*self._urgent.values(), *self._later.values()):
                 job.future.cancel()
-            self._soon.clear()
+            self._urgent.clear()
             self._later.clear()
-        queue = self._soon or self._later
+        queue = self._urgent or self._later
         while queue:
             key, job = next(iter(queue.items()))
             if self._bytes and self._bytes + job.size > network.NETWORK.in_flight:
@@ -80,7 +80,7 @@ class Wire:
             if job.future.set_running_or_notify_cancel():
                 self._bytes += job.size
                 return job
-            queue = self._soon or self._later
+            queue = self._urgent or self._later
         return None
 
     def _work(self, job: _Submitted | None) -> None:
@@ -101,5 +101,5 @@ class Wire:
             self._grow()
 
 
-wire = PerProcess(Wire)
-"""Return the `Wire` of this process."""
+request_pool = PerProcess(RequestPool)
+"""Return the `RequestPool` of this process."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.ahead.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Array, Int64s
 
 _SAMPLES, _FIRST = 1 << 13, 1 << 8

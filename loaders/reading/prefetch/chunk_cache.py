@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from twinfeed.loaders.ahead.eviction import CURRENT_STEP, Eviction, NextUses
-from twinfeed.loaders.ahead.plan import ReadPlan
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import join
+from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP, Eviction, NextUses
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s

@@ -12,9 +12,8 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.eviction import CURRENT_STEP
-from twinfeed.loaders.ahead.plan import Fetch, Release
-from twinfeed.loaders.ahead.ranges import (
+from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
+from twinfeed.loaders.reading.prefetch.ranges import (
     MOST_AT_ONCE,
     NO_SPAN,
     Rows,
@@ -22,9 +21,10 @@ from twinfeed.loaders.ahead.ranges import (
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.ahead.spans import NO_STEP
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, Release
+from twinfeed.loaders.reading.prefetch.spans import NO_STEP
 from twinfeed.loaders.remote import network
-from twinfeed.loaders.remote.wire import wire
+from twinfeed.loaders.remote.request_pool import request_pool
 
 Read = Callable[[int, int, int, int], memoryview]
 """Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
@@ -53,7 +53,7 @@ class BufferedRange:
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
             call = partial(read, self.file, start, stop, self.step)
-            self.pieces.append(wire().submit(call, stop - start, soon=urgent))
+            self.pieces.append(request_pool().submit(call, stop - start, urgent=urgent))
 
     @property
     def failed(self) -> bool:
@@ -207,7 +207,7 @@ class RangeBuffer:
             for one in buffered:
                 if one.failed:  # before a batch needed it
                     one.request(self._read, urgent=True)
-            wire().prefer([piece for one in buffered for piece in one.pieces])
+            request_pool().promote([piece for one in buffered for piece in one.pieces])
         return ranges
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:

@@ -10,8 +10,8 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.ahead.schedule import IDS, Schedule
-from twinfeed.loaders.ahead.spans import NO_STEP, Spans
+from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
+from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.bits import ranges

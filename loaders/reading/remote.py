@@ -6,13 +6,13 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from twinfeed.loaders.ahead.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.ahead.chunk_cache import ChunkCache
-from twinfeed.loaders.ahead.plan import ReadPlan
-from twinfeed.loaders.ahead.ranges import Rows, gap_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import inside, stale_file
 from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
+from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
+from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
+from twinfeed.loaders.reading.prefetch.ranges import Rows, gap_of
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.remote.download import describe
 from twinfeed.loaders.remote.location import Location
 from twinfeed.loaders.remote.opening import store_of

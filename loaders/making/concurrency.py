@@ -9,12 +9,14 @@ from twinfeed.samplers import validate
 PREFETCH = 2
 
 
-def most_threads() -> int:
+def default_threads() -> int:
     """Return how many threads make batches by default."""
     return min(8, system.processors())
 
 
-def batches_ahead(feed: Definition, prefetch: int | None, threads: int | None) -> tuple[int, int]:
+def resolve_prefetch(
+    feed: Definition, prefetch: int | None, threads: int | None
+) -> tuple[int, int]:
     """Return how many batches are kept ready, and how many threads make them."""
     if prefetch is None:  # to hand a batch over to another thread may take longer than to make it
         prefetch = (
@@ -22,7 +24,7 @@ def batches_ahead(feed: Definition, prefetch: int | None, threads: int | None) -
         )
     prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:
-        threads = most_threads() if prefetch and feed.has_functions else 0
+        threads = default_threads() if prefetch and feed.has_functions else 0
     threads = validate.integer("threads", threads, minimum=0)
     # A transform that sets global states leaves all to the calling thread.
     return (0, 0) if feed.alone else (prefetch, threads)

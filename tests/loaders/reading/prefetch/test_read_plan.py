@@ -26,12 +26,12 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
-from twinfeed.loaders.ahead.plan import Fetch, ReadPlan, Release, extents_ahead
-from twinfeed.loaders.ahead.ranges import AHEAD_GAP, MOST_AT_ONCE, NO_SPAN, extents_of
-from twinfeed.loaders.ahead.schedule import Schedule
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import large
-from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.prefetch import advice
+from twinfeed.loaders.reading.prefetch.ranges import AHEAD_GAP, MOST_AT_ONCE, NO_SPAN, extents_of
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, Release, extents_ahead
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support import system
 from twinfeed.samplers import (
     BatchSampler,
@@ -218,7 +218,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         begun.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr(local, "advise", slow)
+    monkeypatch.setattr(advice, "advise", slow)
     reader = Reader(long)
     for _ in range(2):
         told.clear()
@@ -375,7 +375,7 @@ def test_a_loader_that_reads_on_does_not_move(
     feed = Feed(long, sampler)
     told: list[int] = []
     monkeypatch.setattr(
-        local.Advice,
+        advice.Advice,
         "apply",
         lambda _self, _opened, _plan, event: told.extend(event.ranges["step"]),
     )
