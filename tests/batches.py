@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from inside import Batcher, Schedule, extents_ahead, fetch_ahead, gap_of
+from inside import Batcher, Schedule, extents_of_records, fetch_ahead, gap_of
 from plain import batches as plain
 
 from twinfeed.loaders import Feed, Index, Ragged, Reader
@@ -72,4 +72,6 @@ def read_ahead(reader: Reader, records: Any, fields: Sequence[str] = (), /) -> N
     ids = np.asarray(records, np.int64)
     names = [one for one in fields or reader.index.fields if one not in reader.index.columns]
     steps = np.zeros(len(ids), np.int64)
-    fetch_ahead(reader, extents_ahead(reader.index, names, ids, steps, gap=gap_of(reader.index)))
+    fetch_ahead(
+        reader, extents_of_records(reader.index, names, ids, steps, gap=gap_of(reader.index))
+    )

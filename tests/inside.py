@@ -52,7 +52,7 @@ from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.handles import Handles
 from twinfeed.loaders.reading.prefetch import advice, chunk_cache
 from twinfeed.loaders.reading.prefetch.ranges import EXTENT, NO_SPAN, gap_of, near_rows
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, extents_ahead
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, extents_of_records
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import (

@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.reading.prefetch.schedule import Schedule, growing
+from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule, growing
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
 
 SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
-
-_IDS = 1 << 15  # ids that are drawn in one call
 
 
 class Choices:
@@ -42,7 +40,7 @@ class Choices:
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
         """Yield what `numbers` gives in chunks that grow, so that the first chunk comes soon."""
-        most = max(1, _IDS // max(1, self.sampler.batch_size))
+        most = max(1, IDS // max(1, self.sampler.batch_size))
         for first, last in growing(start, stop, most):
             yield self.numbers(epoch, first, last)
 

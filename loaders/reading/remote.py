@@ -64,10 +64,10 @@ class RemoteShards(Fetcher):
 
     def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
-        data = {one: one.data for one in dict.fromkeys(ranges)}
+        data = {each: each.data for each in dict.fromkeys(ranges)}
         out = [
-            bytes(data[one][offset - one.start : offset - one.start + length])
-            for one, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
+            bytes(data[each][offset - each.start : offset - each.start + length])
+            for each, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
         ]
         found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
         for place, (offset, length, file, crc) in enumerate(rows.tolist()):
@@ -136,6 +136,6 @@ def _sizes(index: Index) -> Int64s:
     sizes = np.zeros(len(index.files), np.int64)
     for rows in map(index.table, index.fields):
         # A damaged row is left out here. Reading the row raises the error.
-        held = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
-        sizes[held["file"]] = held["length"]
+        valid = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
+        sizes[valid["file"]] = valid["length"]
     return sizes

@@ -328,7 +328,11 @@ class _Place:
             # The reading of a step starts here, since a later step may be read before this step is.
             block = ExitStack()
             block.enter_context(reading(reader, first + request.step, plan))
-            yield Sending(request, partial(read, block=block)) if self._sending else request
+            if self._sending:
+                yield Sending(request, partial(read, block=block))
+            else:
+                block.close()
+                yield request
 
     def __len__(self) -> int:
         return len(self._feed.sampler)

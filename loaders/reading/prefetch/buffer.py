@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
@@ -108,11 +108,12 @@ class RangeBuffer:
         self._read, self._gap = read, gap
         self._lock = threading.Lock()
         self._ranges: dict[int, BufferedRange] = {}
+        self._count = 0  # of all ranges, so that no number comes twice
         self._clear()
 
-    def __iter__(self) -> Iterable[tuple[int, int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """Yield the file, the start and the stop of each range."""
-        return iter([(one.file, one.start, one.stop) for one in self._ranges.values()])
+        return iter([(entry.file, entry.start, entry.stop) for entry in self._ranges.values()])
 
     def clear(self) -> None:
         """Cancel all requests, and drop all ranges."""
@@ -120,9 +121,8 @@ class RangeBuffer:
             self._clear()
 
     def _clear(self) -> None:
-        for one in self._ranges.values():
-            one.cancel()
-        self._count = 0
+        for entry in self._ranges.values():
+            entry.cancel()
         self._bytes = 0
         self._ranges = {}
         # By file, sorted by start and number.
@@ -151,35 +151,35 @@ class RangeBuffer:
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
         """Fetch a range, unless it is here."""
         last = step if span == NO_SPAN else NO_STEP
-        for _, _, one in self._before(file, start):
-            if (one.start, one.stop) == (start, stop):
-                one.last = max(one.last, last)
+        for _, _, entry in self._before(file, start):
+            if (entry.start, entry.stop) == (start, stop):
+                entry.last = max(entry.last, last)
                 break
         else:
             self._count += 1
-            one = BufferedRange(self._count, file, start, stop, step, last)
-            self._ranges[one.number] = one
+            entry = BufferedRange(self._count, file, start, stop, step, last)
+            self._ranges[entry.number] = entry
             self._bytes += stop - start
-            insort(self._starts.setdefault(file, []), (start, one.number, one))
-            one.request(self._read, urgent=False)
+            insort(self._starts.setdefault(file, []), (start, entry.number, entry))
+            entry.request(self._read, urgent=False)
         if span == NO_SPAN:
-            heappush(self._ends, (last, one.number))
+            heappush(self._ends, (last, entry.number))
         else:
-            self._open.setdefault(span, []).append(one)
+            self._open.setdefault(span, []).append(entry)
 
     def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
         for span, last in last_steps:
-            for one in self._open.pop(span, ()):
-                one.last = last
-                heappush(self._ends, (last, one.number))
+            for entry in self._open.pop(span, ()):
+                entry.last = last
+                heappush(self._ends, (last, entry.number))
 
     def release_before(self, step: int, /) -> None:
         """Drop the ranges that no batch from this step on needs."""
         with self._lock:
             while self._ends and self._ends[0][0] < step:
-                one = self._ranges.get(heappop(self._ends)[1])
-                if one is not None and one.last < step:
-                    self._drop(one)
+                entry = self._ranges.get(heappop(self._ends)[1])
+                if entry is not None and entry.last < step:
+                    self._drop(entry)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
         """Return the range of each row: buffered, or requested now for rows near each other.
@@ -192,30 +192,30 @@ class RangeBuffer:
                 self._find(file, offset, offset + length) if length else nothing
                 for offset, length, file, _ in rows.tolist()
             ]
-            missing = np.array([n for n, one in enumerate(found) if one is None], np.int64)
+            missing = np.array([n for n, entry in enumerate(found) if entry is None], np.int64)
             lone = rows[missing]
             for first, last in pieces_of(lone, near_rows(lone, self._gap, MOST_AT_ONCE)):
                 file = int(lone["file"][first])
-                one = BufferedRange(
+                entry = BufferedRange(
                     0, file, *extent_of(lone[first:last]), CURRENT_STEP, CURRENT_STEP
                 )
-                one.request(self._read, urgent=True)
+                entry.request(self._read, urgent=True)
                 for place in missing[first:last].tolist():
-                    found[place] = one
-            ranges = [one for one in found if one is not None]
-            buffered = [one for one in dict.fromkeys(ranges) if one.number]
-            for one in buffered:
-                if one.failed:  # before a batch needed it
-                    one.request(self._read, urgent=True)
-            request_pool().promote([piece for one in buffered for piece in one.pieces])
+                    found[place] = entry
+            ranges = [entry for entry in found if entry is not None]
+            buffered = [entry for entry in dict.fromkeys(ranges) if entry.number]
+            for entry in buffered:
+                if entry.failed:  # before a batch needed it
+                    entry.request(self._read, urgent=True)
+            request_pool().promote([piece for entry in buffered for piece in entry.pieces])
         return ranges
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
         """Return the range that these bytes lie in; of several, the range requested first."""
         found = None
-        for _, number, one in self._before(file, start):
-            if one.stop >= stop and (found is None or number < found.number):
-                found = one
+        for _, number, entry in self._before(file, start):
+            if entry.stop >= stop and (found is None or number < found.number):
+                found = entry
         return found
 
     def _before(self, file: int, start: int) -> list[tuple[int, int, BufferedRange]]:
@@ -227,15 +227,15 @@ class RangeBuffer:
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
         """Drop ranges, so that they are requested again."""
         with self._lock:
-            for one in ranges:
-                self._drop(one)
+            for entry in ranges:
+                self._drop(entry)
 
-    def _drop(self, one: BufferedRange) -> None:
-        if self._ranges.pop(one.number, None) is None:
+    def _drop(self, entry: BufferedRange) -> None:
+        if self._ranges.pop(entry.number, None) is None:
             return
-        self._bytes -= one.stop - one.start
-        one.cancel()
-        places = self._starts[one.file]
-        places.remove((one.start, one.number, one))
+        self._bytes -= entry.stop - entry.start
+        entry.cancel()
+        places = self._starts[entry.file]
+        places.remove((entry.start, entry.number, entry))
         if not places:
-            del self._starts[one.file]
+            del self._starts[entry.file]

@@ -58,14 +58,14 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
-        self._followed: tuple[Schedule, list[str], bool] | None = None
+        self._stream: tuple[Schedule, list[str], bool] | None = None
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
         """Find out when each chunk is used next, if the batch of a step of a plan is read now."""
         fields, prefetched = [*plan.fields], plan.limit > 0
-        followed = plan.schedule, fields, prefetched
-        if self._uses is None or self._followed != followed:
-            self._followed = followed
+        stream = plan.schedule, fields, prefetched
+        if self._uses is None or self._stream != stream:
+            self._stream = stream
 
             def chunks_of(records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
                 return self._chunks_of(fields, records)

@@ -67,7 +67,7 @@ class NextUses:
         self.now = step
         if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
             return False
-        self._look_ahead()
+        self._find_uses()
         return True
 
     def consume(self, chunk: int, step: int = CURRENT_STEP, /) -> int:
@@ -79,7 +79,7 @@ class NextUses:
         self.next[chunk] = self._begin + int(self._keys[place]) % self._span if later else NO_STEP
         return int(self.next[chunk])
 
-    def _look_ahead(self) -> None:
+    def _find_uses(self) -> None:
         """Sort the uses of the coming batches by chunk and step."""
         self._begin, self._end = self.now, self.now + self._span
         records, steps = self._upcoming()

@@ -149,16 +149,16 @@ class ReadPlan:
         """Return the ranges that these batches read, and no earlier batch reads."""
         if self._spans is None:
             records, steps = self.schedule.records(self.next, stop)
-            return extents_ahead(self._index, self.fields, records, steps, gap=self._gap)
+            return extents_of_records(self._index, self.fields, records, steps, gap=self._gap)
         opened = self._spans.opened_before(stop)
         first, end, step = np.array(opened, np.int64).reshape(-1, 3).T
         records, sizes = ranges(first, end), end - first
         spans = np.repeat(first, sizes) if self._keeps_spans else NO_SPAN
         steps = np.repeat(step, sizes)
-        return extents_ahead(self._index, self.fields, records, steps, spans, gap=self._gap)
+        return extents_of_records(self._index, self.fields, records, steps, spans, gap=self._gap)
 
 
-def extents_ahead(
+def extents_of_records(
     index: Index,
     fields: Sequence[str],
     records: Int64s,

@@ -105,3 +105,13 @@ def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch
     assert one.failed
     first = needed(buffer, 1).data
     assert first.obj is one.data.obj
+
+
+def test_a_range_of_a_cleared_buffer_drops_no_other(buffer: RangeBuffer) -> None:
+    """As where a batch of an abandoned pass fails while the next pass has begun."""
+    fetch(buffer, 0)
+    old = buffer._ranges[1]
+    buffer.start_plan(90, None)
+    fetch(buffer, 3)
+    buffer.drop([old])
+    assert found(buffer, 3)

@@ -30,7 +30,7 @@ from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import large
 from twinfeed.loaders.reading.prefetch import advice
 from twinfeed.loaders.reading.prefetch.ranges import AHEAD_GAP, MOST_AT_ONCE, NO_SPAN, extents_of
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, Release, extents_ahead
+from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, Release, extents_of_records
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support import system
 from twinfeed.samplers import (
@@ -302,7 +302,7 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
     rows.flush()
     again = open_index(index.path)
     ids, fields = np.arange(8), list(again.fields)[:1]
-    (told,) = extents_ahead(again, fields, ids, ids, gap=AHEAD_GAP).tolist()
+    (told,) = extents_of_records(again, fields, ids, ids, gap=AHEAD_GAP).tolist()
     row = again.rows(fields, np.array([5]))[0]
     assert told[2:] == (row["offset"] + row["length"], NO_SPAN, 5)
 
