@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import threading
@@ -97,7 +98,8 @@ def traced(
     index = open_index(folder / "data.index") if way == "local" else far
     options: dict[str, Any] = {"decode": dict} if name == "reuse" else {}
     feed = Feed(index, STREAMS[name](index), fields=["x"], **options)
-    assert feed.spec  # a sample was tried
+    assert feed.spec  # a sample was tried, and fills a cache
+    shutil.rmtree(cache.path, ignore_errors=True)
     store = store_of(far.shards_at)
     read, names = store.read, index.shard_paths.tolist()
 
