@@ -116,7 +116,7 @@ def traced(
 
     with (
         mock.patch.object(chunk_cache, "_RECORDS", 1),
-        mock.patch.dict(request_pool._pools, {os.getpid(): Immediately()}),
+        mock.patch.dict(request_pool.request_pool._values, {os.getpid(): Immediately()}),
         mock.patch.object(advice, "advise", advised),
         mock.patch.object(store, "read", noted),
     ):
