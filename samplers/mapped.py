@@ -21,7 +21,7 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
     """
 
     _place: tuple[str, int] | None = None  # the file, and the offset of the first byte
-    _file: tuple[int, ...] = ()  # what `_identity` says of the file
+    _file: tuple[int, ...] = ()  # what `_identity` says of the file; () if it is gone
 
     def __reduce__(self) -> Any:
         """Pickle the place in the file. The other process maps the file itself."""
@@ -39,9 +39,8 @@ def held(array: NDArray[Any]) -> NDArray[Any]:
         view = array.view()
     else:
         view = mapped = array.view(MappedArray)
-        mapped._place, mapped._file = place, _identity(place[0])
-        if _deleted(array.ctypes.data):
-            mapped._file = ()
+        mapped._place = place
+        mapped._file = () if _deleted(array.ctypes.data) else _identity(place[0])
     view.flags.writeable = False
     return view
 
@@ -80,9 +79,7 @@ def _place(array: NDArray[Any]) -> tuple[str, int] | None:
 
 
 def _identity(file: str | int) -> tuple[int, ...]:
-    """Return what differs once a file is written again, or replaced by a rename; () without one."""
-    if not os.path.exists(file):
-        return ()
+    """Return what differs once a file is written again, or replaced by a rename."""
     status = os.stat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
 

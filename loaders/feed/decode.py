@@ -218,9 +218,8 @@ class DecodeImage:
         """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels."""
         from PIL import Image
 
-        mode, format_ = image.mode, image.format
         tags = getattr(image, "tag_v2", {})  # of TIFF
-        unsigned = mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
+        unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
         pixels = np.asarray(image)
@@ -228,10 +227,10 @@ class DecodeImage:
             raise ValueError("the pixels of this TIFF are not as Pillow reads them: convert it")
         if self.dtype == "native":
             return image
-        if mode == "F" or (mode == "I" and format_ != "PPM"):
+        if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             raise ValueError(
-                f"the image has pixels of 32 bits or with a sign (Pillow's mode {mode!r}), no "
-                "uint8: dtype='native' keeps them"
+                f"the image has pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}), "
+                "no uint8: dtype='native' keeps them"
             )
         bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
@@ -331,8 +330,7 @@ def _opened(data: bytes, field: str) -> PIL.ImageFile.ImageFile:
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     """Whether the channels of an image that is not loaded yet have 16 bits in the file."""
     how = image.tile[0].args if image.tile else ""  # the decoder's arguments: the raw mode, ...
-    maximum = how[1] if image.format == "PPM" and isinstance(how, tuple) else 0
-    return ";16" in str(how) or maximum > 255
+    return ";16" in str(how) or (image.format == "PPM" and isinstance(how, tuple) and how[1] > 255)
 
 
 def _memory(nbytes: int) -> Array:
