@@ -27,9 +27,9 @@ pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with. What
 they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
 cursor.py the passes, state.py the states, class_order.py the records by class, label_lists.py
-several labels a record, and mapped.py arrays in files. _fair_draw.py and _coverage.py draw P x K
-batches. validate.py checks arguments, processes.py asks a framework for its processes, and
-explain.py and diagnostics.py look at a stream.
+several labels a record, and mapped.py arrays in files. _fair_batches.py and _coverage.py draw P x
+K batches. validate.py checks arguments, processes.py counts the processes of a framework, and
+batch_table.py and diagnostics.py show a stream.
 """
 
 try:

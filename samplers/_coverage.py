@@ -8,10 +8,11 @@ import numpy as np
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape
-from twinfeed.samplers.drawing.bits import Int64, derive, root_key, words
-from twinfeed.samplers.drawing.fair import FairGroups
-from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.fair_groups import FairGroups
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute, permute_rows
+from twinfeed.samplers.drawing.random_words import derive, root_key, words
 
 
 class CoverageDraw:

@@ -12,9 +12,10 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
+from twinfeed.samplers.batch_table import drawing
 from twinfeed.samplers.cursor import Passes
-from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, root_key, words
-from twinfeed.samplers.explain import drawing
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
+from twinfeed.samplers.drawing.random_words import derive, root_key, words
 from twinfeed.samplers.processes import processes, warn_unsharded
 
 _CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating

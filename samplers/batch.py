@@ -10,7 +10,7 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.bits import Int64, ranges
+from twinfeed.samplers.drawing.int_arrays import Int64, ranges
 from twinfeed.samplers.orders import Sampler, check_order
 
 

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.bits import Int64, below, derive, root_key, words
-from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
 from twinfeed.samplers.state import digest
 
 

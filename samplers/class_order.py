@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, spread
+from twinfeed.samplers.drawing.int_arrays import Int64, spread
 from twinfeed.samplers.mapped import held, pieces
 from twinfeed.samplers.state import digest
 

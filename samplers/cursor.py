@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 
 
 class Cursor:

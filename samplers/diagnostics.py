@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.bits import Int64, below, root_key, words
+from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.drawing.random_words import below, root_key, words
 
 _ENOUGH = 0.5  # share of the uniform value below which a measure is flagged
 _CHANCE = 6.0  # standard deviations that a uniform shuffle keeps within

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.bits import Int64, ranges, spread
+from twinfeed.samplers.drawing.int_arrays import Int64, ranges, spread
 from twinfeed.samplers.state import digest
 
 _AT_ONCE = 1 << 22  # pairs of records that are sorted at once

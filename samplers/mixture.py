@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, distinct_pairs, root_key
-from twinfeed.samplers.drawing.fair import Pattern
-from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64, distinct_pairs
+from twinfeed.samplers.drawing.interleave import Pattern
+from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler, check_order
 from twinfeed.samplers.traits import SamplerTraits
 

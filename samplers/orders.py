@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, derive, root_key
-from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
+from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.state import recorded
 from twinfeed.samplers.traits import Samples
 

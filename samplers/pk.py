@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._coverage import CoverageDraw
-from twinfeed.samplers._fair_draw import FairDraw
+from twinfeed.samplers._fair_batches import FairDraw
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 

@@ -7,10 +7,11 @@ from typing import SupportsIndex
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, derive, root_key
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
-from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
 

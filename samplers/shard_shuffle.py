@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, derive, root_key, words
 from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.lanes import MAX_LANES, Arcs, arc_bounds
-from twinfeed.samplers.drawing.memo import Recent
 from twinfeed.samplers.drawing.permutation import permute_rows
+from twinfeed.samplers.drawing.random_words import derive, root_key, words
 from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.validate import counted

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.samplers.drawing.sums import Counts
+from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.mapped import pieces
 
 STATE_VERSION = 1

@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.bits import Int64, UInt64, derive, ranges, root_key, spread, words
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, ranges, spread
 from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.random_words import derive, root_key, words
 from twinfeed.samplers.mapped import ascends
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
 

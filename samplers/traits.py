@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.mapped import ascends, held, is_mapped
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, root_key, words
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute_rows
-from twinfeed.samplers.drawing.sums import RunningSums
+from twinfeed.samplers.drawing.prefix_sums import RunningSums
+from twinfeed.samplers.drawing.random_words import root_key, words
 from twinfeed.samplers.orders import InnerSampler, Sampler
 
 

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, below, derive, root_key, words
-from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.drawing.sums import RunningSums
-from twinfeed.samplers.drawing.waits import Waiting
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.drawing.prefix_sums import RunningSums
+from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
+from twinfeed.samplers.drawing.weighted_order import Waiting
 from twinfeed.samplers.mapped import held, is_mapped, pieces
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest

@@ -77,8 +77,8 @@ from twinfeed.loaders.support.limits import LIMITS, Limits
 from twinfeed.loaders.support.owned import MARK, mark
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
-from twinfeed.samplers.drawing import sums
-from twinfeed.samplers.drawing.waits import log
+from twinfeed.samplers.drawing import prefix_sums as sums
+from twinfeed.samplers.drawing.weighted_order import log
 
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:

@@ -30,7 +30,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.reading.source import read_only
-from twinfeed.samplers.drawing.bits import derive
+from twinfeed.samplers.drawing.random_words import derive
 
 
 class BatchFunction:

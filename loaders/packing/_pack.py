@@ -45,8 +45,8 @@ from twinfeed.loaders.remote.cache import DiskCache
 from twinfeed.loaders.support.atomic import locked, room_for
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import root_key
 from twinfeed.samplers.drawing.permutation import permute
+from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.validate import counted
 
 Records = InAnyOrder | Iterable[Sample] | CompressedShards

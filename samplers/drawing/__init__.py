@@ -1,7 +1,9 @@
 """The primitives that samplers draw with: pure functions of keys and counters, over whole arrays.
 
-bits.py has the keys and words, permutation.py keyed permutations, lanes.py and blocks.py shuffles
-of blocks, and fair.py draws that leave nothing out. mending.py takes out records that come twice.
-waits.py draws by weight, with the running sums of sums.py. batch_shape.py changes P and K over an
-epoch, and memo.py keeps the tables of the last epochs.
+random_words.py has the keys and the random words, permutation.py keyed permutations, lanes.py and
+blocks.py shuffles of blocks. fair_groups.py draws groups that leave nothing out, interleave.py
+mixes streams in proportion, and deduplicate.py replaces records that come twice in a batch.
+weighted_order.py draws by weight without replacement, prefix_sums.py with replacement.
+batch_shape.py has the schedules of P and K, int_arrays.py small functions over integer arrays, and
+fifo_cache.py a cache for the tables of recent epochs.
 """

@@ -10,7 +10,8 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.bits import Int64, below, root_key, words
+from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.drawing.random_words import below, root_key, words
 
 PerStep = SupportsIndex | Mapping[int, SupportsIndex]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute, turns_of
-from twinfeed.samplers.drawing.sums import RunningSums
+from twinfeed.samplers.drawing.prefix_sums import RunningSums
 from twinfeed.samplers.mapped import pieces
 
 _MOST = 1 << 17  # entries of a table

@@ -13,8 +13,9 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.bits import Int64, UInt64, words
-from twinfeed.samplers.drawing.memo import Recent
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
+from twinfeed.samplers.drawing.random_words import words
 
 _ORDER_WORDS = 1 << 12  # words of lane orders that are sorted at once
 MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.bits import Int64, UInt64, distinct_pairs, words
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, distinct_pairs
+from twinfeed.samplers.drawing.random_words import words
 
 Table = NDArray[np.uint16]
 Unsigned = NDArray[np.unsignedinteger[Any]]

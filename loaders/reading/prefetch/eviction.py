@@ -14,7 +14,7 @@ from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans
 from twinfeed.loaders.remote.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.samplers.drawing.bits import ranges
+from twinfeed.samplers.drawing.int_arrays import ranges
 
 CURRENT_STEP = -1
 """The step of the batch that is read now."""

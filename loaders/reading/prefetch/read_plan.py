@@ -15,7 +15,7 @@ from twinfeed.loaders.reading.prefetch.ranges import NO_SPAN, Extents, extents_o
 from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.samplers.drawing.bits import ranges
+from twinfeed.samplers.drawing.int_arrays import ranges
 
 LIMIT = 1 << 26
 """Bytes that are fetched before their batches need them, unless a loader says how many."""

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinfeed.samplers import RandomSampler
-from twinfeed.samplers.drawing.bits import below, derive, root_key, words
 from twinfeed.samplers.drawing.permutation import (
     SMALL,
     permute,
@@ -21,6 +20,7 @@ from twinfeed.samplers.drawing.permutation import (
     sorted_rows,
     turns_of,
 )
+from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
 
 KEYS = words(2026, np.arange(1000))
 LARGE = [2**20 - 1, 2**20 + 1, 10**12]

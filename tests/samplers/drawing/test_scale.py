@@ -22,11 +22,11 @@ from twinfeed.samplers import (
     WeightedSampler,
 )
 from twinfeed.samplers.drawing import lanes
-from twinfeed.samplers.drawing import waits as _waits
-from twinfeed.samplers.drawing.bits import derive, root_key, words
-from twinfeed.samplers.drawing.fair import FairGroups
+from twinfeed.samplers.drawing import weighted_order as _waits
+from twinfeed.samplers.drawing.fair_groups import FairGroups
 from twinfeed.samplers.drawing.lanes import Arcs, StaggeredLanes
-from twinfeed.samplers.drawing.waits import log
+from twinfeed.samplers.drawing.random_words import derive, root_key, words
+from twinfeed.samplers.drawing.weighted_order import log
 
 
 def counting(

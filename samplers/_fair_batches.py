@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
-from twinfeed.samplers.drawing.bits import Int64, derive, root_key
-from twinfeed.samplers.drawing.fair import FairGroups, Pattern
-from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.drawing.mending import mend
+from twinfeed.samplers.drawing.deduplicate import mend
+from twinfeed.samplers.drawing.fair_groups import FairGroups
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.drawing.interleave import Pattern
+from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import pieces
 
 _PIECE = 1 << 18  # classes that are drawn at once where a stretch begins

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.mapped import pieces
 
 _MOST = 1 << 20  # entries of the table: 8 MB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.traits import Samples
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from twinfeed.samplers.drawing.bits import Int64
+from twinfeed.samplers.drawing.int_arrays import Int64
 
 
 def mend(batch: Int64, order: Int64, later: Callable[[int], Iterable[int]]) -> int | None:

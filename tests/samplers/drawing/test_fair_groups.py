@@ -10,7 +10,7 @@ import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinfeed.samplers.drawing.fair import FairGroups, Pattern
+from twinfeed.samplers.drawing.fair_groups import FairGroups
 
 
 def _groups(n: int, m: int, count: int, key: int = 3) -> np.ndarray:
@@ -78,12 +78,3 @@ def test_pairs_meet_as_often_as_in_independent_draws(n: int, m: int) -> None:
     expected = count * m * (m - 1) / (n * (n - 1))
     for pair in combinations(range(n), 2):
         assert abs(together[pair] - expected) < 5 * np.sqrt(expected)
-
-
-@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), start=st.integers(0, 100))
-def test_patterns_are_exact_in_every_window(weights: list[int], start: int) -> None:
-    """Any sum(weights) consecutive turns hold each stream by its weight; counts follow."""
-    pattern, period = Pattern(np.array(weights), 4), sum(weights)
-    stream, before = pattern.turns(np.arange(start, start + period))
-    assert np.bincount(stream, minlength=len(weights)).tolist() == weights
-    assert [int(pattern.given(start + i)[s]) for i, s in enumerate(stream)] == before.tolist()

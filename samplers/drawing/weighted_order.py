@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.bits import Int64, words
-from twinfeed.samplers.drawing.memo import Recent
-from twinfeed.samplers.drawing.sums import Counts
+from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.drawing.prefix_sums import Counts
+from twinfeed.samplers.drawing.random_words import words
 
 Float64 = NDArray[np.float64]
 _BLOCK = 1 << 14  # records of which the waits are computed at once
